@@ -1,1 +1,1 @@
-"""What runs beside or inside the recorded job. It meets the analysis only at the schema."""
+"""Code that runs beside or inside the recorded job; it shares only the schema with the analysis."""

@@ -1,8 +1,8 @@
-"""Talking to a job that is being recorded: windows on request, stacks, and a copy of what is there so far.
+"""Requests to a job that is being recorded: deep windows, stacks, and a copy of the recording so far.
 
-In: the run directory of a job that runs. Out: what its ranks answered. Requests are a file in the run folder,
-which every process of the job looks at once a second; answers are files, too, so that all of this works
-wherever the folder is seen.
+Reads the run directory of a running job and returns the answers of its ranks. Requests are a file in the run
+folder that every process of the job checks once a second; answers are files, too, so all of this works
+wherever the folder is visible.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ from dpro.store import MANIFEST, part_files
 from dpro.words import from_json, ranks_in_words
 
 LOOK_S = 0.1
-NATIVE_S = 20.0  # for py-spy to read a process: it reads symbols of all its libraries
-SIGNAL_S = 2.0  # how long the handler in C may take
+NATIVE_S = 20.0  # timeout of py-spy for one process: it reads the symbols of all its libraries
+SIGNAL_S = 2.0  # timeout of the C signal handler
 _TRIES = 5
-KEPT = 8  # of the latest requests: processes that look once a second see all of them
-_NUMBERS = count()  # of requests that this process has sent
+KEPT = 8  # latest requests in the file: processes that check once a second see all of them
+_NUMBERS = count()  # numbers the requests of this process
 
 Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What the ranks of a job said to a request.
+    """The answers of the ranks of a job to one request.
 
     Attributes:
+        given: answer by rank.
         silent: ranks that did not answer in time.
     """
 
@@ -62,7 +63,7 @@ class Answers:
 
 
 def run_of(pid: int) -> Path | None:
-    """The run directory that a process is recorded into; None for none.
+    """Return the run directory that a process is recorded into; None where it is not recorded.
 
     Raises:
         InputError: there is no such process, or it belongs to another user.
@@ -72,10 +73,10 @@ def run_of(pid: int) -> Path | None:
 
 
 def training(run: Path) -> list[RecordedProcess]:
-    """The processes that are being recorded now, by rank.
+    """Return the processes of the latest attempt that are being recorded now, ordered by rank.
 
     Raises:
-        InputError: the run is not being recorded, or nothing trains yet.
+        InputError: the run is not being recorded, or no process trains yet.
     """
     live = [launch for launch in launches(run) if is_running(launch)]
     if not live:
@@ -89,17 +90,17 @@ def training(run: Path) -> list[RecordedProcess]:
 
 
 class SentRequest:
-    """A request that the processes of a job have been sent."""
+    """A request sent to all processes of a job."""
 
     def __init__(self, run: Path, kind: str, **facts: Any) -> None:
-        """Ask all processes of a job for something.
+        """Send a request to all processes of a job.
 
         Args:
-            kind: `window` (with `steps`; `within_budget` where no person asks), `off`, `on`, `stacks`.
+            kind: `window` (with `steps`; `within_budget` for automatic requests), `off`, `on`, `stacks`.
 
         Raises:
             InputError: the run is not being recorded.
-            OSError: it cannot be written to.
+            OSError: the request cannot be written.
         """
         self._asked = training(run)
         self._given: dict[int, Answer] = {}
@@ -107,7 +108,7 @@ class SentRequest:
         _send(run / RAW, {"id": self._name, "kind": kind, **facts})
 
     def answers(self) -> Answers:
-        """The answers so far."""
+        """Read the answers that have arrived so far."""
         for process in self._asked:
             if process.rank not in self._given:
                 with suppress(FileNotFoundError):
@@ -117,15 +118,15 @@ class SentRequest:
         return Answers(dict(self._given), silent)
 
     def is_over(self) -> bool:
-        """Whether no more answers will come: all processes have given theirs, or live no more."""
+        """Return whether no more answers will come: each process has answered or ended."""
         silent = [process for process in self._asked if process.rank not in self._given]
         return not any(lives(process.facts) is not False for process in silent)
 
 
 def _send(raw: Path, request: dict[str, Any]) -> None:
-    """Add a request to those that processes look for; several within a second are all seen."""
+    """Append a request to the file that processes check; several within a second are all seen."""
     with ExitStack() as stack:
-        with suppress(OSError):  # a file system that cannot lock
+        with suppress(OSError):  # the file system may not support locks
             stack.enter_context(locked(raw))
         latest = []
         with suppress(OSError, ValueError):
@@ -135,10 +136,11 @@ def _send(raw: Path, request: dict[str, Any]) -> None:
 
 
 def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool], **facts: Any) -> Answers:
-    """Ask all processes of a job for something, and wait.
+    """Send a request to all processes of a job and wait for the answers.
 
     Args:
-        kind: as of `SentRequest`.
+        kind: see `SentRequest`.
+        timeout_s: how long to wait; answers that arrived by then are returned.
         done: whether the answers so far are enough.
 
     Raises:
@@ -154,7 +156,7 @@ def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool],
 
 
 def outcome_in_words(answers: Answers) -> str:
-    """What became of a window that was asked for, in a line."""
+    """Word the outcome of a requested window as one line."""
     if not answers.given:
         return "no deep window was recorded, since no rank answered"
     given = answers.given[min(answers.given)]
@@ -169,9 +171,9 @@ def outcome_in_words(answers: Answers) -> str:
 
 
 def stacks(run: Path, timeout_s: float) -> Answers:
-    """Where all threads of all ranks are now.
+    """Return the stacks of all threads of all ranks.
 
-    Ranks whose interpreter is held by a call in C are asked by a signal, where they are on this host.
+    Ranks on this host whose interpreter is blocked by a call in C are asked by a signal.
 
     Raises:
         InputError: the run is not being recorded.
@@ -189,9 +191,9 @@ def stacks(run: Path, timeout_s: float) -> Answers:
 
 
 def with_native_stacks(answers: Answers, run: Path) -> Answers:
-    """Replace the stacks of ranks on this host by those of py-spy, which has calls of C and child processes.
+    """Replace the stacks of ranks on this host by py-spy's, which include C calls and child processes.
 
-    It stops each process for a moment. Ranks of other hosts, and those that it cannot read, keep their own.
+    py-spy pauses each process briefly. Ranks on other hosts, and those py-spy cannot read, keep their stacks.
 
     Raises:
         InputError: py-spy is not installed, or reads no rank.
@@ -208,7 +210,7 @@ def with_native_stacks(answers: Answers, run: Path) -> Answers:
             try:
                 threads += _native_threads(command, pid, is_child=pid != int(process.facts["pid"]))
             except InputError as error:
-                why = why if threads else str(error)  # children need not be Python
+                why = why if threads else str(error)  # a child process may not be Python
         if threads:
             given[process.rank] = {"rank": process.rank, "native": True, "threads": threads}
     if not any("native" in answer for answer in given.values()):
@@ -217,7 +219,7 @@ def with_native_stacks(answers: Answers, run: Path) -> Answers:
 
 
 def with_descendants(pid: int) -> list[int]:
-    """A process and all that it started that still live, itself first."""
+    """Return a process id followed by those of its live descendants."""
     pids = [pid]
     for parent in pids:
         for children in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -227,10 +229,10 @@ def with_descendants(pid: int) -> list[int]:
 
 
 def _native_threads(command: str, pid: int, *, is_child: bool) -> list[dict[str, Any]]:
-    """The threads of a process as py-spy reads them, without those of the recorder.
+    """Return the threads of a process as py-spy reads them, without the recorder's.
 
     Raises:
-        InputError: it reads none.
+        InputError: py-spy cannot read the process.
     """
     asked = [command, "dump", "--json", "--native", "--pid", str(pid)]
     try:
@@ -242,7 +244,7 @@ def _native_threads(command: str, pid: int, *, is_child: bool) -> list[dict[str,
                 "frames": [
                     {"file": frame["filename"], "line": frame["line"], "function": frame["name"]}
                     for frame in thread["frames"]
-                    if not frame["name"].startswith("0x")  # an address without a name
+                    if not frame["name"].startswith("0x")  # an address without a symbol
                 ],
             }
             for thread in threads
@@ -256,7 +258,7 @@ def _native_threads(command: str, pid: int, *, is_child: bool) -> list[dict[str,
 
 
 def parse_stacks(text: str) -> list[dict[str, Any]]:
-    """The threads in what `faulthandler` writes, without those of the recorder, such as the one it ran on."""
+    """Parse `faulthandler` output into threads, without the current thread and the recorder's."""
     return [
         {"name": f"thread {stack.ident:#x}", "frames": stack.frames}
         for stack in tracebacks.parse(text)
@@ -265,11 +267,11 @@ def parse_stacks(text: str) -> list[dict[str, Any]]:
 
 
 def copy_run(run: Path, to: Path, finish: Callable[[Launch], None]) -> None:
-    """Make a run of what a recording has so far; the recording goes on.
+    """Copy a recording as it is now and finish the copy as a run; the recording goes on.
 
     Raises:
         InputError: the run is not being recorded, or changes faster than it can be copied.
-        UsageError: there is something at `to`, or it cannot be made.
+        UsageError: `to` exists and is not empty, or cannot be written.
     """
     training(run)
     try:
@@ -281,7 +283,7 @@ def copy_run(run: Path, to: Path, finish: Callable[[Launch], None]) -> None:
             _copy_while_it_changes(run, copied)
             for launch in launches(copied):
                 finish(launch)
-            for path in sorted(copied.iterdir(), key=lambda path: path.name == MANIFEST):  # that last
+            for path in sorted(copied.iterdir(), key=lambda path: path.name == MANIFEST):  # manifest last
                 path.rename(to / path.name)
     except OSError as error:
         raise UsageError(f"{to}: cannot be written ({error.strerror or error})") from error
@@ -310,7 +312,7 @@ def _parts(run: Path) -> list[Path]:
 
 
 def _stacks_by_signal(process: RecordedProcess) -> str:
-    """Return what the handler in C writes; empty where there is none, or it writes nothing in time."""
+    """Return the output of the C signal handler; empty without a handler or if it writes nothing in time."""
     where: Mapping[str, int] = {}
     with suppress(OSError, ValueError):
         where = from_json((process.folder / STACKS_BY).read_bytes())
@@ -334,22 +336,22 @@ def _stacks_by_signal(process: RecordedProcess) -> str:
 
 
 def _is_open_there(path: Path, pid: int, descriptor: int) -> bool:
-    """Whether a process has a file open under a number, by which a handler in C would write to it."""
+    """Return whether a process has a file open under a descriptor, which its C signal handler writes to."""
     with suppress(OSError):
         return path.samefile(f"/proc/{pid}/fd/{descriptor}")
     return False
 
 
-# What `dpro attach` answers, as typed documents.
+# Typed documents of `dpro attach`.
 
 
 class StackFrame(DocumentPart, frozen=True):
     """A call that has not returned.
 
     Attributes:
-        file: of the function.
-        line: that it is at.
-        function: its name.
+        file: file of the function.
+        line: current line in the file.
+        function: name of the function.
     """
 
     file: str
@@ -361,7 +363,7 @@ class ThreadStack(DocumentPart, frozen=True):
     """A thread of a process.
 
     Attributes:
-        name: of the thread.
+        name: name of the thread.
         frames: its calls, innermost first.
     """
 
@@ -370,12 +372,13 @@ class ThreadStack(DocumentPart, frozen=True):
 
 
 class RankStacks(DocumentPart, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """Where the threads of a rank are.
+    """Stacks of the threads of a rank.
 
     Attributes:
         rank: the rank.
-        by_signal: true where a handler in C replied, since a call in C holds the interpreter; else absent.
-        native: true where py-spy read them, with calls of C and child processes; else absent.
+        by_signal: true where a signal handler in C replied, since a call in C held the interpreter; else
+            absent.
+        native: true where py-spy read them, with C calls and child processes; else absent.
         threads: its threads, without those of the recorder.
     """
 
@@ -386,12 +389,12 @@ class RankStacks(DocumentPart, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class RankWindow(DocumentPart, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """What became of a requested deep window on one rank.
+    """Outcome of a requested deep window on one rank.
 
     Attributes:
         rank: the rank.
         window: number of the window; absent where the job records none.
-        steps: its first step, and the one after its last; likewise.
+        steps: its first step, and the step after its last; absent where the job records none.
         why_not: why it was not recorded; empty where it was.
     """
 
@@ -406,7 +409,7 @@ class AttachDocument(Document, frozen=True, kw_only=True):
 
     Attributes:
         run: the run directory of the job.
-        copy: the run that was made of what is recorded so far; absent where none was asked for.
+        copy: the run made from the recording so far; absent where none was requested.
     """
 
     run: str
@@ -417,7 +420,7 @@ class WindowDocument(AttachDocument, frozen=True, kw_only=True):
     """A deep window that was requested of a running job.
 
     Attributes:
-        ranks: what became of it on each rank that replied.
+        ranks: its outcome on each rank that replied.
         silent_ranks: ranks that did not reply in time.
         window: number of the window.
     """
@@ -428,10 +431,10 @@ class WindowDocument(AttachDocument, frozen=True, kw_only=True):
 
 
 class StacksDocument(AttachDocument, frozen=True, kw_only=True):
-    """Where all threads of a running job are.
+    """Stacks of all threads of a running job.
 
     Attributes:
-        ranks: those that replied.
+        ranks: ranks that replied.
         silent_ranks: ranks that did not reply in time.
     """
 
@@ -440,22 +443,22 @@ class StacksDocument(AttachDocument, frozen=True, kw_only=True):
 
 
 class SwitchDocument(AttachDocument, frozen=True, kw_only=True):
-    """Deep windows of a running job were switched off or on.
+    """Deep windows of a running job, switched off or on.
 
     Attributes:
-        from_step: the step from which that counts.
+        from_step: first step to which the switch applies.
     """
 
     from_step: int
 
 
 class ProfileDocument(Document, frozen=True, kw_only=True):
-    """A run that was made of the profile of a job which dpro does not record.
+    """A run made from the profile of a job that dpro does not record.
 
     Attributes:
-        run: the run that was made.
-        ranks: ranks that it has.
-        warnings: of the importer.
+        run: the run directory.
+        ranks: ranks in the run.
+        warnings: warnings of the importer.
     """
 
     run: str

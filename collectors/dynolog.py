@@ -1,9 +1,9 @@
-"""A window of a job that was started without dpro, but with `KINETO_USE_DAEMON=1`.
+"""A profile of a job that was started without dpro, but with `KINETO_USE_DAEMON=1`.
 
-In: a process of the job, or its launcher. Out: one Kineto file per process. PyTorch then asks a daemon every
-five seconds, by datagrams over a Unix socket, whether to profile; here is what answers it, once. A datagram
-is a size, a type in 32 bytes, and that many bytes: `req` comes with a kind and with the pids of the asking
-process and of those that started it, and is answered by settings as text.
+Takes a process of the job, or its launcher; returns one Kineto file per process. PyTorch asks a daemon every
+five seconds, by datagrams over a Unix socket, whether to profile; this module is that daemon for one request.
+A datagram is a size, a type in 32 bytes, and a body of that size: `req` carries a kind and the pids of the
+asking process and its ancestors, and is answered by settings as text.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ HEAD = struct.Struct("<Q32s")
 REQUEST = b"req"
 ASKS_EVERY_S = 5.0
 LOOK_S = 0.2
-ROUND_UP = 100  # steps: ranks that get the request within this many of each other begin at the same one
+ROUND_UP = 100  # ranks that get the request within this many steps begin at the same step
 _FACTS = struct.Struct("<iiq")  # kind, number of pids, job
 _LARGEST = 1 << 16
 
 
 def listens(pid: int) -> bool:
-    """Whether a process asks a daemon.
+    """Return whether a process asks a daemon.
 
     Raises:
         InputError: there is no such process, or it belongs to another user.
@@ -39,13 +39,13 @@ def listens(pid: int) -> bool:
 
 
 def profile(pid: int, steps: int, folder: Path, timeout_s: float) -> list[Path]:
-    """Have a process, and those it started, profile some steps.
+    """Have a process and its descendants profile some steps.
 
     Returns:
         Kineto files, one per process, named after ranks.
 
     Raises:
-        InputError: no process asked for a profile, or not all wrote in time; another daemon runs.
+        InputError: no process asked for a profile, not all wrote in time, or another daemon runs.
     """
     traces = folder / "trace.json"
     several = int(environment_of(pid).get("WORLD_SIZE", "0") or 0) != 1
@@ -68,7 +68,7 @@ def profile(pid: int, steps: int, folder: Path, timeout_s: float) -> list[Path]:
 
 
 def parse_request(datagram: bytes) -> list[int]:
-    """The pids in a request: the asking process, then those that started it; none in other datagrams."""
+    """Return the pids in a request: the asking process, then its ancestors; empty for other datagrams."""
     if len(datagram) < HEAD.size + _FACTS.size:
         return []
     _, kind = HEAD.unpack_from(datagram)
@@ -80,7 +80,7 @@ def parse_request(datagram: bytes) -> list[int]:
 
 
 def _answer(daemon: socket.socket, pid: int, text: bytes, deadline: float) -> list[int]:
-    """Answer the processes that train, once all have asked: launchers ask, too. Returns their pids."""
+    """Answer the training processes once all have asked, since launchers ask, too; return their pids."""
     asking: dict[int, None] = {}
     complete_s = deadline
     while time.monotonic() < min(complete_s, deadline):
@@ -98,9 +98,9 @@ def _answer(daemon: socket.socket, pid: int, text: bytes, deadline: float) -> li
 
 
 def _requests(daemon: socket.socket, pid: int) -> Iterator[tuple[int, Callable[[bytes], object]]]:
-    """The next request, if it is of a process or of one that it started, and how to answer it.
+    """Yield the pid and reply function of the next request, if it comes from a process or its descendants.
 
-    A process that asks waits for an answer: one that the caller leaves open says that there is nothing to do.
+    A process that asks blocks until it is answered; one that the caller does not answer gets an empty reply.
     """
     try:
         datagram, address = daemon.recvfrom(_LARGEST)
@@ -116,7 +116,7 @@ def _requests(daemon: socket.socket, pid: int) -> Iterator[tuple[int, Callable[[
 
 
 def _written(trace: Path, pid: int, deadline: float) -> Path:
-    """Wait until a trace is whole: Kineto writes its end last."""
+    """Wait until a trace is complete: Kineto writes the closing bracket last."""
     while time.monotonic() < deadline:
         if trace.exists() and trace.read_bytes()[-16:].rstrip().endswith(b"}"):
             return trace
@@ -133,8 +133,8 @@ def _named(trace: Path, pid: int) -> Path:
 
 @contextmanager
 def _daemon(folder: str) -> Iterator[socket.socket]:
-    """The socket that processes ask at."""
-    address = f"{folder}/dynolog" if folder else "\0dynolog\0"  # whose name ends with what ends it in C
+    """Open the socket that processes ask."""
+    address = f"{folder}/dynolog" if folder else "\0dynolog\0"  # the name includes C's terminating null
     daemon = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         try:

@@ -1,8 +1,8 @@
-"""The end of a recording: the tables of what one launcher started, then the run's manifest.
+"""The end of a recording: tables of the processes of one launcher, then the run's manifest.
 
-In: a launch whose job has ended. Out: a run that opens, whose manifest says which changes were made to the
-job. Several launchers may share a run; each adds its ranks to the manifest that is there. The manifest is
-written last, and the marker goes after it.
+Reads a launch whose job has ended and writes a run that opens, with a manifest that states which changes were
+made to the job. Several launchers may share a run; each adds its ranks to the existing manifest. The manifest
+is written last, and the marker is removed after it.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ CLOCKS = {
     "monotonic": "CLOCK_MONOTONIC_RAW",
     "windows": "CLOCK_REALTIME: Kineto's ts * 1000 + baseTimeNanoseconds",
 }
-UNSAMPLED_S = 10  # how much sooner than a process telemetry ends where nothing is lost, at most
-ENDED_BY_RAY = (1 << 8, signal.SIGKILL)  # wait statuses of its workers
-GROUPS = "groups"  # the folder of runs of the other worker groups of the job
-ATTEMPTS = "attempts"  # the folder of runs of the job that were cut off, where it was restarted
+UNSAMPLED_S = 10  # telemetry that ends this much before the processes is incomplete
+ENDED_BY_RAY = (1 << 8, signal.SIGKILL)  # wait statuses of workers that Ray ends
+GROUPS = "groups"  # folder with the runs of the other worker groups of the job
+ATTEMPTS = "attempts"  # folder with the runs of earlier attempts of a restarted job
 
 
 def convert_waiting(launch: Launch, readers: Readers) -> None:
-    """Convert the windows, calls and samples that are whole while the job still runs."""
+    """Convert the complete windows, calls and samples of a job that still runs."""
     convert_samples(launch, whole=True)
     for process in processes(launch):
         convert_so_far(launch.run, process, readers)
@@ -98,17 +98,19 @@ def finish(
     statuses: Mapping[int, int],
     said: Sequence[str] = (),
 ) -> None:
-    """Turn what a launch recorded into tables, and write or extend the manifest.
+    """Turn the records of a launch into tables, and write or extend the manifest.
 
     Args:
-        status: wait status of the job, None where unknown.
+        status: wait status of the job; None where unknown.
+        statuses: wait statuses of its processes, by pid.
+        said: warnings to add to the manifest.
 
     Raises:
-        InputError: the recording is another user's, or it or the run holds links: nothing was changed.
+        InputError: the recording belongs to another user, or it or the run has links; nothing was changed.
         OSError: the tables cannot be written; a later `finish` may succeed.
     """
     _ensure_mine(launch)
-    if is_run(launch.run) and not launch.raw.exists():  # an earlier one was killed when all was done
+    if is_run(launch.run) and not launch.raw.exists():  # an earlier `finish` was killed after its last table
         launch.remove_marker()
         return
     launched_ns = int(launch.facts().get("launched_ns", -1))
@@ -142,15 +144,16 @@ def finish(
     launch.remove_marker()
     if options.get("keep_windows"):
         with locked(launch.run):
-            if not launches(launch.run):  # of several launchers the last one sees all ranks
+            if not launches(launch.run):  # the last of several launchers sees all ranks
                 for folder, *_ in runs:
                     _keep_windows(folder, options)
 
 
 def _runs(launch: Launch) -> Iterator[tuple[Path, list[RecordedProcess], list[str]]]:
-    """The runs that a launch is to become, its own the last: folder, processes, and what others there are.
+    """Yield the runs made from a launch, its own last: folder, processes, and sentences on the other runs.
 
-    Of several worker groups that one is the run which trains most; all have the earlier attempts below them.
+    Of several worker groups, the one with the most updates becomes the launch's own run; earlier attempts of
+    a group are in folders below its run.
     """
     members_of = worker_groups(processes(launch)) or {"": []}
     groups = sorted(members_of.items(), key=lambda group: max(map(_updates, group[1]), default=0))
@@ -175,10 +178,10 @@ def _updates(process: RecordedProcess) -> int:
 
 
 def _of_actors(launch: Launch, statuses: Mapping[int, int], status: int | None) -> dict[int, int]:
-    """The wait statuses of actors that Ray ended, as if they had ended well.
+    """Return zero as wait status of the actors that Ray ended.
 
-    It ends them by exit code 1 or SIGKILL whenever they are not needed any more. An actor in a call may have
-    ended so by itself, unless the job went well.
+    Ray ends actors with exit code 1 or SIGKILL once they are not needed any more. An actor in a call may have
+    failed by itself, so it is left out unless the job succeeded.
     """
     ended = [one.facts for one in processes(launch) if statuses.get(one.facts["pid"]) in ENDED_BY_RAY]
     busy = {facts["pid"]: launch.raw / f"{ACTOR}{facts['host']}-{facts['pid']}{BUSY}" for facts in ended}
@@ -189,17 +192,16 @@ def _of_actors(launch: Launch, statuses: Mapping[int, int], status: int | None) 
 
 
 def _keep_windows(run: Path, options: Mapping[str, Any]) -> None:
-    """Drop windows, where the launcher was asked to keep some only."""
     most = options.get("keep_windows")
     if isinstance(most, int) and most > 0:
         keep_windows(run, most, str(options.get("keep", LATEST)))
 
 
 def _ensure_mine(launch: Launch) -> None:
-    """Hold whatever finishing changes to be this user's own, and no longer in reach of others.
+    """Ensure that everything finishing changes belongs to this user and is out of reach of others.
 
     Raises:
-        InputError: it is not, or the marker is damaged.
+        InputError: something belongs to another user, or the marker is damaged.
     """
     launch.facts()
     folders = [launch.run / name for name in (MARKERS, RAW, ATTEMPTS, GROUPS)]
@@ -213,7 +215,7 @@ def _ensure_mine(launch: Launch) -> None:
 
 
 def _noted(doubt: str, convert: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """What a conversion says, or that it failed: that does not keep the others from the run.
+    """Return the result of a conversion, or a warning that it failed, so that the others still run.
 
     Raises:
         OSError: the tables cannot be written; a later `finish` may succeed.
@@ -236,14 +238,14 @@ def _converted(
 
 
 def _sampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> dict[str, Any]:
-    """Convert what was sampled beside the processes, which have been converted."""
+    """Convert the samples of the node; the processes have been converted before."""
     convert_samples(launch)
     forget_elections(launch.raw.parent)
     return {"warnings": _unsampled(launch, recorded)}
 
 
 def _unsampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> list[str]:
-    """At most one warning: that telemetry ended before the processes that it is of."""
+    """Return at most one warning: that telemetry ended before the processes did."""
     sampled = part_files(launch.run, COUNTERS, f"telemetry-*-{launch.name}")
     lived = [launch.run / WORKERS.name / f"{process.part}.parquet" for process in recorded]
     sampled_ns, ended_ns = _latest_ns(sampled, "time_ns"), _latest_ns(lived, "ended_ns")
@@ -258,13 +260,13 @@ def _unsampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> list[str]
 
 
 def _latest_ns(parts: Iterable[Path], column: str) -> int:
-    """The largest value of a column in some parts; -1 for none."""
+    """Return the largest value of a column in existing parts; -1 for none."""
     values = [pl.read_parquet(part, columns=[column])[column].max() for part in parts if part.exists()]
     return max((value for value in values if isinstance(value, int)), default=-1)
 
 
 def _logged(launch: Launch, readers: Readers) -> dict[str, Any]:
-    """Add what logs of requests say that the user named.
+    """Add the requests of logs that the user named.
 
     Raises:
         OSError: the table cannot be written; a later `finish` may succeed.
@@ -282,13 +284,13 @@ def _logged(launch: Launch, readers: Readers) -> dict[str, Any]:
 
 
 def _followed(process: RecordedProcess) -> bool:
-    """Whether the process has recorded as another program since: its end is that program's."""
+    """Return whether the process later recorded as another program; its end is then that program's."""
     facts = process.facts
     return image_folder(process.folder.parent, facts["host"], facts["pid"], facts["image"] + 1).is_dir()
 
 
 def _replaced(process: RecordedProcess) -> list[str]:
-    """A warning where a process became another program, and whether that was recorded, too."""
+    """Return a warning if a process replaced itself by another program, and whether that was recorded."""
     path = process.folder / REPLACED
     if not path.is_file():
         return []
@@ -298,9 +300,9 @@ def _replaced(process: RecordedProcess) -> list[str]:
 
 
 def _cut_off(process: RecordedProcess) -> list[str]:
-    """What a process was about to write when it was killed, or could not since the disk was full."""
+    """Return at most one warning: files left incomplete when the process was killed or the disk full."""
     cut = {path.name.partition(".")[0] for path in process.folder.glob("*.tmp")}
-    names = sorted(name for name in cut if name and not name.startswith(SHOWN))  # "": not of the process
+    names = sorted(name for name in cut if name and not name.startswith(SHOWN))  # "": not its file
     lost = f"rank {process.rank}: not written whole, for the process was killed then or the disk full: "
     return [lost + ", ".join(names)] if names else []
 
@@ -350,7 +352,7 @@ def _manifest(
 
 
 def _job_ending(launch: Launch, status: int | None) -> Ending:
-    """How the process that was started as the job ended: a rank, or a launcher that may import torch."""
+    """Return how the process started as the job ended: a rank, or a launcher that may import torch."""
     facts = launch.facts()
     last = next_image(launch.raw, facts["host"], facts["pid"]) - 1
     folder = image_folder(launch.raw, facts["host"], facts["pid"], max(last, 0))
@@ -359,7 +361,7 @@ def _job_ending(launch: Launch, status: int | None) -> Ending:
 
 
 def _joined(earlier: Manifest, added: Manifest) -> Manifest:
-    """The manifest of a run that several launchers record: the exit status is that of the first to fail."""
+    """Combine the manifests of several launchers of a run; the exit status is that of the first to fail."""
     statuses = (earlier.exit_status, added.exit_status)
     failed = [status for status in statuses if status]
     twice = sorted({*earlier.ranks} & {*added.ranks})
@@ -386,15 +388,15 @@ def _joined(earlier: Manifest, added: Manifest) -> Manifest:
 
 
 def _write_manifest(run: Path, added: Manifest) -> None:
-    """Write the manifest of what one launch recorded, or add to that of the other launches."""
+    """Write the manifest of one launch, or add it to that of the other launches."""
     run.mkdir(parents=True, exist_ok=True)
-    with locked(run):  # launchers that end together join their manifests in turn
+    with locked(run):  # launchers may end at the same time
         earlier = open_run(run).manifest if is_run(run) else None
         write_manifest(run, added if earlier is None else _joined(earlier, added))
 
 
 def _common(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """The variables that all have with the same value; those of each rank by itself, as `RANK`, are none."""
+    """Return the variables with one value in all environments; per-rank ones, such as `RANK`, drop out."""
     first, *others = [dict(environment) for environment in environments] or [{}]
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
@@ -407,14 +409,14 @@ def _distinct(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-# Whether the ranks of a job end their steps equally fast.
+# Whether the ranks of a job complete steps at the same rate.
 
-MUCH = 1.5  # times as many steps, and
-SLACK = 2  # more, at the two ends of the time that is compared
+MUCH = 1.5  # factor between step counts that counts as disagreement, beyond
+SLACK = 2  # steps that may be cut off at the two ends of the compared period
 
 
 def disagreement(run: Path) -> list[str]:
-    """At most one warning.
+    """Return at most one warning: that ranks differ in the steps completed in their shared period.
 
     Args:
         run: a folder with the parts of table `steps`.
@@ -438,16 +440,16 @@ def disagreement(run: Path) -> list[str]:
     ]
 
 
-# Which of the requested changes were made to the job; a process that reported nothing of one has not made it.
+# Which of the requested changes were made to the job; a change that a process did not report was not made.
 
 SILENT = "it ended before it could report whether that was done"
 
 
 def applied(process: RecordedProcess, options: Mapping[str, Any]) -> list[AppliedChange]:
-    """Return what a process that has ended reported of each requested change.
+    """Return the outcome of each requested change in a process that has ended.
 
     Returns:
-        A record for each; a change has either been applied or refused.
+        A record per change, which was either applied or refused.
     """
     said = {change.edit: change for change in _said(process)}
     outcomes = []
@@ -458,7 +460,7 @@ def applied(process: RecordedProcess, options: Mapping[str, Any]) -> list[Applie
 
 
 def refused_so_far(launch: Launch) -> Iterator[str]:
-    """Yield why changes could not be made so far in a running job: `rank 0: bucket:mb=1: …`."""
+    """Yield why changes could not be made in a running job so far: `rank 0: bucket:mb=1: …`."""
     for process in processes(launch):
         for change in _said(process):
             for reason in change.refused:

@@ -1,8 +1,8 @@
-"""Whether the job of a recording still runs, and waiting until its tables are whole.
+"""Whether the job of a recording still runs, and waiting until its tables are complete.
 
-In: a run directory. Out: the recordings in it that no sidecar finishes, once no process of their jobs lives.
-Where processes cannot be seen, on another host or from within a container, what they write decides: each that
-records does so once a second, and so does the sampler of a node.
+Reads a run directory; returns the recordings whose sidecar was killed, once no process of their jobs lives.
+Where processes are not visible, on another host or from within a container, their files decide: each recorded
+process and the sampler of a node write once a second.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dpro.collectors.inside.kernel import lives
 from dpro.collectors.launch.recording import Launch, is_locked, launches
 from dpro.errors import InputError
 
-QUIET_S = 180.0  # without a change for so long: a mapped file shows it to other hosts within two minutes
-ORPHANS_S = 5.0  # how long ranks may take to end after their launcher, before that is an error
+QUIET_S = 180.0  # without a change, it has ended: other hosts see a mapped file change within two minutes
+ORPHANS_S = 5.0  # how long ranks may outlive their launcher before that is an error
 
 
 def job_lives(recording: Launch) -> bool | None:
-    """Whether a process of the job lives: the one that was started as the job, or one that records.
+    """Return whether a process of the job lives: the one started as the job, or one that records.
 
     Returns:
-        None where no process is seen to live, and some cannot be seen from here.
+        None where no process is seen to live and some are not visible from here.
     """
     if _launched_lives(recording):
         return True
@@ -41,7 +41,7 @@ def job_lives(recording: Launch) -> bool | None:
 
 
 def is_running(recording: Launch) -> bool:
-    """Whether a recording goes on: its sidecar lives, or its job is seen to."""
+    """Return whether a recording is in progress: its sidecar lives, or its job is seen to live."""
     return is_locked(recording) or bool(job_lives(recording))
 
 
@@ -49,10 +49,10 @@ def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) ->
     """Wait until the sidecars of a run whose job has ended have written its tables.
 
     Returns:
-        Recordings whose sidecar was killed: their tables are still to be made.
+        Recordings whose sidecar was killed; their tables are not made yet.
 
     Raises:
-        InputError: the job still runs, or may where it cannot be seen, or its sidecar takes longer than the
+        InputError: the job still runs, may still run where it is not visible, or its sidecar exceeds the
             timeout.
     """
     began_s = time.monotonic()
@@ -84,7 +84,7 @@ def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) ->
 
 
 def unseen(recording: Launch) -> list[str]:
-    """A warning where a recording is to be finished whose processes cannot be seen to have ended."""
+    """Return at most one warning: that a recording is finished without seeing its processes end."""
     if job_lives(recording) is not None:
         return []
     host = recording.facts()["host"]
@@ -96,22 +96,22 @@ def unseen(recording: Launch) -> list[str]:
 
 
 def _launched_lives(recording: Launch) -> bool:
-    """Whether the process that was started as the job is seen to live."""
+    """Return whether the process started as the job is seen to live."""
     with suppress(OSError, InputError):
         return lives(recording.facts()) is True
     return False
 
 
 def _quiet_s(recording: Launch) -> float:
-    """How long nothing of a recording has changed, by the clock of its file system."""
+    """Return the seconds since the last change of a recording, by the clock of its file system."""
     now_s = time.time()
     with suppress(OSError), tempfile.TemporaryFile(dir=recording.marker.parent) as file:
         now_s = os.fstat(file.fileno()).st_mtime
-    return abs(now_s - _changed_s(recording))  # a change in the far future says nothing
+    return abs(now_s - _changed_s(recording))  # a change in the far future is not recent
 
 
 def _changed_s(recording: Launch) -> float:
-    """When a file of a recording last changed, s since 1970."""
+    """Return when a file of a recording last changed, s since 1970."""
     times = [0.0]
     for path in (recording.marker, *recording.raw.glob("*"), *recording.raw.glob("*/*")):
         with suppress(OSError):
@@ -120,7 +120,7 @@ def _changed_s(recording: Launch) -> float:
 
 
 def _so_far(recording: Launch) -> str:
-    """How far a recording is: ` (2 ranks so far, since 12:30, pid 7)`."""
+    """Word the progress of a recording: ` (since 12:30:00, pid 7, 2 ranks so far)`; empty where unknown."""
     with suppress(OSError, InputError):
         begun = time.strftime("%H:%M:%S", time.localtime(recording.marker.stat().st_mtime))
         ranks = len(list(recording.raw.glob("*/facts.json")))

@@ -1,7 +1,7 @@
-"""Whether a machine is ready to record and to explain: what is there, what is not, and what to do about it.
+"""Readiness of a machine to record and analyse: what is there, what is missing, and what to do about it.
 
-In: the machine, and the Python that jobs run with. Out: a `Check` per question. Nothing is changed on the
-machine, and whether recording really works is not asked here: only recording shows that.
+Inspects the machine and the Python that runs the jobs; returns a `Check` per question. Changes nothing on the
+machine, and does not test whether recording works: only a recording shows that.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from dpro.units import format_bytes
 READY, LIMITED, MISSING = "ready", "limited", "missing"
 ASK_TORCH_S = 120
 MIN_FREE_BYTES = 1 << 30
-_TIME_ERROR = 5  # what adjtimex(2) returns of a clock that nothing keeps in step
-_SHORT_RING = 2000  # calls that PyTorch's flight recorder keeps by default
+_TIME_ERROR = 5  # TIME_ERROR of adjtimex(2): the clock is not synchronised
+_SHORT_RING = 2000  # PyTorch's default number of flight recorder entries
 
-# Asked of the job's Python, which need not be ours.
+# Runs in the job's Python, which may differ from dpro's.
 _ASK_TORCH = """
 import json, os, torch
 try:
@@ -52,10 +52,10 @@ class Check:
     """The answer to one question about the machine.
 
     Attributes:
-        name: what was looked at.
-        state: ready; limited, where something does less than it could; missing, where something needs it.
+        name: subject of the question.
+        state: ready; limited, where a function does less than it could; missing, where it cannot work at all.
         what: what was found.
-        advice: what to do, empty where there is nothing.
+        advice: what to do; empty where nothing is needed.
     """
 
     name: str
@@ -65,11 +65,11 @@ class Check:
 
 
 class ReadinessDocument(Document, frozen=True, kw_only=True):
-    """Whether this machine is ready.
+    """Readiness of this machine.
 
     Attributes:
         ready: whether nothing is missing.
-        checks: what was looked at.
+        checks: the answer to each question.
     """
 
     ready: bool
@@ -77,7 +77,7 @@ class ReadinessDocument(Document, frozen=True, kw_only=True):
 
 
 def torch_of(python: str) -> tuple[Check, dict[str, Any]]:
-    """The PyTorch that a Python has: the check, and torch's facts (empty where there is none)."""
+    """Return the check of a Python's PyTorch, and torch's facts (empty where it cannot be imported)."""
     try:
         done = subprocess.run(
             [python, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=ASK_TORCH_S, check=True
@@ -114,7 +114,7 @@ def torch_of(python: str) -> tuple[Check, dict[str, Any]]:
 
 
 def environment(variables: Mapping[str, str]) -> Iterator[Check]:
-    """Variables that keep the recorder out, or make it see less; one good answer where there are none."""
+    """Yield variables that disable or limit the recorder; one positive check where there are none."""
     hindrances = list(_hindrances(variables))
     yield from hindrances or [Check("environment", READY, "nothing in it disables the recorder")]
 
@@ -140,7 +140,7 @@ def _hindrances(variables: Mapping[str, str]) -> Iterator[Check]:
 
 
 def gpus(facts: Mapping[str, Any], proc: Path = Path("/proc")) -> Iterator[Check]:
-    """The GPUs that torch sees, what their driver lets any user see, and whether telemetry can ask it."""
+    """Yield checks of the GPUs that torch sees, of the driver's restrictions, and of GPU telemetry."""
     driver = proc / "driver" / "nvidia"
     of_amd = amd.DRIVER.exists()
     if not driver.exists() and not of_amd and not facts.get("gpus"):
@@ -168,7 +168,7 @@ def gpus(facts: Mapping[str, Any], proc: Path = Path("/proc")) -> Iterator[Check
 
 
 def attached(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator[Check]:
-    """Whether a deep window leaves CUPTI attached to a job on NVIDIA's GPUs, which slows launches down."""
+    """Yield a warning if deep windows leave CUPTI attached to a job on NVIDIA GPUs, which slows launches."""
     if not (facts.get("gpus") and facts.get("cuda")) or variables.get("TEARDOWN_CUPTI") == "1":
         return
     yield Check(
@@ -212,7 +212,7 @@ def _amd() -> Check:
 
 
 def network(find: Callable[[], list[PortCounters]] = find_ports) -> Check:
-    """The ports whose counters can be read."""
+    """Check which ports have readable counters."""
     ports = [port.device for port in find()]
     if not ports:
         return Check("network", LIMITED, "no port with readable counters", "the network is not recorded")
@@ -220,7 +220,7 @@ def network(find: Callable[[], list[PortCounters]] = find_ports) -> Check:
 
 
 class _Timex(ctypes.Structure):
-    """The head of `struct timex`, see adjtimex(2); times are in microseconds."""
+    """Head of `struct timex`, see adjtimex(2); times are in microseconds."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -234,17 +234,17 @@ class _Timex(ctypes.Structure):
 
 
 def clock() -> Check:
-    """Whether something keeps the clock of this host in step."""
+    """Check whether the clock of this host is synchronised."""
     timex = _Timex()
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
     return judged_clock(state, timex.maxerror)
 
 
 def judged_clock(state: int, worst_us: int) -> Check:
-    """What the kernel's answer means.
+    """Interpret the kernel's answer about the clock.
 
     Args:
-        state: what adjtimex(2) returned.
+        state: return value of adjtimex(2).
         worst_us: its `maxerror`.
     """
     instead = "dpro compares the clocks of a job's hosts itself"
@@ -256,7 +256,7 @@ def judged_clock(state: int, worst_us: int) -> Check:
 
 
 def folder(path: Path, mounts: Path = Path("/proc/mounts")) -> Check:
-    """Whether runs can be recorded into a folder: files, locks, renames, room.
+    """Check whether runs can be recorded into a folder: files, locks, renames, free space.
 
     Args:
         path: the folder, which must exist.
@@ -278,7 +278,7 @@ def folder(path: Path, mounts: Path = Path("/proc/mounts")) -> Check:
 
 
 def _file_system(path: Path, mounts: Path) -> str:
-    """Type of the file system that holds a path, such as nfs4 or lustre."""
+    """Return the type of the file system that a path is on, such as nfs4 or lustre."""
     best, kind = "", "unknown file system"
     try:
         lines = mounts.read_text().splitlines()
@@ -293,7 +293,7 @@ def _file_system(path: Path, mounts: Path) -> str:
 
 
 def stacks(proc: Path = Path("/proc")) -> Check:
-    """What is needed to look at a process from outside."""
+    """Check access to the stacks of a running job."""
     scope = proc / "sys" / "kernel" / "yama" / "ptrace_scope"
     try:
         level = scope.read_text().strip()
@@ -303,7 +303,7 @@ def stacks(proc: Path = Path("/proc")) -> Check:
     return Check("stacks", READY, f"{limited}`dpro attach --stacks` asks the recorder inside the job")
 
 
-EXTRAS = {  # distribution -> what it is for, and the extra that brings it
+EXTRAS = {  # distribution -> its purpose, and the extra that installs it
     "numba": ("replay, whatif and diagnose", "replay"),
     "dash": ("the dashboard", "dashboard"),
     "nvidia-ml-py": ("GPU telemetry", "gpu"),
@@ -313,7 +313,7 @@ EXTRAS = {  # distribution -> what it is for, and the extra that brings it
 
 
 def extras() -> Iterator[Check]:
-    """Which optional packages are installed beside dpro."""
+    """Yield which optional packages are installed beside dpro, and a check for each that is not."""
     there, lacking = [], []
     for name, (purpose, extra) in EXTRAS.items():
         try:

@@ -1,8 +1,8 @@
-"""What runs beside the job: waits for its end and has the recorder's files turned into tables.
+"""The process beside the job that waits for its end and has the recorder's files turned into tables.
 
-In: a launch and the job to watch. Out: a sampler of telemetry beside it, and calls of two functions, one
-that converts what is whole while the job runs and one that finishes the run. It reads no trace itself, and
-stays light: it imports neither polars nor torch until the job has ended.
+Takes a launch and the job to watch. Starts a telemetry sampler, and calls two functions: one converts
+complete files while the job runs, the other finishes the run. It reads no trace itself and stays light:
+polars and torch are not imported until the job has ended.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dpro.collectors.telemetry.samples import sample_files
 from dpro.folders import written_whole
 
 LOOK_S = 1.0  # how often to look for new processes and windows
-BATCH = 32  # windows, or dumps, waiting before a batch is converted while the job runs: spares short jobs
+BATCH = 32  # waiting windows or dumps that start a conversion while the job runs; short jobs have fewer
 _WAITING = ("window*.json", "flight-*.json", "flight-*.pickle")
-FREQUENT_LOOKS = 10  # this many looks for what keeps the recorder out, then one at each power of two
-ABSENCE = "absence.txt"  # what they found
-GONE = "gone"  # in a process's folder: when it was first seen to have ended
+FREQUENT_LOOKS = 10  # checks for absent recorders at each look, then at powers of two only
+ABSENCE = "absence.txt"  # result of these checks
+GONE = "gone"  # file in a process's folder: when it was first seen to have ended
 ELSEWHERE_S, ELSEWHERE_LOOKS = 2.5, 5  # how long, and how often, to wait for processes on other hosts
 RANKS_OUTLIVE_JOB_S = 5.0  # how long to wait for ranks when the launcher was killed
 
@@ -44,9 +44,9 @@ def attend(
 
     Args:
         job: the launcher's process, which became the job.
-        convert: turns whole windows into tables; called in a child, at idle priority.
-        finish: makes the run whole, from the wait status of the job, None where unknown, and those of its
-            processes by pid.
+        convert: turns complete windows into tables; called in a child at idle priority.
+        finish: completes the run, from the wait status of the job, None where unknown, and the wait statuses
+            of its processes by pid.
     """
     killed_before = oom_kills()
     sampler = start_sampler(recording)
@@ -54,7 +54,7 @@ def attend(
     helper = 0
     absent: dict[str, int] = {}
     looks = count(1)
-    changes = changes_in(recording.raw)  # a process may end moments after it has begun to record
+    changes = changes_in(recording.raw)  # a process may end moments after it began to record
     while not job.ended():
         wait_for_any([job, *ranks.values()], LOOK_S, changes)
         _meet(recording, ranks)
@@ -72,40 +72,40 @@ def attend(
         )
     if sampler is not None:
         sampler.stop()
-    if helper:  # at idle priority it may take forever; what it has begun is done again
+    if helper:  # at idle priority it may never finish; `finish` repeats its unfinished work
         os.kill(helper, signal.SIGKILL)
         os.waitpid(helper, 0)
-    status = _final_status(job)  # waits a moment, so that what it started has a status, too
+    status = _final_status(job)  # first: it waits a moment, in which the ranks get a status, too
     statuses = {pid: rank.status for pid, rank in ranks.items() if rank.ended() and rank.status is not None}
     finish(recording, status, statuses)
 
 
 def _enough_waits(recording: Launch) -> bool:
-    """Whether there is so much to convert that the end of the job is not to be waited for."""
+    """Return whether enough files wait for conversion to begin before the job ends."""
     waiting = [len(list(recording.raw.glob(f"*/{name}"))) for name in _WAITING]
     return max(waiting) >= BATCH or bool(sample_files(recording.raw, whole=True))
 
 
 def _meet(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
-    """Begin to watch the processes of this host that have begun to record."""
+    """Start to watch processes of this host that began to record; save when ended ones were first gone."""
     host = socket.gethostname()
     for folder in recording.raw.glob(f"{glob.escape(host)}-*/"):
-        with suppress(ValueError):  # another folder
+        with suppress(ValueError):  # not the folder of a process
             pid, _ = pid_and_image(folder.name)
             if folder.name.rpartition("-")[0] == host and pid not in ranks:
                 ranks[pid] = LaunchedProcess(pid)
     for pid, rank in ranks.items():
-        if rank.ended():  # reads the exit status while it is there
+        if rank.ended():  # reads the exit status while the kernel has it
             last = next_image(recording.raw, host, pid) - 1
             folder = image_folder(recording.raw, host, pid, last)
-            # The time at which it was first seen to be gone is kept.
+            # Keep the time at which the process was first seen to have ended.
             if folder.is_dir() and not (folder / GONE).exists():
-                with suppress(OSError), written_whole(folder, GONE) as file:  # on a full disk there is none
+                with suppress(OSError), written_whole(folder, GONE) as file:  # the disk may be full
                     file.write(str(time.time_ns()).encode())
 
 
 def _note_absence(recording: Launch, job: LaunchedProcess, look: int, absent: dict[str, int]) -> None:
-    """Find out why nothing is recorded, ever more rarely: in some jobs there is nothing to record."""
+    """Record why nothing is recorded, at ever longer intervals: some jobs have nothing to record."""
     if look < FREQUENT_LOOKS or look & (look - 1) == 0:
         absent |= absence.reasons(job.pid, recording.inject, recording.raw) | absent
         with suppress(OSError):
@@ -114,7 +114,7 @@ def _note_absence(recording: Launch, job: LaunchedProcess, look: int, absent: di
 
 
 def _outlast(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
-    """Wait for ranks to end, too: they outlive a launcher that was killed."""
+    """Wait for ranks to end, which outlive a launcher that was killed."""
     deadline = time.monotonic() + RANKS_OUTLIVE_JOB_S
     _meet(recording, ranks)
     while time.monotonic() < deadline and not all(rank.ended() for rank in ranks.values()):
@@ -128,7 +128,7 @@ def _outlast(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
 
 
 def _outlast_elsewhere(recording: Launch) -> None:
-    """Wait for processes on other hosts, as of a Ray cluster: what they write each second shows them."""
+    """Wait for processes on other hosts, as in a Ray cluster, until their files stop growing."""
     beginning = f"{socket.gethostname()}-"
     sizes: dict[str, int] | None = None
     for _ in range(ELSEWHERE_LOOKS):
@@ -143,7 +143,7 @@ def _outlast_elsewhere(recording: Launch) -> None:
 
 
 def _final_status(job: LaunchedProcess) -> int | None:
-    """The wait status; the kernel reports it once the shell has reaped the job, moments after its end."""
+    """Return the wait status; the kernel reports it once the shell has reaped the job, just after its end."""
     for _ in range(20):
         if job.ended() and job.status is not None:
             break
@@ -152,7 +152,7 @@ def _final_status(job: LaunchedProcess) -> int | None:
 
 
 def _at_idle_priority(convert: Callable[[Launch], None], recording: Launch) -> int:
-    """Convert in a child that runs only on cores that are otherwise idle; returns its pid."""
+    """Convert in a child that runs only on idle cores; return its pid."""
     child = os.fork()
     if child:
         return child

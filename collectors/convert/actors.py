@@ -1,9 +1,9 @@
-"""Methods of Ray's actors as ranges in deep windows: their own, and those of others that they wait for.
+"""Method calls of Ray actors as spans in deep windows: the process's own, and those of others it waits for.
 
-In: what the actors of a launch noted of their calls, and the spans of a window. Out: the same with a range
-for each call on the thread that made it, and where that thread is in no call, one for what another actor does
-in the meantime: so the phases of a driver that calls its actors in turn are in the windows of each. Clocks of
-hosts are taken as they are.
+Reads the calls that the actors of a launch recorded and the spans of a window; returns the spans plus one for
+each call, on the thread that made it, and one for each call of another actor while that thread is in no call.
+So the phases of a driver that calls its actors in turn appear in the windows of each actor. Clocks of hosts
+are not aligned here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpro.collectors.inside.files import ACTOR
 from dpro.schema import MEANWHILE, SPANS, conform
 from dpro.words import from_json
 
-_SHARE = 3 << 30  # ids of a window from here on are of these ranges
+_SHARE = 3 << 30  # offset of these spans among the ids of a window
 
 
 class Call(NamedTuple):
@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
 
 def calls_of(path: Path) -> Iterator[Call]:
-    """What an actor noted of its calls; a damaged line is none."""
+    """Yield the calls that an actor recorded; damaged lines are skipped."""
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         with suppress(ValueError, LookupError, TypeError):
             said = from_json(line)
@@ -45,11 +45,11 @@ def calls_of(path: Path) -> Iterator[Call]:
 def with_actor_calls(
     spans: pl.DataFrame, process: RecordedProcess, window: int, first: int, begin_ns: int | None
 ) -> pl.DataFrame:
-    """The spans of a window with the calls of actors; as they are, where the process noted none in it.
+    """Add the calls of actors to the spans of a window; unchanged where the process recorded no call in it.
 
     Args:
         first: the first id of the window.
-        begin_ns: when it began, if that is not when its first span did.
+        begin_ns: when the window began; None for the start of its first span.
     """
     its_path = process.folder.parent / f"{ACTOR}{process.facts['host']}-{process.facts['pid']}.jsonl"
     if spans.is_empty() or not its_path.is_file():
@@ -72,17 +72,17 @@ def with_actor_calls(
 
 
 def _within(noted: Iterator[Call], begin: int, end: int) -> list[Call]:
-    """The calls that overlap a time, cut to it, in order of their starts."""
+    """Return the calls that overlap [begin, end), clipped to it and ordered by start."""
     cut = (call._replace(start_ns=max(call.start_ns, begin), end_ns=min(call.end_ns, end)) for call in noted)
     return sorted(call for call in cut if call.start_ns < call.end_ns)
 
 
 def waits(calls: Sequence[Call], others: Sequence[Call], begin: int, end: int) -> list[Call]:
-    """What others do while an actor is in no call: at each moment that which began first.
+    """Return the calls of other actors while an actor is in no call; of overlapping calls, the earliest.
 
     Args:
-        calls: of the actor; its thread that is in calls longest waits.
-        others: calls of others, both in order of their starts.
+        calls: calls of the actor; its thread with the most time in calls is the one that waits.
+        others: calls of other actors; like `calls`, ordered by start.
     """
     tids = {call.tid for call in calls}
     tid = max(tids, key=lambda tid: sum(call.end_ns - call.start_ns for call in calls if call.tid == tid))

@@ -1,10 +1,10 @@
-"""Every call that a process's flight recorder knows, once, its messages, and where it was stalled.
+"""Collective calls and messages of a process, and where the process stalled.
 
-In: the dumps a process has left so far, `stall.json`, `messagesNNNN.json`. Out: entries for windows to be
-joined with and, once no window can want them any more, parts of `collectives`; rows of messages, which the
-flight recorder leaves out, and of `process_groups`; the stack of the main thread. A dump is read once and
-kept as Parquet, which is some thirty times smaller, until all its entries are in a part. Doing it again after
-a crash gives the same parts.
+Reads the flight recorder dumps that a process has left so far, `stall.json` and `messagesNNNN.json`. Returns
+entries to join with windows and, once no window needs them any more, writes them as parts of `collectives`,
+each call once; also returns rows of messages, which the flight recorder leaves out, rows of `process_groups`,
+and the stack of the main thread. A dump is read once and kept as Parquet, about thirty times smaller, until
+all its entries are in a part. Repeating the conversion after a crash gives the same parts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
 from dpro.schema.members import with_texts
 from dpro.store import part_files, write_part
 
-BACKENDS = ("fr", "nccl")  # their entries are numbered apart: ids of the one are even, of the other odd
+BACKENDS = ("fr", "nccl")  # ids of entries are even for the first backend, odd for the second
 LOST = "collective calls lost between dumps of the flight recorder"
 _STATE = "calls.json"
 
 
 def keep_dumps(folder: Path, read: Callable[[Path], Mapping[str, pl.DataFrame]]) -> None:
-    """Read the dumps that have come since."""
+    """Read the dumps that have arrived since the last call and keep their rows as Parquet."""
     for dump in sorted([*folder.glob("flight-*.json"), *folder.glob("flight-*.pickle")]):
         status = dump.stat()
         _, backend, _ = dump.stem.split("-")
@@ -46,12 +46,12 @@ def keep_dumps(folder: Path, read: Callable[[Path], Mapping[str, pl.DataFrame]])
 
 
 def latest_dump_ns(folder: Path) -> int:
-    """When the latest dump was made; -1 where there is none."""
+    """Return when the latest dump was written, ns since 1970; -1 without dumps."""
     return max((path.stat().st_mtime_ns for path in folder.glob("flight-*.*")), default=-1)
 
 
 def entries(folder: Path) -> pl.DataFrame:
-    """Each entry that is in no part yet, as it was last seen, in the order of the ids."""
+    """Return the entries that are in no part yet, each in its latest state, ordered by id."""
     frames = [frame for path in _kept(folder) if (frame := with_texts(pl.read_parquet(path))).height]
     if not frames:
         return COLLECTIVES.empty()
@@ -71,13 +71,13 @@ def latest_stall(folder: Path, since_ns: int) -> pl.DataFrame:
 def write_calls(
     run: Path, part: str, folder: Path, until_ns: int | None, stalls: pl.DataFrame | None = None
 ) -> None:
-    """Write the entries that no window saw run, and forget their dumps.
+    """Write the entries that ran in no window, and delete dumps without further entries.
 
     Args:
-        part: beginning of the names of the process's parts.
-        until_ns: entries from then on are left for windows to come, as are those of each latest dump, whose
-            state may still change; None where nothing comes any more.
-        stalls: the calls in which a process that failed was stalled, as from `latest_stall`.
+        part: prefix of the part names of the process.
+        until_ns: entries enqueued from then on are left for later windows, as are those in each backend's
+            latest dump, whose state may still change; None after the process has ended.
+        stalls: the calls in which a failed process was stalled, from `latest_stall`.
     """
     waiting = entries(folder)
     if stalls is not None and stalls.height:
@@ -105,7 +105,7 @@ def write_calls(
 
 
 def lost_calls(folder: Path) -> dict[str, int]:
-    """How many calls no dump has, by reason, as far as parts are written."""
+    """Return the number of calls missing from all dumps, by reason; counts only up to the written parts."""
     _, lost = _state(folder)
     return {LOST: lost} if lost else {}
 
@@ -115,7 +115,7 @@ def _kept(folder: Path) -> list[Path]:
 
 
 def _bound(folder: Path, waiting: pl.DataFrame, number: int, passed: int, until_ns: int | None) -> int:
-    """The id from which on entries of one backend have to wait."""
+    """Return the id at which the entries of one backend that must still wait begin."""
     of_backend = waiting.filter(pl.col("collective_id") % 2 == number)
     if until_ns is None:
         last = of_backend["collective_id"].max()
@@ -130,13 +130,13 @@ def _bound(folder: Path, waiting: pl.DataFrame, number: int, passed: int, until_
 
 
 def _below(bounds: list[int]) -> pl.Expr:
-    """Whether an entry comes before the bound of its backend."""
+    """Match the entries with ids below the bound of their backend."""
     identifier = pl.col("collective_id")
     return pl.when(identifier % 2 == 0).then(identifier < bounds[0]).otherwise(identifier < bounds[1])
 
 
 def _state(folder: Path) -> tuple[list[int], int]:
-    """The ids from which on entries are in no part, by backend, and how many before them were lost."""
+    """Return the first id in no part, per backend, and how many earlier entries were lost."""
     path = folder / _STATE
     if not path.is_file():
         return [0, 1], 0
@@ -144,18 +144,18 @@ def _state(folder: Path) -> tuple[list[int], int]:
     return state["passed"], state["lost"]
 
 
-# What a stalled process was in, and the messages of windows. A call that was open during a stall stays
-# unfinished if no later call followed in its group: when the process ended, the call failed, which dumps do
+# Calls of a stalled process, and the messages of windows. A call that was open during a stall stays
+# unfinished if no later call followed in its group: the call failed when the process ended, which dumps do
 # not distinguish from finished.
 
 SOURCE = "dpro recorder"
-MESSAGE_IDS = 1 << 61  # ids of messages begin here: those of the flight recorder and of windows are below
-_WINDOW_IDS = 1 << 32  # those of window w begin at MESSAGE_IDS + (w + 1) * this
+MESSAGE_IDS = 1 << 61  # first id of messages: those of the flight recorder and of windows are below
+_WINDOW_IDS = 1 << 32  # ids of messages in window w begin at MESSAGE_IDS + (w + 1) * this
 NEVER_NS = (1 << 63) - 1
 
 
 def stall_of(folder: Path) -> Mapping[str, Any]:
-    """What the process wrote when no step had ended for long; empty where it never did."""
+    """Return the report of the latest stall, written when no step had ended for long; empty without one."""
     stall: Mapping[str, Any] = saved(folder / "stall.json", {})
     return stall
 
@@ -164,8 +164,8 @@ def stack_of(folder: Path, since_ns: int = -1) -> str:
     """Return where a process was when it stalled, innermost call first; empty where it did not.
 
     Args:
-        folder: of the process.
-        since_ns: a stall before then does not count.
+        folder: the folder of the process.
+        since_ns: earlier stalls do not count.
     """
     stall = stall_of(folder)
     return "\n".join(stall.get("stack", [])) if stall.get("saved_ns", since_ns) >= since_ns else ""
@@ -175,8 +175,8 @@ def message_rows(folder: Path, rank: int, stalled_ns: int = NEVER_NS) -> pl.Data
     """Return the latest gloo messages of each pair of ranks, and all that were not delivered.
 
     Args:
-        stalled_ns: the later of the last step's end and the last collective's begin. A message whose handle
-            was released during the stall was delivered if it was enqueued before this.
+        stalled_ns: the later of the last step's end and the last collective's start. A message whose handle
+            was released during the stall counts as delivered if it was enqueued before then.
     """
     stall = stall_of(folder)
     messages = [
@@ -189,18 +189,18 @@ def message_rows(folder: Path, rank: int, stalled_ns: int = NEVER_NS) -> pl.Data
 
 
 def delivered(messages: pl.DataFrame) -> pl.DataFrame:
-    """Rows of `message_rows` of a process that ended well: what it waited for has come."""
+    """Mark all rows of `message_rows` as completed, for a process that ended without error."""
     return messages.with_columns(state=pl.lit("completed"))
 
 
 def messages_in_window(path: Path, rank: int, window: int) -> pl.DataFrame:
-    """Return all gloo messages that were begun in a window, in order; none where there is no such file.
+    """Return all gloo messages that began in a window, in order; none where there is no such file.
 
     Args:
         path: `messagesNNNN.json`.
     """
     content = saved(path, [])
-    if isinstance(content, list):  # of an earlier version
+    if isinstance(content, list):  # written by an earlier version
         content = {"groups": {}, "messages": content}
     rows = _rows(content["messages"], content["groups"], rank, MESSAGE_IDS + (window + 1) * _WINDOW_IDS)
     return conform(COLLECTIVES, rows)
@@ -212,7 +212,7 @@ def _rows(
     rows = []
     for number, message in enumerate(messages):
         peer, size = message["peer"], message["bytes"]
-        ranks = message.get("ranks") or groups.get(message["group"], ())  # each had them in earlier versions
+        ranks = message.get("ranks") or groups.get(message["group"], ())  # per message in earlier versions
         sends = message["op"] == "send"
         rows.append(
             {
@@ -237,7 +237,7 @@ def _rows(
 
 
 def keep_groups(folder: Path, backend: str, said: pl.DataFrame | None) -> None:
-    """Save the groups of a dump, if it is the latest of its backend.
+    """Save the process groups of a dump, if it is the latest of its backend.
 
     Args:
         said: rows of `process_groups` in the dump, all with its `saved_ns`; None or no rows change nothing.
@@ -259,7 +259,7 @@ def process_groups(folder: Path, rank: int) -> pl.DataFrame:
 
 
 def with_known_ranks(said: pl.DataFrame, folder: Path) -> pl.DataFrame:
-    """Add to rows of `process_groups` the ranks that the process itself recorded, and when it last looked."""
+    """Add the ranks that the process itself recorded to rows of `process_groups`, and its last check time."""
     path = folder / "checked"
     checked_ns = int(path.read_text()) if path.is_file() else -1
     saved_ns = pl.max_horizontal("saved_ns", pl.lit(checked_ns))
@@ -267,10 +267,10 @@ def with_known_ranks(said: pl.DataFrame, folder: Path) -> pl.DataFrame:
 
 
 def with_group_ranks(rows: pl.DataFrame, folder: Path) -> pl.DataFrame:
-    """Add the ranks of groups that the process itself recorded where a dump lacks them.
+    """Fill `group_ranks` that a dump lacks from the groups that the process itself recorded.
 
     Args:
-        rows: with `group`, which begins with a name, and `group_ranks`.
+        rows: with `group`, whose first word is a name, and `group_ranks`.
     """
     named: Mapping[str, list[int]] = saved(folder / "groups.json", {})
     texts = {name: members_text(ranks) for name, ranks in named.items()}
@@ -282,11 +282,11 @@ def with_group_ranks(rows: pl.DataFrame, folder: Path) -> pl.DataFrame:
 
 
 def with_stalled_states(entries: pl.DataFrame, stalls: pl.DataFrame) -> pl.DataFrame:
-    """Keep the calls unfinished in which a process that failed was stalled.
+    """Keep the calls unfinished in which a failed process was stalled.
 
     Args:
-        entries: rows of `collectives`, each as it was last seen.
-        stalls: the same as saved in the last stall, after which no step ended.
+        entries: rows of `collectives`, each in its latest state.
+        stalls: rows of `collectives` as saved in the last stall, after which no step ended.
 
     Returns:
         The entries; those unfinished in the stall keep that state, unless their group made later calls.
@@ -306,7 +306,7 @@ def without_evicted_states(entries: pl.DataFrame) -> pl.DataFrame:
     """Clear the state of calls that were unfinished in an earlier dump and are evicted from the latest.
 
     Args:
-        entries: rows of `collectives` with `saved_ns`, even ids of one backend and odd ones of another.
+        entries: rows of `collectives` with `saved_ns`; even ids belong to one backend, odd ids to the other.
     """
     backend = pl.col("collective_id") % 2
     latest = entries.filter(pl.col("saved_ns") == pl.col("saved_ns").max().over(backend))

@@ -1,8 +1,8 @@
-"""What NCCL's Inspector measured, into the tables of a run.
+"""Measurements of NCCL's Inspector, added to the tables of a run.
 
-In: the folder of its logs, and a function that reads one. Out: rows of `collectives` with durations, of those
-that no deep window saw, and of `sends`, if it traced NCCL's proxies. The first are rows of their own beside
-the calls that the flight recorder saw: NCCL counts per communicator and operation, PyTorch per process group.
+Reads the folder of its logs, with a reader for one log; writes rows of `collectives` with durations, for
+collectives outside deep windows, and rows of `sends` if NCCL's proxies were traced. These rows are separate
+from the flight recorder's: NCCL counts per communicator and operation, PyTorch per process group.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ NOTHING = (
     "the NCCL Inspector wrote nothing: the job ran no NCCL collective, its NCCL is older than 2.28, or "
     "the plugin could not be loaded (NCCL_DEBUG=INFO shows why)"
 )
-_FIRST_ID = 1 << 61  # ids of the flight recorder and of windows are below
+_FIRST_ID = 1 << 61  # above the ids of the flight recorder and of windows
 
 
 def convert_logs(
     launch: Launch, processes: Sequence[RecordedProcess], read: Callable[[Path], Sequence[Any]]
 ) -> dict[str, Any]:
-    """Add what the Inspector measured in processes of a launch to their collectives.
+    """Write the Inspector's measurements of the processes of a launch.
 
     Returns:
-        What is to be said of it in the manifest: `warnings`, `skipped`, `versions`.
+        Entries for the manifest: `warnings`, `skipped`, `versions`; empty where the Inspector was not used.
     """
     folder = launch.raw / INSPECTOR_LOGS
     if not folder.is_dir():
@@ -73,7 +73,7 @@ def convert_logs(
 
 
 def _rows(process: RecordedProcess, measured: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """The rows of a process, as its rank's, without those that a deep window saw run."""
+    """Return the measured rows of a process under its rank, without those that ran in a deep window."""
     rows = pl.concat([conform(COLLECTIVES, frame) for frame in measured]).with_columns(
         rank=pl.lit(process.rank, pl.Int32),
         collective_id=pl.int_range(pl.len()) + _FIRST_ID,

@@ -1,9 +1,9 @@
-"""Collective calls of a pretended rank as tables: nothing was waited for, and nothing moved.
+"""Collective calls of a pretended rank as tables; nothing waited and nothing was transferred.
 
-In: `pretendedNNNN.json`, the calls of a deep window, `pretended.json`, the others, and the spans of the
-window. Out: rows of `collectives`, and a span for each call of a window, for as long as its answer took. Each
-says when its caller asked for the result: who waits for a future, as DDP does, is taken to at the end of its
-backward.
+Reads `pretendedNNNN.json` (the calls of a deep window), `pretended.json` (all other calls) and the spans of
+the window; returns rows of `collectives`, and a span for each call of a window, as long as its answer took.
+Each row has the time at which its caller asked for the result; a caller that waits for a future, as DDP does,
+is assumed to ask at the end of its backward pass.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dpro.members import members_text
 from dpro.schema import COLLECTIVES, SPANS, conform
 
 SOURCE = "pretended"
-CALL_IDS = 1 << 60  # ids of calls outside of windows begin here
-_WINDOW_SHARE = 1 << 31  # of the ids of a window, from here on: Kineto's are below
-_LANES = 1 << 40  # what stand for threads that communicate, one per order
+CALL_IDS = 1 << 60  # first id of calls outside windows
+_WINDOW_SHARE = 1 << 31  # offset of these calls among the ids of a window: Kineto's are below
+_LANES = 1 << 40  # first pseudo thread id: one per ordered lane of communication
 
 
 def is_pretended(folder: Path) -> bool:
-    """Whether a process was a pretended rank."""
+    """Return whether a process was a pretended rank."""
     return (folder / f"{PRETENDED}.json").exists() or any(folder.glob(f"{PRETENDED}[0-9]*.json"))
 
 
 def outside_windows(folder: Path, rank: int) -> pl.DataFrame:
-    """Rows of the calls outside of windows."""
+    """Return the calls outside windows, as rows of `collectives`."""
     calls = _read(folder / f"{PRETENDED}.json")
     rows = [_row(call, rank, -1) | {"collective_id": CALL_IDS + number} for number, call in enumerate(calls)]
     return _frame(rows)
@@ -41,10 +41,11 @@ def outside_windows(folder: Path, rank: int) -> pl.DataFrame:
 def with_pretended_calls(
     frames: Mapping[str, pl.DataFrame], path: Path, rank: int, window: int, first: int
 ) -> dict[str, pl.DataFrame]:
-    """The tables of a window with its pretended calls.
+    """Add pretended calls to the tables of a window.
 
     Args:
         path: `pretendedNNNN.json`.
+        first: the first id of the window.
     """
     spans = frames[SPANS.name]
     calls = _read(path)
@@ -90,7 +91,7 @@ def with_pretended_calls(
 
 
 def _inside(spans: pl.DataFrame, calls: Sequence[Mapping[str, Any]]) -> pl.Series:
-    """[S] whether a span is an operator by which an answer was made: it is none of the job's."""
+    """Return [S] whether each span is an operator that computed an answer, which is not part of the job."""
     begun = np.array([call["begun_ns"] for call in calls], np.int64)
     ended = np.array([call["ended_ns"] for call in calls], np.int64)
     order = np.argsort(begun, kind="stable")
@@ -102,12 +103,12 @@ def _inside(spans: pl.DataFrame, calls: Sequence[Mapping[str, Any]]) -> pl.Serie
 
 
 def _lane(call: Mapping[str, Any]) -> tuple[str, str, int]:
-    """What is done in order: the collectives of a group, and its messages to, or from, one peer."""
+    """Return the lane in which calls run in order: collectives of a group, messages to or from a peer."""
     return call["group"], call["op"] if call["peer"] >= 0 else "", call["peer"]
 
 
 def _around(spans: pl.DataFrame, times: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, Any]:
-    """[T] index of the last of some spans that began before each time, if it was not over; else -1."""
+    """Return [T] index of the last span that began before each time, if it had not ended; else -1."""
     starts = spans["start_ns"].to_numpy()
     order = np.argsort(starts, kind="stable")
     place = np.searchsorted(starts[order], times, side="right") - 1
@@ -144,9 +145,9 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The calls in a file, each with the ranks of its group as text."""
+    """Read the calls of a file, each with the ranks of its group as text."""
     content = saved(path, [])
-    if isinstance(content, list):  # of an earlier version
+    if isinstance(content, list):  # written by an earlier version
         return [call | {"ranks": members_text(call["ranks"])} for call in content]
     texts = {name: members_text(ranks) for name, ranks in content["groups"].items()}
     return [call | {"ranks": texts[call["group"]]} for call in content["calls"]]

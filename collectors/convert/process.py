@@ -1,7 +1,7 @@
-"""All that one process recorded into the tables of a run.
+"""All records of one process converted to the tables of a run.
 
-In: the folder of a process, and functions that read Kineto traces and flight recorder dumps. Out: Parquet
-parts, and what the manifest should say. Doing it again after a crash gives the same parts.
+Reads the folder of a process, with readers for Kineto traces and flight recorder dumps; writes Parquet parts
+and returns entries for the manifest. Repeating the conversion after a crash gives the same parts.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ DROPPED = "deep windows dropped, since another profiler or a process was started
 
 
 def convert_so_far(run: Path, process: RecordedProcess, readers: Readers) -> None:
-    """Convert what a process has saved so far, while it may still run."""
+    """Convert what a process has saved so far; the process may still run."""
     dumped_ns = calls.latest_dump_ns(process.folder)
     recorded = records.read_records(process.folder / "records.bin")
     _keep_dumps(process, readers)
-    # A window is joined with calls: the dump that has them comes a moment after it.
+    # A window is joined with calls, and the dump that contains them is written a moment after the window.
     convert_windows(run, process, readers, dumped_ns if dumped_ns >= 0 else None)
     calls.write_calls(run, process.part, process.folder, first_window_ns(process, recorded))
 
@@ -82,14 +82,14 @@ def _keep_dumps(process: RecordedProcess, readers: Readers) -> None:
 def convert_process(
     run: Path, process: RecordedProcess, readers: Readers, status: int | None, launched_ns: int = -1
 ) -> dict[str, Any]:
-    """Convert everything of a process that has ended.
+    """Convert all records of a process that has ended.
 
     Args:
-        status: its wait status, None where unknown.
-        launched_ns: when its launcher started the command, -1 where unknown.
+        status: its wait status; None where unknown.
+        launched_ns: when its launcher started the command; -1 where unknown.
 
     Returns:
-        What is to be said of it in the manifest: `warnings`, `skipped`, `versions`, `windows`.
+        Entries for the manifest: `warnings`, `skipped`, `versions`, `windows`.
     """
     recorded = records.read_records(process.folder / "records.bin")
     frames = frames_of(process, recorded, status)
@@ -131,14 +131,14 @@ def convert_process(
 
 
 def _lost(process: RecordedProcess, notes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the deep windows of a process lack of its GPU's work."""
+    """Word which GPU work the deep windows of a process lack."""
     pairs = [(what, window) for note in notes for what, of in note.get("lost", {}).items() for window in of]
     lost = {what: [window for kind, window in pairs if kind == what] for what, _ in pairs}
     return sentences(process.rank, process.facts["gpu_name"] or "its GPU", lost)
 
 
 def _convert_calls(run: Path, process: RecordedProcess, frames: Mapping[str, pl.DataFrame]) -> None:
-    """Write the calls outside windows, and messages; a failed process's stalled calls stay unfinished."""
+    """Write the calls outside windows, and messages; stalled calls of a failed process stay unfinished."""
     worker, folder = frames[WORKERS.name].row(0, named=True), process.folder
     well = worker["exit_code"] == 0
     stepped_ns = frames[STEPS.name].select((pl.col("start_ns") + pl.col("duration_ns")).max()).item() or -1
@@ -155,7 +155,7 @@ def _convert_calls(run: Path, process: RecordedProcess, frames: Mapping[str, pl.
 
 
 def _missed(recorded: Sequence[records.Record]) -> dict[str, int]:
-    """Deep windows that this rank did not take, or did not keep."""
+    """Count the deep windows that this rank did not record or did not keep, by reason."""
     missed = [r.c for r in recorded if r.kind == records.MISSED]
     opened, kept, dropped = (
         {r.a for r in recorded if r.kind == kind}
@@ -172,7 +172,7 @@ def _missed(recorded: Sequence[records.Record]) -> dict[str, int]:
 
 
 def _stopped(recorded: Sequence[records.Record]) -> list[str]:
-    """At most one warning: that the budget left no room for more deep windows, for good or for a while."""
+    """Return at most one warning: that the budget stopped automatic deep windows, for good or for a while."""
     changes = [r for r in recorded if r.kind in (records.STOPPED, records.RESUMED)]
     stops = [place for place, change in enumerate(changes) if change.kind == records.STOPPED]
     if not stops:
@@ -189,10 +189,10 @@ def _stopped(recorded: Sequence[records.Record]) -> list[str]:
 
 
 def move_process(run: Path, process: RecordedProcess, to: Path) -> None:
-    """Move the parts that a process has so far to another run: its steps happened again later.
+    """Move the parts that a process has so far to another run, because its steps were run again later.
 
     Args:
-        to: the run that gets them; `run` itself changes nothing.
+        to: the run that receives them; `run` itself changes nothing.
     """
     for table in TABLES.values() if to != run else ():
         for part in part_files(run, table, f"{process.part}-"):

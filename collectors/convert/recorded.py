@@ -1,7 +1,7 @@
 """The processes that a launch recorded, and which of them trained together.
 
-In: the folder that a launch wrote to. Out: one `RecordedProcess` per folder in it whose facts can be read,
-and groups of them, one per attempt of the job.
+Reads the folder that a launch wrote to; returns one `RecordedProcess` per folder in it whose facts can be
+read, and groups them by attempt of the job and by worker group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TEXTS = (
     *("actor", "actor_name", "actor_class", "role"),
 )
 _KINDS |= dict.fromkeys(_TEXTS, str) | {"versions": dict, "environment": dict}
-# What older recorders left out.
+# Defaults of facts that older recorders left out.
 _FACTS: dict[str, Any] = {"world_size": 0, "local_rank": -1, "pid": -1, "start_ticks": -1, "image": 0}
 _FACTS |= {"versions": {}, "environment": {}}
 _FACTS |= dict.fromkeys(_TEXTS, "")
@@ -31,7 +31,7 @@ _FACTS |= dict.fromkeys(_TEXTS, "")
 
 @dataclass(frozen=True)
 class RecordedProcess:
-    """One recorded process of the job: its folder and what it said about itself."""
+    """A recorded process of the job: its folder, and the facts that it wrote about itself."""
 
     folder: Path
     facts: Mapping[str, Any]
@@ -43,13 +43,13 @@ class RecordedProcess:
 
     @property
     def part(self) -> str:
-        """Beginning of the names of its parts; pid and image distinguish attempts of a restarted rank."""
+        """Prefix of its part names; pid and image distinguish attempts of a restarted rank."""
         image = self.facts.get("image", 0)
         return f"rank{self.rank:05d}-{self.facts['pid']}{f'_{image}' * (image > 0)}"
 
 
 def processes(launch: Launch) -> list[RecordedProcess]:
-    """The processes that recorded, by rank and then by start."""
+    """Return the processes that recorded, ordered by rank, then start."""
     recorded = []
     for path in launch.raw.glob("*/facts.json"):
         with suppress(ValueError):
@@ -58,16 +58,17 @@ def processes(launch: Launch) -> list[RecordedProcess]:
 
 
 def unreadable(launch: Launch) -> list[str]:
-    """The folders of processes whose facts are damaged, as after a power failure."""
+    """Return the folders of processes whose facts are damaged, as after a power failure."""
     readable = {process.folder for process in processes(launch)}
     return sorted(path.parent.name for path in launch.raw.glob("*/facts.json") if path.parent not in readable)
 
 
 def process_facts(folder: Path) -> dict[str, Any]:
-    """What a process of the job said about itself.
+    """Read the facts that a process of the job wrote about itself.
 
     Raises:
-        ValueError: the file is damaged, or no process wrote it: names of files are made of what it says.
+        ValueError: the file is damaged, or was not written by a recorder. File names are built from its
+            values.
     """
     path = folder / "facts.json"
     try:
@@ -79,14 +80,14 @@ def process_facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
-# A job that is restarted is several trainings, one after the other.
+# A restarted job is several trainings, one after the other.
 
 
 def attempts(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]]:
-    """The processes of each attempt, by rank.
+    """Group processes by attempt of the job; those of an attempt are ordered by rank.
 
-    A new attempt begins with a process whose rank the attempt has already, that knows of another number of
-    ranks, or that its torchrun has started again since (`--max-restarts`): each host's counts for itself.
+    A new attempt begins with a process whose rank the attempt already has, whose world size differs, or whose
+    torchrun has restarted it since (`--max-restarts`): each host counts its own restarts.
     """
     trainings: list[dict[int, RecordedProcess]] = []
     for process in sorted(processes, key=lambda process: int(process.facts["started_ns"])):
@@ -97,7 +98,7 @@ def attempts(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]
 
 
 def _begins_anew(process: RecordedProcess, attempt: Mapping[int, RecordedProcess]) -> bool:
-    """Whether a process cannot have trained together with those of an attempt."""
+    """Return whether a process cannot have trained together with those of an attempt."""
     if process.rank in attempt:
         return True
     return any(
@@ -109,20 +110,21 @@ def _begins_anew(process: RecordedProcess, attempt: Mapping[int, RecordedProcess
 
 
 def _known(process: RecordedProcess, fact: str) -> str:
-    """What a process said of its torchrun; empty where there was none."""
+    """Return a fact of a process about its torchrun; empty where there was none."""
     return str(process.facts.get(fact, ""))
 
 
-DRIVER = "driver"  # what processes are called that are no actors, where others are
+DRIVER = "driver"  # name of the processes that are not actors, where other processes are
 
-# A job of Ray may have several worker groups, each with ranks from 0 on.
+# A Ray job may have several worker groups, each with ranks from 0.
 
 
 def worker_groups(processes: Sequence[RecordedProcess]) -> dict[str, list[RecordedProcess]]:
-    """The processes of each worker group, by what it is called, the first to start first.
+    """Return the processes of each worker group, by its name, ordered by start of the first process.
 
-    Actors are of one group if they have the same class, the same name but for digits, and other ranks; one
-    that trains alone is a group, also when it is started again. All other processes are one, called nothing.
+    Actors are one group if they have the same class, the same name up to digits, and different ranks; an
+    actor that trains alone is a group, also when it is restarted. All other processes are one group with an
+    empty name, or `DRIVER` beside other groups.
     """
     members: dict[tuple[str, str, str], list[RecordedProcess]] = {}
     for process in sorted(processes, key=lambda process: int(process.facts["started_ns"])):
@@ -139,7 +141,7 @@ def worker_groups(processes: Sequence[RecordedProcess]) -> dict[str, list[Record
 
 
 def of_training(processes: Sequence[RecordedProcess]) -> Sequence[RecordedProcess]:
-    """Of several worker groups of a job that runs the one that seems to train, since it records most."""
+    """Return the processes of the worker group that seems to train: of several, the one that records most."""
 
     def size(group: Sequence[RecordedProcess]) -> int:
         paths = [process.folder / "records.bin" for process in group]
@@ -150,28 +152,28 @@ def of_training(processes: Sequence[RecordedProcess]) -> Sequence[RecordedProces
 
 
 def _called(kind: str, name: str) -> str:
-    """What actors of a class are called; a name that was made of that of the class is no better."""
+    """Name a group of actors; a name derived from the class is replaced by the class."""
     name = kind if not name or name.endswith(kind) else name
     return re.sub(r"^\.|[^\w.-]", "_", name)
 
 
-# What processes left in files of JSON.
+# JSON files that processes wrote.
 
 
 def saved(path: Path, otherwise: Any) -> Any:
-    """What a file holds, or something else where it is missing.
+    """Return the content of a JSON file, or a default where it is missing.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the file is damaged.
     """
     return from_json(path.read_text()) if path.is_file() else otherwise
 
 
 def latest_lines(path: Path, key: Callable[[dict[str, Any]], tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """The objects of a file that has one a line; of those with one key the last.
+    """Read the objects of a file with one per line; of lines with equal keys, the last.
 
     Args:
-        key: a line for which it raises an error is left out, as one that is damaged.
+        key: a line for which it raises ValueError, LookupError or TypeError is skipped as damaged.
     """
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -182,18 +184,18 @@ def latest_lines(path: Path, key: Callable[[dict[str, Any]], tuple[Any, ...]]) -
     return list(rows.values())
 
 
-# What reads the files of PyTorch and NCCL for the recorder: handed in, since importers are not its concern.
+# Readers of PyTorch's and NCCL's files, passed in because collectors do not import `ingest`.
 
 
 @dataclass(frozen=True)
 class Readers:
-    """Functions of `dpro.ingest`; all but those of logs read one file of one rank.
+    """Functions of `dpro.ingest`; all but `log` and `requests` read one file of one rank.
 
     Attributes:
-        trace: `kineto.read_trace`, of a window.
+        trace: `kineto.read_trace`, for a window.
         dump: `flight_recorder.read_dump`.
-        log: `nccl.inspector.read_inspector_log`, whose file may be of several processes.
-        execution: adds to what `trace` returned what an execution trace of the same steps knows.
+        log: `nccl_inspector.read_inspector_log`, whose file may cover several processes.
+        execution: adds to the result of `trace` what an execution trace of the same steps records.
         requests: `requests.read_requests`.
     """
 

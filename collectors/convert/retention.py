@@ -1,7 +1,7 @@
-"""Which deep windows of a recording stay, where its user asked for some only.
+"""Selection of the deep windows of a recording that stay, where its user limited their number.
 
-In: a run whose ranks are converted. Out: the same without the rows of the other windows. Steps of these stay,
-as steps beside a window: they were disturbed. All ranks keep the same windows.
+Reads a run whose ranks are converted and removes the rows of all other windows. Their steps stay, marked as
+beside a window, since recording disturbed them. All ranks keep the same windows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ SLOW, LATEST = "slow", "latest"
 
 
 def keep_windows(run: Path, most: int, which: str) -> None:
-    """Drop the rows of windows, so that at most `most` of them stay.
+    """Drop the rows of windows so that at most `most` windows stay.
 
     Args:
-        which: `slow`, those with the slowest steps of any rank, or `latest`.
+        which: `slow` keeps those with the slowest steps of any rank, `latest` the last ones.
 
     Raises:
         OSError: a table cannot be written.
@@ -36,7 +36,7 @@ def keep_windows(run: Path, most: int, which: str) -> None:
         return
     kept = ~pl.col("window").is_in(dropped)
     for part in part_files(run, COUNTERS, "*-window"):
-        of_part = run / SPANS.name / part.name  # when the windows were that its samples are of
+        of_part = run / SPANS.name / part.name  # these spans give the extents of the windows
         _rewrite(COUNTERS, part, _within(pl.read_parquet(of_part).filter(kept)) if of_part.exists() else kept)
     for table in (COLLECTIVES, SYNCS, DEPENDENCIES, SPANS):
         for part in part_files(run, table, "*-window"):
@@ -48,7 +48,7 @@ def keep_windows(run: Path, most: int, which: str) -> None:
 
 
 def _by_preference(steps: pl.DataFrame, which: str) -> list[int]:
-    """The windows, those that stay first."""
+    """Return the windows, those to keep first."""
     of_windows = (
         with_times(steps).filter(pl.col("window") >= 0).group_by("window").agg(pl.col("time_ns").max())
     )
@@ -57,7 +57,7 @@ def _by_preference(steps: pl.DataFrame, which: str) -> list[int]:
 
 
 def _within(spans: pl.DataFrame) -> pl.Expr:
-    """Whether a sample lies in the time of one of the windows of some spans."""
+    """Match the samples that fall into one of the windows of `spans`."""
     extents = spans.group_by("window").agg(
         pl.col("start_ns").min(), end_ns=(pl.col("start_ns") + pl.col("duration_ns").clip(0)).max()
     )

@@ -1,7 +1,7 @@
-"""From the records of a process to its rows of `iterations` and `requests`.
+"""Rows of `iterations` and `requests` from the records of a process.
 
-In: records of kinds `ENGINE` and `BATCH`, and the lines of its requests. Out: rows. A request has a line when
-it is first scheduled and one when it ends; the later counts, and one that was cut off counts nothing.
+Reads records of kinds `ENGINE`, `BATCH` and `KV_CACHE`, and the lines of its requests. A request has a line
+when it is first scheduled and one when it ends; the later line counts, and a truncated line is ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOOK = "hook"
 
 
 def iterations(process: RecordedProcess, recorded: Sequence[records.Record]) -> pl.DataFrame:
-    """The iterations of a process's engine, as rows of `iterations`."""
+    """Return the iterations of a process's engine, as rows of `iterations`."""
     batches = {r.a: (r.b, r.c, r.d) for r in recorded if r.kind == records.BATCH}
     lacking = {r.a: (r.b, r.c) for r in recorded if r.kind == records.KV_CACHE}
     rows = [
@@ -49,7 +49,7 @@ def iterations(process: RecordedProcess, recorded: Sequence[records.Record]) -> 
 
 
 def requests(process: RecordedProcess) -> pl.DataFrame:
-    """The requests that a process served, as rows of `requests`, numbered in order of arrival."""
+    """Return the requests that a process served, as rows of `requests`, numbered in order of arrival."""
     lines = latest_lines(process.folder / LINES, lambda line: (str(line["name"]), int(line["arrival_ns"])))
     if not lines:
         return REQUESTS.empty()
@@ -64,7 +64,7 @@ def requests(process: RecordedProcess) -> pl.DataFrame:
 
 
 def write_engines(launch: Launch) -> None:
-    """Convert the engines of a launch whose processes have no rank.
+    """Write the tables of engines of a launch whose processes have no rank.
 
     Raises:
         OSError: a table cannot be written.
@@ -79,13 +79,14 @@ def write_engines(launch: Launch) -> None:
 
 
 def add_logged(run: Path, log: Any, launched_ns: int) -> dict[str, Any]:
-    """Add requests of logs to a run whose engine was not recorded itself; its own requests know more.
+    """Add logged requests to a run whose engine was not recorded; an engine's own records are more complete.
 
     Args:
-        log: what the logs say: `requests`, `skipped` and `warnings`.
+        log: the parsed logs: `requests`, `skipped` and `warnings`.
+        launched_ns: requests that ended before then are not added.
 
     Returns:
-        What is to be said of it in the manifest: `warnings`, `skipped`.
+        Entries for the manifest: `warnings`, `skipped`.
 
     Raises:
         OSError: the table cannot be written.
@@ -110,7 +111,7 @@ def _replica(process: RecordedProcess) -> int:
 
 
 def _facts(path: Path) -> dict[str, int]:
-    """What an engine says of itself, as far as it is a number; nothing where the file is damaged."""
+    """Read the facts of an engine that are numbers in range; empty where the file is damaged."""
     with suppress(OSError, ValueError, RecursionError):
         document = from_json(path.read_text(encoding="utf-8"))
         if isinstance(document, dict):
@@ -122,6 +123,6 @@ def _facts(path: Path) -> dict[str, int]:
     return {}
 
 
-FIRST_DATE_NS = 10**17  # moments before 1973 count from the start of a log
-MAX_FACT = 1 << 22  # ranks, replicas and process ids are below
-REQUEST_BITS = 40  # numbers of requests are unique within a run of several engines
+FIRST_DATE_NS = 10**17  # 1973: smaller times are relative to the start of a log
+MAX_FACT = 1 << 22  # above all ranks, replicas and process ids
+REQUEST_BITS = 40  # the rank is above these bits: requests of several engines have distinct numbers

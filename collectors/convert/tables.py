@@ -1,7 +1,7 @@
-"""From the records and files of a process to its rows of tables, but for its windows, calls and requests.
+"""Rows of tables from the records and files of a process, except its windows, calls and requests.
 
-In: its records, its facts and what its probes wrote. Out: frames of the tables `RECORD_TABLES`, and of
-others.
+Reads the records of a process, its facts and the files of its probes; returns frames of the tables
+`RECORD_TABLES` and of others.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ RECORD_TABLES = (STEPS, PASSES, COUNTERS, CLOCK_SAMPLES, WORKERS)
 def frames_of(
     process: RecordedProcess, recorded: Sequence[records.Record], status: int | None
 ) -> dict[str, pl.DataFrame]:
-    """Convert the records of a process, or the latest of them, to the tables `RECORD_TABLES`.
+    """Convert the records of a process, or its latest ones, to the tables `RECORD_TABLES`.
 
     Args:
-        recorded: its records, in order, with all that announce what ends steps.
-        status: its wait status, None where unknown.
+        recorded: its records in order, including all that declare what ends steps.
+        status: its wait status; None where unknown.
     """
     ends = {step: boundary for step, (_, boundary) in _boundaries(recorded).items()}
     rank = pl.lit(process.rank, COUNTERS.dtypes["rank"])
@@ -92,19 +92,19 @@ def frames_of(
 
 
 def _boundaries(recorded: Sequence[records.Record]) -> dict[int, tuple[int, Boundary]]:
-    """What ended each step, and when, by number of the step."""
+    """Return time and boundary of the update that ended each step, by step number."""
     updates = [(r.a, r.b, Boundary(r.c, r.d)) for r in recorded if r.kind == records.UPDATE]
     anchors = [(r.a, r.b, r.c) for r in recorded if r.kind == records.ANCHOR]
     return number_steps(updates, anchors)
 
 
 def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
-    """Steps from boundary to boundary; the first step has no beginning that anything announces."""
+    """Return steps from boundary to boundary; the first boundary only begins a step."""
     boundaries = _boundaries(recorded)
     sources = {r.a: SOURCES[r.d] for r in recorded if r.kind == records.ANCHOR}
     timed = device_times(recorded, {step: boundary for step, (_, boundary) in boundaries.items()})
     windows = {r.a: (r.b, r.c) for r in recorded if r.kind == records.WINDOW}
-    # For a window that has not been closed, Kineto still runs.
+    # Kineto still runs in a window that has not been closed.
     closed = {r.a: max(r.c, r.d) for r in recorded if r.kind == records.WINDOW}
     closed |= {r.a: r.b for r in recorded if r.kind == records.DROPPED}
     opened = {r.a: r.b for r in recorded if r.kind == records.WINDOW}
@@ -112,7 +112,7 @@ def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
     kept_open = [(window, opened[window], closed.get(window, NEVER_NS)) for window in sorted(opened)]
     rows = []
     for step, start, end in _extents(boundaries):
-        if end < start:  # one of both is damaged
+        if end < start:  # one of the two times is damaged
             continue
         source, _ = boundaries[step]
         beside = next((index for index, opened, closed in kept_open if opened < end and start < closed), -1)
@@ -125,10 +125,10 @@ def _steps(rank: int, recorded: Sequence[records.Record]) -> pl.DataFrame:
 
 
 def passes(recorded: Sequence[records.Record], steps: pl.DataFrame) -> pl.DataFrame:
-    """The backward passes of steps at whose beginning clocks were read, as rows of `passes`.
+    """Return the backward passes of steps at whose start clocks were read, as rows of `passes`.
 
     Args:
-        steps: rows of that table, of one rank.
+        steps: rows of `steps`, of one rank.
     """
     came_ns = {record.b: record.c for record in recorded if record.kind == records.PASS_ON_GPU}
     rows = []
@@ -145,19 +145,19 @@ def passes(recorded: Sequence[records.Record], steps: pl.DataFrame) -> pl.DataFr
 
 
 def steps_without_time(recorded: Sequence[records.Record]) -> int:
-    """How many steps end before they begin, which are left out."""
+    """Count the steps that end before they begin; `steps` leaves them out."""
     return sum(end < start for _, start, end in _extents(_boundaries(recorded)))
 
 
 def _extents(boundaries: Mapping[int, tuple[int, Boundary]]) -> Iterator[tuple[int, int, int]]:
-    """Each step that has both boundaries, when it begins and when it ends."""
+    """Yield number, start and end of each step with both boundaries."""
     for step, (_, boundary) in boundaries.items():
         if step - 1 in boundaries:
             yield step, boundaries[step - 1][1].resume_ns, boundary.end_ns
 
 
 def buckets(process: RecordedProcess) -> pl.DataFrame:
-    """The gradient buckets that a process recorded, as rows of `buckets`."""
+    """Return the gradient buckets that a process recorded, as rows of `buckets`."""
     modules = saved(process.folder / "buckets.json", [])
     rows = [
         {"rank": process.rank, "module": number, "bucket": bucket, "source": module["source"], **facts}
@@ -168,7 +168,7 @@ def buckets(process: RecordedProcess) -> pl.DataFrame:
 
 
 def model_calls(process: RecordedProcess) -> pl.DataFrame:
-    """The calls of models that a process met, as rows of `model_calls`."""
+    """Return the model calls that a process recorded, as rows of `model_calls`."""
     met = saved(process.folder / "model.json", {"models": [], "calls": []})
     rows = [
         {"rank": process.rank, "source": SOURCE} | model | call
@@ -179,7 +179,7 @@ def model_calls(process: RecordedProcess) -> pl.DataFrame:
 
 
 def measured(process: RecordedProcess, table: Table) -> pl.DataFrame:
-    """What a probe of `dpro try` measured in a process, as rows of its table.
+    """Return the measurements of a probe of `dpro try` in a process, as rows of its table.
 
     Args:
         table: `codecs` or `sensitivities`.
@@ -191,10 +191,10 @@ def measured(process: RecordedProcess, table: Table) -> pl.DataFrame:
 def worker_row(
     process: RecordedProcess, recorded: Sequence[records.Record], status: int | None
 ) -> dict[str, Any]:
-    """The row of `workers` of a process; arguments as those of `frames_of`."""
+    """Return the row of `workers` of a process; for the arguments see `frames_of`."""
     facts = process.facts
     ended = ending(process.folder, recorded, status)
-    # UPDATE and WINDOW records end with a time, CLOCK and ENDING records begin with one.
+    # Field with the latest time of each kind of record.
     seen = {records.UPDATE: "c", records.WINDOW: "c", records.CLOCK: "a", records.ENDING: "a"}
     times = [int(getattr(r, seen[r.kind])) for r in recorded if r.kind in seen]
     row = {
@@ -213,21 +213,21 @@ def worker_row(
     return row | {"exit_code": ended.code, "exit_signal": ended.signal, "source": SOURCE}
 
 
-# What the host did in each step, from the recorder's running totals.
+# Activity of the host in each step, from the recorder's running totals.
 
-_TOTALS = {  # kind of record -> what its values after the time are
+_TOTALS = {  # kind of record -> counters of its values after the time
     records.CPU: ("step_cpu_ns", "step_training_thread_cpu_ns", "step_run_queue_ns"),
     records.WORK: ("step_backward_calls", "step_gc_ns", "step_data_wait_ns"),
     records.INPUT: ("step_input_elements",),
     records.CHILDREN: ("step_children_cpu_ns", "step_written_bytes"),
     records.ASIDE: ("step_checkpoint_ns", "step_no_grad_ns", "step_compile_ns"),
 }
-_SAMPLED = (records.CPU, records.CHILDREN)  # read at some ends of steps only, where steps are short
+_SAMPLED = (records.CPU, records.CHILDREN)  # read only at some step ends, where steps are short
 _SCHEMA = {name: COUNTERS.dtypes[name] for name in ("device", "counter", "time_ns", "value")}
 
 
 def host_counters(recorded: Sequence[records.Record], boundaries: Mapping[int, Boundary]) -> pl.DataFrame:
-    """What a process measured of its host.
+    """Return the counters that a process recorded of its host.
 
     Returns:
         `[device, counter, time_ns, value]`.
@@ -242,11 +242,11 @@ def host_counters(recorded: Sequence[records.Record], boundaries: Mapping[int, B
 
 
 def device_times(recorded: Sequence[records.Record], boundaries: Mapping[int, Boundary]) -> dict[int, int]:
-    """How long steps took on the device, ns, by number; those that it did not time are missing.
+    """Return the time of steps on the device, in ns, by step number; untimed steps are missing.
 
-    The process numbers steps before it knows for sure what ends them: its records say when a step began and
-    ended, and count where that is at two boundaries. Where those are of several steps, each has as large a
-    share as its host took: a host that is ahead of its device has each step timed by itself.
+    The process numbers steps before it knows for sure what ends them. Its records hold the start and end of a
+    step, and count where both are at boundaries. A record over several steps is divided among them in
+    proportion to their time on the host; a host that runs ahead of its device has each step timed separately.
     """
     timed = np.array([tuple(record[:3]) for record in recorded if record.kind == records.GPU_STEP], np.int64)
     if not len(timed) or not boundaries:
@@ -269,14 +269,15 @@ def device_times(recorded: Sequence[records.Record], boundaries: Mapping[int, Bo
 def _shares(
     begun: np.ndarray, spans: np.ndarray, ends: np.ndarray, resumes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What of the time of several steps each of them has, by how long the host was in it.
+    """Divide measurements over several steps among the steps, in proportion to their time on the host.
 
     Args:
-        begun: `[N]` the boundaries at which such steps begin.
-        spans: `[N]` how many they are.
+        begun: [N] boundary at which each span of steps begins.
+        spans: [N] number of steps in each span.
+        ends, resumes: end of the step before each boundary, and start of the step after it, ns.
 
     Returns:
-        Of each step: the place of its span, the boundary at which it begins, and its share.
+        For each step: index of its span, boundary at which it begins, and share, 0 to 1.
     """
     within = np.repeat(np.arange(len(spans)), spans)
     steps = begun[within] + np.arange(len(within)) - (np.cumsum(spans) - spans)[within]
@@ -286,7 +287,7 @@ def _shares(
 
 
 def _interval(record: records.Record) -> list[tuple[str, str, int, float]]:
-    """`device`, `counter`, `time_ns`, `value` of a record that is about one interval."""
+    """Return `device`, `counter`, `time_ns`, `value` of a record about one interval; else none."""
     start, duration = record.a, float(record.b)
     if record.kind == records.LOADED:
         worker = "" if record.c < 0 else f"DataLoader worker {record.c}"
@@ -305,18 +306,18 @@ def _interval(record: records.Record) -> list[tuple[str, str, int, float]]:
 def _per_step(
     totals: np.ndarray, boundaries: Mapping[int, Boundary], counters: Sequence[str], is_sampled: bool
 ) -> pl.DataFrame:
-    """Differences of totals from one boundary to the next.
+    """Return the differences of totals from one boundary to the next.
 
     Args:
-        totals: `[N, 4]` int64: time, then the totals so far; -1 where unknown.
-        is_sampled: whether each step between two samples gets as large a share of their difference as it took
-            of the time: what all steps have together is then what it is where each is sampled.
+        totals: [N, 4] int64: time, then running totals; -1 where unknown.
+        is_sampled: divide the difference between two samples among the steps in between, in proportion to
+            their time; else only steps with samples at both ends count.
     """
     numbers = np.array(list(boundaries), np.int64)
     ends, resumes = np.array([tuple(boundary) for boundary in boundaries.values()], np.int64).T
     times = totals[:, 0]
-    # At a boundary there is one sample, or two where our own work was long: the first ends a step, the last
-    # begins the next.
+    # A boundary has one sample, or two where the recorder's own work was long: the first ends a step, the
+    # last begins the next.
     first, last = np.searchsorted(times, ends), np.searchsorted(times, resumes, side="right") - 1
     at = np.flatnonzero(first <= last)
     follows = np.diff(numbers[at]) == np.diff(at)
@@ -345,15 +346,15 @@ FLOAT, INTEGER = struct.Struct("<d"), struct.Struct("<q")
 
 
 def number_of(record: records.Record) -> float:
-    """The number of a record of a loss or a norm."""
+    """Decode the value of a record of a loss or a gradient norm."""
     return float(FLOAT.unpack(INTEGER.pack(record.b))[0])
 
 
 def losses(process: RecordedProcess, recorded: Sequence[records.Record]) -> pl.DataFrame:
-    """The losses and norms of gradients of a process, as rows of `losses`."""
+    """Return the losses and gradient norms of a process, as rows of `losses`."""
     noted = [r for r in recorded if r.kind == records.LOSS and 0 <= r.c < len(records.LOSS_KINDS)]
     boundaries = _boundaries(recorded)
-    numbers = np.array([*boundaries, max(boundaries, default=-2) + 1], np.int64)  # what follows the last
+    numbers = np.array([*boundaries, max(boundaries, default=-2) + 1], np.int64)  # and one more
     ends = np.array([boundary.end_ns for _, boundary in boundaries.values()], np.int64)
     times = np.array([r.a for r in noted], np.int64)
     columns = {
@@ -366,7 +367,7 @@ def losses(process: RecordedProcess, recorded: Sequence[records.Record]) -> pl.D
     return conform(LOSSES, pl.DataFrame(columns).with_columns(rank=pl.lit(process.rank)))
 
 
-# From the names of a device mesh's axes to a rank's coordinates in the run.
+# Coordinates of a rank in the run, from the axis names of device meshes.
 
 AXES: Mapping[str, Sequence[str]] = {
     "dp": ("dp", "ddp", "fsdp", "data", "data_parallel", "dp_replicate", "dp_shard", "replicate", "shard"),
@@ -378,16 +379,16 @@ AXES: Mapping[str, Sequence[str]] = {
 
 
 def mesh_coordinates(path: Path) -> dict[str, int]:
-    """Return where a process is on the axes whose name implies a kind of parallelism, and how long they are.
+    """Return the coordinates of a process on axes whose names imply a kind of parallelism, and their sizes.
 
-    Several axes of one kind in one mesh (replicate and shard, of hybrid sharding) are one axis, the first
-    name the slowest. Of several meshes, the one with the most axes takes precedence.
+    Several axes of one kind in one mesh (replicate and shard of hybrid sharding) form one axis, with the
+    first name as the slowest. Of several meshes, the one with the most axes takes precedence.
 
     Args:
-        path: `mesh.json` as the recorder left it; may be missing.
+        path: `mesh.json` of the recorder; may be missing.
 
     Returns:
-        By axis its coordinate, and by `dp_size`, … the axis's size.
+        Coordinate by axis, and size by `dp_size`, ….
     """
     meshes: list[dict[str, Any]] = saved(path, [])
     coordinates: dict[str, int] = {}
@@ -402,14 +403,14 @@ def mesh_coordinates(path: Path) -> dict[str, int]:
     return coordinates
 
 
-# From what a process left to its rows of `starts` and `checkpoints`: its life beside its steps.
+# Start-up, checkpoints and failed allocations of a process, from the files that it wrote.
 
 
 def starts(process: RecordedProcess, recorded: Sequence[records.Record], launched_ns: int) -> pl.DataFrame:
-    """How a process came to its first step, as a row of `starts`; none where it does not say.
+    """Return the timestamps of a process up to its first step, as a row of `starts`; none where not recorded.
 
     Args:
-        launched_ns: when its launcher started the command, -1 where unknown.
+        launched_ns: when its launcher started the command; -1 where unknown.
     """
     moments: dict[str, Any] = {}
     with suppress(OSError, ValueError):
@@ -425,26 +426,26 @@ def starts(process: RecordedProcess, recorded: Sequence[records.Record], launche
 
 
 def start_parts(process: RecordedProcess) -> pl.DataFrame:
-    """The parts of how a process came to its first step, as rows of `start_parts`."""
+    """Return the parts of a process's start-up, as rows of `start_parts`."""
     lines = latest_lines(process.folder / PARTS, lambda line: (int(line["start_ns"]), str(line["name"])))
     texts = [{**line, "group_ranks": members_text(line.pop("ranks", ()))} for line in lines]
     return _of_lines(START_PARTS, process.rank, texts)
 
 
 def checkpoints(process: RecordedProcess) -> pl.DataFrame:
-    """What a process saved and loaded, as rows of `checkpoints`."""
+    """Return the checkpoints that a process saved and loaded, as rows of `checkpoints`."""
     lines = latest_lines(process.folder / LINES, lambda line: (int(line["start_ns"]), str(line["path"])))
     return _of_lines(CHECKPOINTS, process.rank, lines)
 
 
 def out_of_memory(process: RecordedProcess) -> pl.DataFrame:
-    """Allocations that were refused to a process, as rows of `out_of_memory`."""
+    """Return the failed allocations of a process, as rows of `out_of_memory`."""
     lines = latest_lines(process.folder / MEMORY, lambda line: (int(line["time_ns"]), len(line["kinds"])))
     return _of_lines(OUT_OF_MEMORY, process.rank, lines)
 
 
 def _of_lines(table: Table, rank: int, lines: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-    """Rows of a table of objects that have some of its columns."""
+    """Return objects with some columns of a table as its rows; missing columns get their defaults."""
     rows = [{"rank": rank, **line} for line in lines]
     return pl.DataFrame(rows, schema=table.dtypes).with_columns(
         pl.col(name).fill_null(column.default)
@@ -453,7 +454,7 @@ def _of_lines(table: Table, rank: int, lines: Iterable[Mapping[str, Any]]) -> pl
     )
 
 
-# Each forward and backward of a micro-batch; what the loss took is added to the forward that it belongs to.
+# Each forward and backward of a micro-batch; the time of the loss is added to its forward.
 
 MICRO_BATCH_BITS = 32
 
@@ -461,7 +462,7 @@ MICRO_BATCH_BITS = 32
 def operations(
     process: RecordedProcess, recorded: Sequence[records.Record], steps: pl.DataFrame
 ) -> pl.DataFrame:
-    """The operations of a process, as rows of `operations`."""
+    """Return the operations of a process, as rows of `operations`."""
     facts: dict[str, Any] = saved(process.folder / PIPELINE, {})
     rows = [
         (r.a, r.b, r.c >> MICRO_BATCH_BITS, r.c & ((1 << MICRO_BATCH_BITS) - 1), KINDS[r.d])
@@ -496,7 +497,7 @@ _RECORDED = {
 
 
 def _with_losses(rows: pl.DataFrame) -> pl.DataFrame:
-    """Forwards until their loss is there, and all else but losses; outside steps losses are left out."""
+    """Extend forwards to the end of their loss, and drop the losses; those outside steps extend nothing."""
     key = ["step", "place", "micro_batch"]
     losses = rows.filter((pl.col("kind") == LOSS) & (pl.col("step") >= 0))
     until = losses.group_by(key).agg(kind=pl.lit(FORWARD), loss_ns=pl.col("end_ns").max())
@@ -507,14 +508,14 @@ def _with_losses(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-# What was sampled beside the processes.
+# Samples of the node.
 
 
 def convert_samples(launch: Launch, *, whole: bool = False) -> None:
-    """Convert what a launch sampled, one part per file; doing it again after a crash gives the same parts.
+    """Convert the samples of a launch, one part per file; repeated after a crash, with the same parts.
 
     Args:
-        whole: only files that are whole; the job still runs.
+        whole: convert only finished files, since the job still runs.
     """
     for path in sample_files(launch.raw, whole=whole):
         host, samples = read_samples(path)
@@ -524,7 +525,7 @@ def convert_samples(launch: Launch, *, whole: bool = False) -> None:
 
 
 def counters(host: str, samples: Iterable[TelemetrySample]) -> pl.DataFrame:
-    """Samples as rows of `counters`."""
+    """Return samples as rows of `counters`."""
     rows: dict[str, list[object]] = {"rank": [], "device": [], "counter": [], "time_ns": [], "value": []}
     for sample in samples:
         for counter, value in sample.values.items():
@@ -537,13 +538,13 @@ def counters(host: str, samples: Iterable[TelemetrySample]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema).with_columns(host=pl.lit(host))
 
 
-# How a process of the job ended: by the wait status, where the kernel gave it to the sidecar, and by the
-# files that `inside/process/exits.py` left. What saw the end counts before what announced it: a process may
-# crash on its way out.
+# How a process of the job ended: from the wait status, where the kernel gave it to the sidecar, and from the
+# files of `inside/process/exits.py`. An observed end takes precedence over an announced one, because a
+# process may crash on its way out.
 
 
 class Ending(NamedTuple):
-    """An exit code or a signal; -1 for the one it was not, and for both where unknown."""
+    """An exit code or a signal; the other is -1, and both are -1 where unknown."""
 
     code: int
     signal: int
@@ -555,11 +556,11 @@ class Ending(NamedTuple):
 
     @property
     def status(self) -> int | None:
-        """As `os.waitstatus_to_exitcode` puts it: the code, or minus the signal; None where unknown."""
+        """The code, or minus the signal, as from `os.waitstatus_to_exitcode`; None where unknown."""
         return None if not self.is_known else -self.signal if self.code < 0 else self.code
 
     def failure(self, error: str) -> str:
-        """How a job failed, with the first exception of its processes; empty if it is not known to have."""
+        """Word how a job failed, with the first exception of its processes; empty if no failure is known."""
         if not self.status:
             return ""
         how = f"exit code {self.code}" if self.code >= 0 else _name(self.signal)
@@ -567,15 +568,15 @@ class Ending(NamedTuple):
 
 
 UNKNOWN = Ending(-1, -1)
-LAUNCHERS = ("ChildFailedError", "SignalException", "ProcessExitedException")  # say that others failed
+LAUNCHERS = ("ChildFailedError", "SignalException", "ProcessExitedException")  # report other processes
 QUOTING = ("ProcessRaisedException",)
 
 
 def ending(folder: Path, recorded: Sequence[records.Record], status: int | None) -> Ending:
-    """Return how one process ended; its exit code where SIGTERM came only after it had exited.
+    """Return how a process ended; its exit code where it received SIGTERM only after it had exited.
 
     Args:
-        status: its wait status as the sidecar read it, None where unknown.
+        status: its wait status as the sidecar read it; None where unknown.
     """
     announced = [Ending(r.b, r.c) for r in recorded if r.kind == records.ENDING]
     reported = UNKNOWN if status is None else _of_status(os.waitstatus_to_exitcode(status))
@@ -586,7 +587,7 @@ def ending(folder: Path, recorded: Sequence[records.Record], status: int | None)
 
 
 def exception(folder: Path) -> dict[str, Any]:
-    """The columns of `workers` about the exception that ended a process."""
+    """Return the columns of `workers` about the exception that ended a process."""
     path = folder / RAISED
     if not path.is_file():
         return {"error": "", "failed_ns": -1}
@@ -596,16 +597,16 @@ def exception(folder: Path) -> dict[str, Any]:
 
 
 def left_ns(folder: Path) -> int:
-    """Return when the interpreter exited with all its calls saved; -1 where it did not."""
+    """Return when the interpreter exited with all its calls saved, ns since 1970; -1 where it did not."""
     path = folder / LAST
     return path.stat().st_mtime_ns if path.is_file() else -1
 
 
 def first_error(folder: Path) -> str:
-    """The first exception that ended a process of the job, in a line: `ValueError: no (train.py:7)`.
+    """Return the first exception that ended a process of the job, as one line: `ValueError: no (train.py:7)`.
 
     Returns:
-        The line; empty where no exception did, or only those by which launchers report other processes.
+        The line; empty without such an exception, or if launchers only reported other processes.
     """
     errors = []
     for path in [*folder.glob(f"{FAILED}*.json"), *folder.glob(f"*/{RAISED}")]:
@@ -618,17 +619,17 @@ def first_error(folder: Path) -> str:
 def _in_a_line(type: str, message: str, calls: Sequence[str], time_ns: int) -> str:
     if type in LAUNCHERS:
         return ""
-    if type in QUOTING:  # the message says it all
+    if type in QUOTING:  # the message contains the original traceback
         return message
     said = f"{type}: {message}" if message else type
     return f"{said} ({calls[0].rpartition(' ')[0].rpartition('/')[2]})" if calls else said
 
 
 def exited(path: Path) -> Ending:
-    """How a process exited, by the name that libc gave a file then.
+    """Return how a process exited, from the name to which libc renamed a file at that time.
 
     Args:
-        path: the file, as it was called before.
+        path: the file under its original name.
     """
     begin = os.fsencode(f"{path.name}-")
     names = os.listdir(os.fsencode(path.parent)) if path.parent.is_dir() else []
@@ -637,7 +638,7 @@ def exited(path: Path) -> Ending:
 
 
 def _reaped(path: Path) -> Ending:
-    """What the parent wrote; nothing where it was killed meanwhile."""
+    """Return the status that the parent wrote; `UNKNOWN` where it was killed before writing."""
     text = path.read_text() if path.is_file() else ""
     return _of_status(int(text)) if text.lstrip("-").isdigit() else UNKNOWN
 

@@ -1,8 +1,8 @@
-"""Deep windows of one process into tables, a batch of them at a time.
+"""Deep windows of one process converted to tables, one batch at a time.
 
-In: the Kineto files that a process has saved, execution traces and messages beside them. Out: a Parquet part
-per table and batch, and notes for the manifest: what windows lost, and what they cost. A batch that was
-interrupted gives the same parts again.
+Reads the Kineto files that a process has saved, and the execution traces, messages and pretended calls beside
+them; writes a Parquet part per table and batch, and notes for the manifest. A batch that was interrupted is
+converted to the same parts again.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from dpro.timed import with_times
 from dpro.words import few
 
 WINDOW_TABLES = (SPANS, COLLECTIVES, SYNCS, DEPENDENCIES, COUNTERS)
-_BESIDE = ("trace", "messages", PRETENDED)  # files of a window, named as its own
+_BESIDE = ("trace", "messages", PRETENDED)  # other files of a window, numbered like its Kineto file
 _ID_COLUMNS = ("span_id", "launch_span_id", "collective_id", "source_span_id", "target_span_id")
-_WINDOW_IDS = 1 << 32  # ids of window w lie in [(w + 1) * this, (w + 2) * this); those of calls below
+_WINDOW_IDS = 1 << 32  # ids of window w are in [(w + 1) * this, (w + 2) * this); those of calls are below
 
 
 def first_window_ns(process: RecordedProcess, recorded: Sequence[records.Record]) -> int:
-    """When the first window began that is open or still to be converted; the end of time for none."""
+    """Return the start of the first window that is open or not yet converted, ns; maximum int64 for none."""
     over = {r.a for r in recorded if r.kind in (records.WINDOW, records.DROPPED)}
     over -= {int(path.stem.removeprefix("window")) for path in process.folder.glob("**/window*.json")}
     begun = [r.b for r in recorded if r.kind == records.OPENED and r.a not in over]
@@ -52,12 +52,12 @@ def first_window_ns(process: RecordedProcess, recorded: Sequence[records.Record]
 
 
 def convert_windows(run: Path, process: RecordedProcess, readers: Readers, until_ns: int | None) -> None:
-    """Convert the deep windows that were saved before a moment, a batch of them into one part per table.
+    """Convert the deep windows saved before a moment, a batch of them into one part per table.
 
-    A batch is a folder: one that an interrupted conversion left behind gives the same parts again.
+    A batch is a folder, so an interrupted conversion is repeated with the same windows and parts.
 
     Args:
-        until_ns: windows saved since then wait, ns since 1970; None converts all.
+        until_ns: windows saved at or after this time wait, ns since 1970; None converts all.
     """
     saved = sorted(process.folder.glob("window*.json"))
     waiting = [path for path in saved if until_ns is None or path.stat().st_mtime_ns < until_ns]
@@ -66,7 +66,7 @@ def convert_windows(run: Path, process: RecordedProcess, readers: Readers, until
         batch.mkdir()
         for path in waiting:
             beside = [path.with_name(path.name.replace("window", what)) for what in _BESIDE]
-            for file in (*beside, path):  # in this order: a window in a batch has all that belongs to it
+            for file in (*beside, path):  # the window last: one in a batch has all its files
                 if file.exists():
                     file.rename(batch / file.name)
     for batch in sorted(process.folder.glob("batch-*")):
@@ -75,7 +75,7 @@ def convert_windows(run: Path, process: RecordedProcess, readers: Readers, until
 
 
 def convert_batch(run: Path, process: RecordedProcess, batch: Path, readers: Readers) -> None:
-    """Write the tables of a batch of windows, and what the manifest should say of them."""
+    """Write the tables of a batch of windows, and notes on them for the manifest."""
     paths = sorted(batch.glob("window*.json"))
     recorded = records.read_records(process.folder / "records.bin")
     steps_of = {r.a: (r.b, r.c) for r in recorded if r.kind == records.CUT}
@@ -119,10 +119,10 @@ def convert_batch(run: Path, process: RecordedProcess, batch: Path, readers: Rea
 def _window_frames(
     trace: Any, window: int, entries: pl.DataFrame, steps: tuple[int, int] | None
 ) -> dict[str, pl.DataFrame]:
-    """One window's tables, with ids of their own and what is known of its collectives besides.
+    """Return the tables of a window, with unique ids and the flight recorder's facts about its collectives.
 
     Args:
-        steps: when its steps began and ended, where more than these was recorded.
+        steps: start and end of its steps, ns, where Kineto recorded more than these; else None.
     """
     first = (window + 1) * _WINDOW_IDS
     frames = {
@@ -135,12 +135,12 @@ def _window_frames(
 
 
 def _cause(error: DproError, path: Path) -> str:
-    """What a reader found wrong, without the name of the file, which is gone, and without its advice."""
+    """Return a reader's message without the name of the file, which will be deleted, and without advice."""
     return str(error).removeprefix(f"{path}: ").partition(";")[0]
 
 
 def _renumbered(frame: pl.DataFrame, first: int) -> pl.DataFrame:
-    """Ids that are unique within a window made unique within the rank; -1 stays none."""
+    """Make ids that are unique within a window unique within the rank; -1 stays none."""
     columns = [pl.col(name) for name in _ID_COLUMNS if name in frame.columns]
     return frame.with_columns(
         pl.when(column >= 0).then(column + first).otherwise(-1).name.keep() for column in columns
@@ -154,7 +154,7 @@ _END = pl.col("start_ns") + pl.col("duration_ns").clip(0)
 
 
 def cut(frames: Mapping[str, pl.DataFrame], start_ns: int, end_ns: int) -> dict[str, pl.DataFrame]:
-    """The tables of a window without what does not belong to its steps.
+    """Remove from the tables of a window everything outside its steps.
 
     Args:
         frames: `spans`, `collectives`, `syncs`, `dependencies`, `counters` of one rank and window.
@@ -180,9 +180,9 @@ def cut(frames: Mapping[str, pl.DataFrame], start_ns: int, end_ns: int) -> dict[
 
 
 def _host(spans: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
-    """What the host began during the steps, as if recording had ended with them.
+    """Return host spans that began during the steps, clipped as if recording had ended with the steps.
 
-    A Python function that was called before is shown from the beginning on, as where recording begins there.
+    A Python function called before the steps is clipped to their start, as where recording begins there.
     """
     python = pl.col("kind") == "python"
     begun = (pl.col("start_ns") >= start_ns) | (python & _END.gt(start_ns))
@@ -193,7 +193,7 @@ def _host(spans: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
 
 
 def _gpu(spans: pl.DataFrame, host: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
-    """What these calls launched; of what nothing is known to have launched, what ran meanwhile."""
+    """Return the GPU work that host calls launched; of work without a known launch, what ran meanwhile."""
     work = spans.filter(_GPU)
     calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
     launched = pl.col("correlation").is_in(calls["correlation"].implode())
@@ -214,24 +214,24 @@ def _collectives(rows: pl.DataFrame, ids: pl.Series, start_ns: int, end_ns: int)
     )
 
 
-# One row per collective: what a deep window saw of it, and what the flight recorder knew.
+# One row per collective: observations of the deep window joined with the flight recorder's entry.
 
-SLACK_NS = 50_000  # an entry may seem this much later than the end of its call
-LAUNCH_NS = 100_000_000  # the longest from an entry to the launch of its kernel
-KERNEL = "kineto kernel"  # source of window rows that stand for a GPU kernel
-# What gloo runs as something else, by the name under which its flight recorder knows it.
+SLACK_NS = 50_000  # an entry's timestamp may exceed the end of its call by this much
+LAUNCH_NS = 100_000_000  # maximum time from an entry to the launch of its kernel
+KERNEL = "kineto kernel"  # source of window rows of GPU kernels
+# Collectives that gloo implements by another one, by their name in the flight recorder.
 _GLOO_RUNS_AS = {"reduce_scatter": "all_reduce"}
 _FACTS = ("group", "group_ranks", "sequence", "bytes_in", "bytes_out", "dtype", "peer", "state")
 
 
 def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
-    """The window's collectives with what the flight recorder knew of them.
+    """Add the flight recorder's facts to a window's collectives.
 
     Args:
         entries: flight recorder entries of the rank, with their final `collective_id`.
 
     Returns:
-        The rows; one that met an entry has its `collective_id`, the others keep theirs.
+        The rows; a row with a matching entry has its `collective_id`, the others keep theirs.
     """
     if collectives.is_empty() or entries.is_empty():
         return collectives
@@ -247,7 +247,7 @@ def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Dat
         .join(met, on="row", how="left", maintain_order="left")
         .join(recorded, on="entry", how="left", maintain_order="left")
     )
-    # A reduce-scatter that was run as an all-reduce of all that it was given brings a part of it.
+    # A reduce-scatter that ran as an all-reduce of its whole input returns one part of it.
     part = pl.col("bytes_out_fr") // num_members("group_ranks_fr").clip(lower_bound=1)
     same = pl.col("op") == pl.col("op_fr")
     joined = joined.with_columns(bytes_out_fr=pl.when(same).then("bytes_out_fr").otherwise(part))
@@ -257,13 +257,13 @@ def merge_window(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Dat
 
 
 def _known(name: str, dtype: pl.DataType) -> pl.Expr:
-    """The column, null where it says unknown."""
+    """Return a column with null for its unknown values: empty text or negative numbers."""
     column = pl.col(name)
     return pl.when(column != "" if dtype == pl.String else column >= 0).then(column)
 
 
 def _met_by_calls(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
-    """Entries made during the CPU call that issued the work, as for gloo: pairs of `row` and `entry`."""
+    """Match entries to the CPU calls during which they were made, as for gloo: pairs of `row` and `entry`."""
     calls = (
         collectives.filter((pl.col("source") != KERNEL) & (pl.col("launch_span_id") >= 0))
         .join(
@@ -278,15 +278,16 @@ def _met_by_calls(collectives: pl.DataFrame, spans: pl.DataFrame, entries: pl.Da
     calls = pl.concat([calls, other]).sort("begin", "row")
     made = entries.select("op", "enqueued_ns", entry="collective_id").sort("enqueued_ns", "entry")
     pairs = made.join_asof(calls, left_on="enqueued_ns", right_on="begin", by="op", check_sortedness=False)
-    # Messages are noted once their call has returned, by the thread that made it: until the next one at most.
+    # Messages are recorded after their call has returned, by its thread, and so before its next call.
     inside = (pl.col("enqueued_ns") <= pl.col("end")) | pl.col("op").is_in(("send", "recv"))
     return pairs.filter(inside).drop_nulls("row").sort("entry").select("row", "entry")
 
 
 def _met_by_kernels(collectives: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
-    """The last entry before the launch of each kernel, as for NCCL: pairs of `row` and `entry`.
+    """Match each kernel to the last entry before its launch, as for NCCL: pairs of `row` and `entry`.
 
-    Of messages that one kernel carries, the last is the last entry, the one before it that before, and so on.
+    If one kernel carries several messages, the last row takes the last entry, the row before it the entry
+    before.
     """
     launched = (
         collectives.filter((pl.col("source") == KERNEL) & (pl.col("enqueued_ns") >= 0))
@@ -310,20 +311,20 @@ def _met_by_kernels(collectives: pl.DataFrame, entries: pl.DataFrame) -> pl.Data
     return wanted.join(made, on=["op", "place"], maintain_order="left").select("row", "entry")
 
 
-# What recording cost, from the times of its steps.
+# Cost of recording, from the times of its steps.
 
 
 def recording_costs(steps: pl.DataFrame, passes: pl.DataFrame) -> dict[str, float]:
-    """What the recorder took at the ends of steps and at passes, and what deep windows cost.
+    """Return the cost of the recorder at step ends and backward passes, and of deep windows.
 
     Args:
         steps, passes: rows of these tables, of one rank.
 
     Returns:
-        `ends_share`: of the time from the first step to the last, at passes, and at ends of steps that no
-        window disturbs;
-        of windows `count`, `cost_ms` (the median cost of one) and `share` (of all) where there were some.
-        Nothing where all steps are in windows.
+        `ends_share`: share of the time from the first step to the last spent at passes and at ends of steps
+            that no window disturbs;
+        `count`, `cost_ms` (median of one) and `share` (of all) of windows, where there were any.
+        Empty where all steps are in windows.
     """
     ordered = (
         with_times(steps)
@@ -359,16 +360,16 @@ def recording_costs(steps: pl.DataFrame, passes: pl.DataFrame) -> dict[str, floa
 
 
 def worst(costs: Iterable[dict[str, float]]) -> dict[str, float]:
-    """The costs on the rank that they slowed most."""
+    """Return the costs of the rank that they slowed most; empty without costs."""
     return max(costs, key=lambda cost: cost.get("share", 0.0) + cost.get("ends_share", -1.0), default={})
 
 
-# GPU work that deep windows should have seen and did not.
+# GPU work missing from deep windows.
 
 KERNELS, CALLS, TAIL = "kernels", "calls", "tail"
-_SILENT = 0.25  # of a window: no call to the GPU for this long at its end is suspicious,
-_LONGER = 3.0  # where it is this many times the longest time without one before,
-_OPERATORS = 20  # and this many operators began meanwhile
+_SILENT = 0.25  # no GPU call in this last share of a window is suspicious,
+_LONGER = 3.0  # if it is this many times the longest gap between GPU calls before,
+_OPERATORS = 20  # and at least this many operators began in it
 _NAMED = 8
 _SAID = {
     KERNELS: (
@@ -388,7 +389,7 @@ _SAID = {
 
 
 def lost_in(spans: pl.DataFrame) -> list[str]:
-    """What a window lacks of a process that uses a GPU: `KERNELS`, `CALLS`."""
+    """Return what a window lacks of a process that uses a GPU: `KERNELS`, `CALLS`, or nothing."""
     operators = spans.filter(pl.col("kind") == "cpu_op")
     if operators.is_empty():
         return []
@@ -398,7 +399,7 @@ def lost_in(spans: pl.DataFrame) -> list[str]:
 
 
 def _calls_stop(spans: pl.DataFrame, begun: pl.Series) -> bool:
-    """Whether calls to the GPU end long before operators do."""
+    """Return whether calls to the GPU end long before operators do."""
     calls = spans.filter(pl.col("kind") == "runtime")["start_ns"].sort()
     if calls.is_empty():
         return False
@@ -414,7 +415,7 @@ def _calls_stop(spans: pl.DataFrame, begun: pl.Series) -> bool:
 
 
 def sentences(rank: int, gpu: str, lost: Mapping[str, Sequence[int]]) -> list[str]:
-    """What is missing in the windows of a rank."""
+    """Word what is missing in the windows of a rank."""
     return [
         said.format(windows=_have(lost[what], rank), gpu=gpu)
         for what, said in _SAID.items()

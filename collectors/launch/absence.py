@@ -1,8 +1,8 @@
-"""Why nothing is recorded, or no step: in one sentence.
+"""Sentences that explain why nothing, or no step, was recorded.
 
-In: the job, as it runs, and what it left. Out: a sentence per reason. While it runs, it is looked at from
-outside, at what the kernel shows of a process: its command line, the environment it was started with, the
-files it has mapped, and what it has where dpro and the run are, which in a container may be nothing.
+Inspects a running job from outside, through what the kernel exposes of a process: command line, initial
+environment, mapped files, and whether dpro and the run are visible to it, which they may not be in a
+container. For a job that has ended, uses what the recording left. Returns one sentence per reason.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 
 from dpro.collectors.launch.recording import COPY
 
-OLDEST_TORCH = (2, 6)  # that is tested
-_LOADING = (2, 5)  # the first that loads entry points
+OLDEST_TORCH = (2, 6)  # oldest version that is tested
+_LOADING = (2, 5)  # first version that loads entry points
 _NEEDED = ".".join(map(str, OLDEST_TORCH))
-LINKS = 40  # followed on one path, as the kernel does
+LINKS = 40  # links followed on one path; the kernel has the same limit
 _TORCH = re.compile(r"(/\S.*/torch)/lib/libtorch_cpu\.so")
 _VERSION = re.compile(r"__version__ = '(\d+)\.(\d+)")
 
 
 def reasons(job: int, inject: str | Path, raw: Path) -> dict[str, int]:
-    """Why processes of a job that have imported torch do not record.
+    """Return why processes of a job that have imported torch do not record.
 
     Args:
         inject: the name on `PYTHONPATH` by which the recorder finds this launch.
 
     Returns:
-        The reasons, with the first process that each holds for; none where the recorder is in all of them.
+        The first pid for each reason; empty where the recorder is in all of them.
     """
     first_pids: dict[str, int] = {}
     for pid in _tree(job):
@@ -43,16 +43,17 @@ def reasons(job: int, inject: str | Path, raw: Path) -> dict[str, int]:
 
 
 def in_words(first_pids: Mapping[str, int]) -> list[str]:
-    """The same for people."""
+    """Word reasons as sentences, one per reason."""
     return [f"process {pid} has torch but was not recorded: {reason}" for reason, pid in first_pids.items()]
 
 
 def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], failure: str) -> str:
-    """Why a job that has ended left no step.
+    """Word why a job that has ended left no step.
 
     Args:
-        imported: whether some process imported torch, with the recorder in it.
-        seen: why processes could not record, as seen from outside.
+        updates: number of updates recorded by each process.
+        imported: whether some process imported torch with the recorder in it.
+        seen: reasons why processes could not record, as seen from outside.
         failure: how the job failed, such as `exit code 1: ValueError: no (train.py:7)`; empty if it did not.
     """
     failed = f"the job failed ({failure})" if failure else ""
@@ -82,10 +83,10 @@ def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], fa
 
 
 def reason_of(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | None:
-    """Why a process that has loaded torch is not recorded; None where nothing explains it.
+    """Return why a process that has loaded torch is not recorded; None where nothing explains it.
 
     Raises:
-        OSError: the process has ended, or may not be looked into.
+        OSError: the process has ended, or cannot be inspected.
     """
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -100,7 +101,7 @@ def reason_of(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | Non
     match = re.search(r"^Uid:\s+\d+\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     if (int(match[1]) if match else -1) != os.geteuid():
         return "it runs as another user than `dpro record`, and recordings are private to their user"
-    with suppress(PermissionError):  # only its own user may look into its folders
+    with suppress(PermissionError):  # only the user of a process may look into its folders
         if hidden := _hidden(pid, Path(inject).parent, raw):
             return hidden
     version = _VERSION.search(seen_by(pid, torch / "version.py").read_text())
@@ -110,7 +111,7 @@ def reason_of(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | Non
 
 
 def _hidden(pid: int, code: Path, raw: Path) -> str:
-    """What of the recorder a process does not have where it looks, as in a container; empty for nothing."""
+    """Word which parts of the recorder a process cannot see, as in a container; empty if it sees all."""
     has_code, has_run = seen_by(pid, code).is_dir(), seen_by(pid, raw).is_dir()
     copied = (raw / COPY).is_dir()
     if has_run and (has_code or copied):
@@ -123,7 +124,7 @@ def _hidden(pid: int, code: Path, raw: Path) -> str:
 
 
 def seen_by(pid: int, path: Path) -> Path:
-    """A path as a process sees it: from its own root, its links led on from there, too.
+    """Return the path under /proc at which a process sees `path`, with links resolved from its own root.
 
     Raises:
         PermissionError: this user may not look into it.
@@ -145,7 +146,7 @@ def seen_by(pid: int, path: Path) -> Path:
 
 
 def flags_of(words: list[str]) -> set[str]:
-    """Single-letter options of the interpreter itself; what follows the script, `-c` or `-m` is not its."""
+    """Return the single-letter options of the interpreter; stops at `-c`, `-m` or the script."""
     flags: set[str] = set()
     for word in words[1:]:
         if not word.startswith("-") or word.startswith("--"):
@@ -157,7 +158,7 @@ def flags_of(words: list[str]) -> set[str]:
 
 
 def _tree(root: int) -> Iterator[int]:
-    """A process and all its descendants."""
+    """Yield the pids of a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Watching processes that are no children of this one: whether they live, and how they ended.
+"""Liveness and end of processes that are not children of this one.
 
-In: a pid. Out: liveness and, where the kernel reports it (Linux 6.15 and later for any process, earlier ones
-only while it is a zombie), the wait status.
+Takes a pid; returns whether the process lives and, where the kernel reports it (Linux 6.15 and later for any
+process, earlier versions only for zombies), its wait status.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class LaunchedProcess:
 
     Attributes:
         status: its wait status once it has ended, as from `os.waitpid`; None where unknown.
+        descriptor: its pidfd; -1 where the kernel gives none.
     """
 
     def __init__(self, pid: int) -> None:
-        """Begin to watch; the process may be gone already."""
+        """Begin to watch a process, which may have ended already."""
         self.status: int | None = None
         self.pid = pid
         self._started = start_ticks(pid)
@@ -46,7 +47,7 @@ class LaunchedProcess:
             self.descriptor = os.pidfd_open(pid)
 
     def ended(self) -> bool:
-        """Whether it has ended; remembers how."""
+        """Return whether the process has ended; stores its status."""
         if not self._ended and start_ticks(self.pid) != self._started:
             self._ended = True
         if self._ended and self.status is None:
@@ -68,7 +69,7 @@ class LaunchedProcess:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with.
+    """Return the environment that a process was started with.
 
     Raises:
         InputError: there is no such process, or it belongs to another user.
@@ -84,7 +85,7 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def close_descriptors(keep: Collection[int]) -> None:
-    """Close every file of this process but the standard ones and those to keep."""
+    """Close all descriptors of this process except the standard streams and those to keep."""
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) > 2 and int(entry) not in keep:
             with suppress(OSError):
@@ -92,7 +93,7 @@ def close_descriptors(keep: Collection[int]) -> None:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed on this host since boot, for lack of memory."""
+    """Return the number of out-of-memory kills on this host since boot; 0 where unknown."""
     with suppress(OSError):
         match = re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE)
         return int(match[1]) if match else 0
@@ -100,7 +101,7 @@ def oom_kills() -> int:
 
 
 def changes_in(folder: Path) -> int:
-    """A descriptor that can be read once this host has made something in a folder; -1 where there is none."""
+    """Return an inotify descriptor, readable once this host creates something in a folder; -1 on failure."""
     libc = ctypes.CDLL(None)
     descriptor = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
     events = _IN_CREATE | _IN_MOVED_TO
@@ -111,17 +112,17 @@ def changes_in(folder: Path) -> int:
 
 
 def wait_for_any(processes: Sequence[LaunchedProcess], timeout_s: float, changes: int = -1) -> None:
-    """Sleep until one of the processes that still live ends, a folder changes, or the time is over.
+    """Sleep until one of the live processes ends, a folder changes, or the timeout expires.
 
     Args:
-        changes: of the folder, as from `changes_in`.
+        changes: descriptor of the folder, from `changes_in`; -1 for none.
     """
     poll = select.poll()
     descriptors = [process.descriptor for process in processes if not process.ended()]
     for descriptor in (*descriptors, changes):
         if descriptor >= 0:
             poll.register(descriptor, select.POLLIN)
-    blind = any(descriptor < 0 for descriptor in descriptors)  # no pidfd on kernels before 5.3
+    blind = any(descriptor < 0 for descriptor in descriptors)  # kernels before 5.3 have no pidfd
     poll.poll(1000 * min(timeout_s, 0.2 if blind else timeout_s))
     if changes >= 0:
         with suppress(BlockingIOError):

@@ -1,8 +1,8 @@
-"""Getting the recorder into the workers of a Ray cluster, which have their environment from its nodes.
+"""Recording in the workers of a Ray cluster, which get their environment from the nodes.
 
-In: the environment of a job before and with the recorder. Out: variables that have `ray.init` in the job, the
-driver, ask for what the recorder added in every worker: as the runtime environment of the job, which Ray (2.8
-or newer) merges with that of the driver's own. Jobs without Ray do not look at them.
+Takes the environment of a job without and with the recorder; returns variables that make `ray.init` in the
+driver request the recorder's variables in every worker, through the runtime environment of the job, which Ray
+(2.8 or newer) merges with the driver's own. Jobs without Ray ignore them.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # a job as `ray job submit` describes it to its driver
-MERGE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"  # of 1: what both set is as the driver has it, and not refused
+JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # description of the job from `ray job submit` for its driver
+MERGE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"  # 1: the driver's value wins where both set one, without an error
 PATH = "PYTHONPATH"
-_OF_NODE = "${PYTHONPATH}"  # which Ray replaces by that of the node
+_OF_NODE = "${PYTHONPATH}"  # Ray replaces it by the node's value
 
 
 def ray_variables(before: Mapping[str, str], recorded: Mapping[str, str]) -> dict[str, str]:
-    """What to add to the environment of a job, with the recorder in it, for workers to have it, too.
+    """Return the variables to add to the environment of a job so that its Ray workers are recorded.
 
     Args:
         before: the environment without the recorder.
-        recorded: the same with it.
+        recorded: the environment with the recorder.
 
     Returns:
-        The variables; none where something else than Ray has set them.
+        The variables; empty where something other than Ray has set them.
     """
     added = {name: value for name, value in recorded.items() if before.get(name) != value}
     try:

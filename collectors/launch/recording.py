@@ -1,13 +1,14 @@
-"""The recordings of a run that are not over: what a launcher leaves in it while its job runs.
+"""Recordings in progress: the files that a launcher keeps in a run while its job runs.
 
-In: a run directory. Out: its launches, and whether their sidecars live. While a run is recorded it holds, for
-each launcher (one per node, or one per rank under `srun`):
+Reads a run directory; returns its launches, and whether their sidecars live. While a run is recorded, it has
+for each launcher (one per node, or one per rank under `srun`):
 
     .recording/LAUNCH.json   the marker: locked by the sidecar for as long as it lives
-    .raw/LAUNCH/             what the recorder writes; only the user who records may enter it
+    .raw/LAUNCH/             files of the recorder; only the user who records may enter
 
-Both go when the tables are whole. A marker that no process locks is of a sidecar that was killed (a container
-that ended with the job, say): its recording can be finished by a command that reads the run.
+Both are removed once the tables are complete. A marker that no process locks belongs to a sidecar that was
+killed (for example by a container that ended with the job): a command that reads the run can finish the
+recording.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from dpro.words import from_json
 INJECT, _INSIDE = (Path(__file__).resolve().parents[1] / name for name in ("inject", "inside"))
 MARKERS = ".recording"
 RAW = ".raw"
-_NAME = re.compile(r"\w[\w.-]*")  # of a launch
-_SHARED = re.compile(r"\.?(control|wanted|windows-\w*)\.[\w.-]*")  # what the processes of all launches share
-_LAUNCH = f"{INJECT}/launch="  # see `inject/_dpro_autoload.py`, as for the next two
+_NAME = re.compile(r"\w[\w.-]*")  # name of a launch
+_SHARED = re.compile(r"\.?(control|wanted|windows-\w*)\.[\w.-]*")  # files shared by all launches
+_LAUNCH = f"{INJECT}/launch="  # this and the next two are also in `inject/_dpro_autoload.py`
 ALIAS, ARCHIVE = "_dpro_inside_the_job", "inside.zip"
-COPY = "recorder"  # in the folder of a launch
+COPY = "recorder"  # folder in that of a launch
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launcher's part of a recording.
+    """A launcher's part of a recording.
 
     Attributes:
         name: unique among the launchers of the run.
@@ -54,25 +55,25 @@ class Launch:
 
     @property
     def raw(self) -> Path:
-        """The folder the recorder writes to."""
+        """Folder that the recorder writes to."""
         return self.run / RAW / self.name
 
     @property
     def marker(self) -> Path:
-        """The file whose lock says that the sidecar lives."""
+        """File whose lock shows that the sidecar lives."""
         return self.run / MARKERS / f"{self.name}.json"
 
     @property
     def inject(self) -> str:
-        """The name on `PYTHONPATH` by which the recorder in the job finds this launch."""
+        """Name on `PYTHONPATH` by which the recorder in the job finds this launch."""
         return _LAUNCH + quote(os.fsencode(self.raw), safe="")
 
     def facts(self) -> dict[str, Any]:
-        """What the launcher knew: host, pid and start of the job, and its command.
+        """Read the launcher's facts: host, pid and start of the job, and its command.
 
         Raises:
             FileNotFoundError: the recording is over.
-            InputError: the marker is no launcher's.
+            InputError: the marker was not written by a launcher.
         """
         with _opened_marker(self.marker) as marker:
             try:
@@ -86,12 +87,12 @@ class Launch:
         )
 
     def log(self, line: str) -> None:
-        """Write a line that becomes a warning of the run, if there is room and the run is still there."""
+        """Append a line that becomes a warning of the run; ignored on a full disk, or if the run is gone."""
         with suppress(OSError), (self.raw / "log.txt").open("a", errors="backslashreplace") as log:
             log.write(line.replace("\n", " ") + "\n")
 
     def remove_raw(self) -> None:
-        """Delete what the recorder wrote: its tables are whole.
+        """Delete the files of the recorder; the tables must be complete.
 
         Raises:
             InputError: `.raw` is a link.
@@ -106,7 +107,7 @@ class Launch:
                 self.raw.parent.rmdir()
 
     def remove_marker(self) -> None:
-        """Say that the recording is over.
+        """Remove the marker, which ends the recording.
 
         Raises:
             InputError: `.recording` is a link.
@@ -119,10 +120,10 @@ class Launch:
 
 
 def _is_a_launchers(facts: dict[str, Any]) -> bool:
-    """Whether the facts of a marker are of the types that a launcher writes.
+    """Return whether the facts of a marker have the types that a launcher writes.
 
     Raises:
-        LookupError, TypeError, AttributeError: they are not.
+        LookupError, TypeError, AttributeError: they do not.
     """
     host, pid, ticks = facts["host"], facts["pid"], facts["start_ticks"]
     place = [facts.get("clock", ""), facts.get("pid_namespace", "")]
@@ -137,7 +138,7 @@ def _is_a_launchers(facts: dict[str, Any]) -> bool:
 
 
 def launch_on(python_path: str) -> Launch | None:
-    """The launch that a process is recorded by, from its `PYTHONPATH`; None for none."""
+    """Return the launch named on a process's `PYTHONPATH`; None for none."""
     for entry in python_path.split(os.pathsep):
         if entry.startswith(_LAUNCH):
             raw = Path(os.fsdecode(unquote_to_bytes(entry.removeprefix(_LAUNCH))))
@@ -146,16 +147,16 @@ def launch_on(python_path: str) -> Launch | None:
 
 
 def launches(run: Path) -> list[Launch]:
-    """The recordings of a run that are not over.
+    """Return the recordings of a run that are in progress.
 
     Raises:
-        InputError: its folders of them are links, or a marker has a name that no launch has.
+        InputError: `.recording` or `.raw` is a link, or the name of a marker is not valid.
     """
     refuse_link(run / MARKERS)
     refuse_link(run / RAW)
     try:
         names = sorted(os.listdir(run / MARKERS))
-    except (FileNotFoundError, NotADirectoryError):  # over, perhaps only just now
+    except (FileNotFoundError, NotADirectoryError):  # the recording is over, perhaps only just now
         return []
     launched = [name.removesuffix(".json") for name in names if name.endswith(".json")]
     for name in launched:
@@ -168,13 +169,13 @@ def launches(run: Path) -> list[Launch]:
 
 @contextmanager
 def _opened_marker(path: Path) -> Iterator[IO[bytes]]:
-    """A marker to read; neither a link nor a pipe is waited for or followed."""
+    """Open a marker to read, without following a link or blocking on a pipe."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as marker:
         yield marker
 
 
 def is_locked(recording: Launch) -> bool:
-    """Whether the sidecar of a recording lives."""
+    """Return whether the sidecar of a recording lives."""
     try:
         with _opened_marker(recording.marker) as marker:
             return folders.is_locked(marker)
@@ -184,10 +185,10 @@ def is_locked(recording: Launch) -> bool:
 
 @contextmanager
 def to_be_finished(recording: Launch) -> Iterator[bool]:
-    """Hold the lock of a recording whose sidecar is gone, as it would: other commands wait meanwhile.
+    """Take the lock of a recording whose sidecar is gone, so that other commands wait meanwhile.
 
     Yields:
-        Whether it is this process's to finish; not where another one does so, or just has.
+        Whether this process is to finish it; false where another one is doing so, or just has.
     """
     with ExitStack() as stack:
         try:
@@ -201,19 +202,18 @@ def to_be_finished(recording: Launch) -> Iterator[bool]:
 def _is_lockable(marker: IO[bytes]) -> bool:
     try:
         return folders.lock(marker, wait=False)
-    except OSError:  # its file system cannot lock, so there is no process to wait for
+    except OSError:  # the file system does not support locks, so no process can hold one
         return True
 
 
-# A copy of what runs inside the job, for containers that dpro is not in: `recorder/` in the launcher's
-# folder, to be put on the job's `PYTHONPATH` behind the folder of dpro's installation, which comes first
-# wherever it exists. What lies on `PYTHONPATH` is run before any code of ours can look whose it is. So there
-# is a copy only where no other user can put something in its place: every folder above it belongs to this
-# user or to root, and lets no other user rename what it holds.
+# A copy of the code that runs inside the job, for containers without dpro: `recorder/` in the launcher's
+# folder, placed on the job's `PYTHONPATH` behind dpro's installation, which wins where it exists. Python runs
+# code on `PYTHONPATH` before the recorder can check its owner. So a copy is made only where no other user can
+# replace it: every folder above belongs to this user or root, and no other user may rename its entries.
 
 
 def write_copy(raw: Path) -> None:
-    """Copy what runs inside the job, where that is safe; a job without containers does not need it."""
+    """Copy the code that runs inside the job, if that is safe; only jobs in containers need the copy."""
     if not is_out_of_reach(raw) or os.pathsep in str(raw):
         return
     with suppress(OSError), made_whole(raw / COPY, mode=0o700) as copy:
@@ -222,13 +222,13 @@ def write_copy(raw: Path) -> None:
                 to = copy / path.relative_to(INJECT)
                 to.parent.mkdir(0o700, exist_ok=True)
                 shutil.copyfile(path, to)
-        with zipfile.ZipFile(copy / ARCHIVE, "w") as archive:  # one file: there may be a launcher per rank
+        with zipfile.ZipFile(copy / ARCHIVE, "w") as archive:  # one file: a job may have a launcher per rank
             for path in sorted(_INSIDE.rglob("*.py")):
                 archive.write(path, Path(ALIAS, path.relative_to(_INSIDE)))
 
 
 def is_out_of_reach(folder: Path) -> bool:
-    """Whether no other user can put something in the place of a folder, of this user and closed to others."""
+    """Return whether no other user can replace a folder that belongs to this user and is closed to others."""
     with suppress(OSError):
         for above in folder.resolve(strict=True).parents:
             status = above.lstat()
@@ -239,20 +239,20 @@ def is_out_of_reach(folder: Path) -> bool:
     return False
 
 
-# What of a run directory may be changed: only this user's own folders, and nothing that a link leads to. A
-# run may have come from anywhere: what its names and links say is never followed out of it.
+# Only this user's own folders of a run directory may be changed, and nothing behind a link. A run may come
+# from anywhere, so its names and links are never followed out of it.
 
 PRIVATE = 0o700
 
 
 def ensure_mine(folders: Iterable[Path], *, within: bool = True) -> None:
-    """Hold folders of a run to be this user's, where they exist.
+    """Raise unless folders of a run, where they exist, belong to this user.
 
     Args:
-        within: whether what is in them has to be, too.
+        within: whether everything below them must belong to this user, too.
 
     Raises:
-        InputError: one is another user's, a link, or holds a link or something else than files and folders.
+        InputError: a folder belongs to another user, is a link, or contains a link or special file.
     """
     for folder in folders:
         with suppress(FileNotFoundError):
@@ -262,15 +262,16 @@ def ensure_mine(folders: Iterable[Path], *, within: bool = True) -> None:
 
 
 def keep_others_out(run: Path, private: Path) -> None:
-    """Ensure that no other user can replace a folder of a run, or what it holds.
+    """Ensure that no other user can replace a folder of a run or its content.
 
-    Where others may write to the run, it gets the sticky bit: they can add to it, and no more.
+    A run that others may write to gets the sticky bit: they can add to it, but not rename or delete.
 
     Args:
-        private: a folder in it; it is made if need be.
+        private: a folder in the run; made if needed.
 
     Raises:
-        UsageError: one of them is another user's, a link, or on a file system that keeps no permissions.
+        UsageError: one of them belongs to another user, is a link, or is on a file system without
+            permissions.
         OSError: it cannot be made.
     """
     try:
@@ -300,11 +301,11 @@ def _ensure_mine(folder: Path) -> None:
 
 
 def _ensure_plain(folder: Path) -> None:
-    """Hold all that a folder holds to be files and folders of its owner."""
+    """Raise unless a folder has only files and folders of its owner, at any depth."""
     owner = os.lstat(folder).st_uid
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # of a process that still ends
+            with suppress(FileNotFoundError):  # removed by a process that is just ending
                 if not (entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)):
                     raise InputError(
                         f"{entry.path}: is a link or special file, which a recording never has; remove it"

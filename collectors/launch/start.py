@@ -1,11 +1,11 @@
-"""Start a job under the recorder.
+"""Start of a job under the recorder.
 
-In: a command and a run directory. Out: the command, running in this very process, so that its output,
-signals and exit code are its own, and a sidecar process that turns what the recorder writes into tables.
-`recording` says what a run holds meanwhile.
+Takes a command and a run directory. Becomes the command, so that output, signals and exit code are the
+command's own, and forks a sidecar process that turns the recorder's files into tables. `recording` describes
+the run meanwhile.
 
-What gets the recorder into the job is the folder `inject/`, on its `PYTHONPATH`, and behind it, for
-containers that dpro is not in, the copy that `recording` makes where no other user can change it.
+The folder `inject/` on the job's `PYTHONPATH` loads the recorder; behind it, for containers without dpro, is
+the copy that `recording` makes where no other user can change it.
 """
 
 from __future__ import annotations
@@ -52,41 +52,41 @@ TIMING = "TORCH_NCCL_ENABLE_TIMING"
 
 
 class CommandNotFound(DproError):
-    """The command to record does not exist; the exit code is a shell's."""
+    """The command to record does not exist; exit code 127, as from a shell."""
 
     exit_code = 127
 
 
 class CommandNotRunnable(DproError):
-    """The command to record exists but cannot be run; the exit code is a shell's."""
+    """The command to record exists but cannot be run; exit code 126, as from a shell."""
 
     exit_code = 126
 
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What to record.
+    """Options of a recording.
 
     Attributes:
-        on_request: whether there are only those deep windows that are asked for while the job runs.
-        every: steps from one deep window to the next; None for as many as it takes to keep to the budget.
-        budget: the share of the job's time that windows may cost then.
-        skip: steps before the first one.
-        shapes: whether windows have the input shapes of operators.
-        stacks: whether windows have Python calls.
-        modules: whether windows have the modules that operators belong to.
-        memory: whether windows have every allocation.
-        execution_trace: whether windows have what operators need from each other.
-        keep_windows: how many stay when the job has ended; None for all.
-        keep: which, `latest` or `slow`.
-        telemetry_period_s: time from one sample of the node to the next; 0 for none.
-        nccl_inspector: the profiler plug-in that NCCL is to load; empty for none.
-        nccl_timing: whether PyTorch measures how long each of NCCL's collectives runs.
-        watch_loss: whether losses and norms of gradients are recorded, of each step.
+        on_request: whether deep windows are recorded only when requested while the job runs.
+        every: steps from one deep window to the next; None to choose them to keep to the budget.
+        budget: share of the job's time that windows may cost then, 0 to 1.
+        skip: steps before the first window.
+        shapes: whether windows include the input shapes of operators.
+        stacks: whether windows include Python calls.
+        modules: whether windows include the modules that operators belong to.
+        memory: whether windows include every allocation.
+        execution_trace: whether windows include data dependencies between operators.
+        keep_windows: number of windows kept after the job has ended; None for all.
+        keep: which windows are kept, `latest` or `slow`.
+        telemetry_period_s: time between samples of the node; 0 for no samples.
+        nccl_inspector: profiler plug-in for NCCL to load; empty for none.
+        nccl_timing: whether PyTorch measures the run time of each NCCL collective.
+        watch_loss: whether losses and gradient norms of each step are recorded.
         mask_command: whether only the first word of the command is kept.
-        requests: logs of a server's requests, which it or its client writes while it is recorded.
-        step: the function, as `module:name`, whose returns end steps; empty if optimizers do.
-        ray: whether workers of Ray are recorded, too.
+        requests: request logs that a server or its client writes during the recording.
+        step: function, as `module:name`, whose returns end steps; empty if optimizers do.
+        ray: whether Ray workers are recorded, too.
     """
 
     windows: bool = True
@@ -114,14 +114,15 @@ class RecordOptions:
 
 @dataclass
 class Request:
-    """A command to record, and how; extensions may add to it before it starts.
+    """A command to record with its options; extensions may add to it before it starts.
 
     Attributes:
-        extra: what extensions ask of the recorder, as JSON, beside the options.
-        probes: modules that the recorder loads in the job, by name, beside its own.
+        extra: settings of extensions for the recorder, as JSON, beside the options.
+        probes: modules that the recorder loads in the job beside its own, by name.
         environment: variables that are set for the job.
-        beside: called in the sidecar first, while it still has the terminal: starts what shall have it, too.
-        run_instead: runs the command, and returns its exit code, in place of this process becoming it.
+        beside: called first in the sidecar, while it still has the terminal, to start processes that need it.
+        run_instead: runs the command and returns its exit code, in place of this process becoming the
+            command.
     """
 
     command: Sequence[str]
@@ -133,7 +134,7 @@ class Request:
     run_instead: Callable[[Launch, Mapping[str, str]], int] | None = None
 
     def document(self) -> dict[str, Any]:
-        """What was asked for, as the manifest has it."""
+        """Return the options and settings for the manifest."""
         return asdict(self.options) | self.extra
 
 
@@ -142,18 +143,18 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
 
     Args:
         run: the run directory; it may exist if it is empty, or if another launcher records into it now.
-        sidecar: called in a process of its own beside the job, with the job to watch.
+        sidecar: called in a separate process beside the job, with the job to watch.
 
     Raises:
         CommandNotFound: there is no such command.
         CommandNotRunnable: the command cannot be executed.
-        UsageError: the run directory holds something else, is another user's, or another job records into it.
+        UsageError: the run directory has other content, belongs to another user, or records another job.
     """
     command = request.command
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: command not found")
     refuse_undecodable(run)
-    # No file of ours gets the number of a standard stream that is closed; the job starts without it, too.
+    # Occupy closed standard streams until the job starts, so that no file of dpro gets their number.
     while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:
         pass
     os.close(descriptor)
@@ -161,7 +162,7 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
     # Containers may share a name and have the same pids.
     host = re.sub(r"[^\w.-]|^[^\w]", "_", socket.gethostname())
     recording = Launch(run, f"{host}-{os.getpid()}-{os.urandom(3).hex()}")
-    with _recordable(run), locked(run):  # of launchers that begin together one is the first
+    with _recordable(run), locked(run):  # launchers may start at the same time
         refuse_other_jobs(run, command)
         make_raw(recording)
         marker = prepare(recording, request)
@@ -176,10 +177,10 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
 
 
 def say_where(run: Path) -> None:
-    """Name the run, and what to do with it, on a terminal: what goes into a file is the job's alone."""
+    """Print where the run is and the next command, only on a terminal: redirected output is the job's."""
     if sys.stderr is None or not sys.stderr.isatty():
         return
-    with suppress(OSError):  # a folder that is gone, a terminal that is closed: the job starts all the same
+    with suppress(OSError):  # the folder may be gone or the terminal closed; the job starts anyway
         here = Path.cwd()
         name = run.relative_to(here) if run.is_relative_to(here) else run
         line = f"dpro: recording into {name}; once the job has ended: dpro {name}"
@@ -187,10 +188,10 @@ def say_where(run: Path) -> None:
 
 
 def of_this_start(run: Path) -> Path:
-    """Where a start of a job is recorded: beside RUN where an earlier start of the same job is in it.
+    """Return the run to record into: beside `run` if that contains an earlier start of the same Slurm job.
 
-    A job that Slurm requeues would else end at once, as its script names the same RUN again. All launchers of
-    a start find the same.
+    The script of a requeued job names the same `run` again, which would be refused as not empty. All
+    launchers of a start get the same result.
     """
     job, start = (os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"))
     if start == "0" or not start.isdecimal():
@@ -204,14 +205,18 @@ def of_this_start(run: Path) -> Path:
 
 
 def _environment_of(run: Path) -> Mapping[str, str]:
-    """The settings of a job that was recorded into a run; empty where none was."""
+    """Return the recorded environment of the job in a run; empty where there is none."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return dict(json.loads((run / "manifest.json").read_text(encoding="utf-8"))["environment"])
     return {}
 
 
 def claim(run: Path) -> Path:
-    """Make the run directory, or join the launchers that record into it now; refuse anything else."""
+    """Make the run directory, or join the launchers that record into it now; refuse anything else.
+
+    Raises:
+        UsageError: the run directory has other content, or cannot be used.
+    """
     with _recordable(run):
         run.mkdir(parents=True, exist_ok=True)
         occupied = any(path.name not in (MARKERS, RAW) for path in run.iterdir())
@@ -224,7 +229,7 @@ def claim(run: Path) -> Path:
 
 @contextmanager
 def _recordable(run: Path) -> Iterator[None]:
-    """What goes wrong in a run directory before the job begins, in one line that names it."""
+    """Turn an OSError in a run directory into one line that names it."""
     try:
         yield
     except OSError as error:
@@ -232,14 +237,14 @@ def _recordable(run: Path) -> Iterator[None]:
 
 
 def refuse_other_jobs(run: Path, command: Sequence[str]) -> None:
-    """Hold the launchers that record into a run now to be of this one's job.
+    """Raise if a launcher that records into a run now belongs to another job than this one.
 
     Raises:
-        UsageError: one cannot be.
+        UsageError: one does.
     """
     here = part(command, os.environ)
     for other in filter(is_locked, launches(run)):
-        with suppress(FileNotFoundError, LookupError, TypeError):  # it ends, or is of another version
+        with suppress(FileNotFoundError, LookupError, TypeError):  # it is ending, or of another version
             why = difference(here, other.facts()["job"])
             if why:
                 raise UsageError(
@@ -249,9 +254,9 @@ def refuse_other_jobs(run: Path, command: Sequence[str]) -> None:
 
 
 def _is_of_this_job(run: Path) -> bool:
-    """Whether another launcher of the same Slurm step was here, and has ended before this one began."""
+    """Return whether an earlier launcher of the same Slurm step recorded into a run and has ended."""
     ids = {name: os.environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")}
-    if os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":  # as of a shell, in which one job follows another
+    if os.environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":  # as in a shell that runs one job after another
         return False
     theirs = _environment_of(run)
     return bool(ids["SLURM_STEP_ID"]) and all(theirs.get(name) == value for name, value in ids.items())
@@ -261,14 +266,12 @@ def make_raw(recording: Launch) -> None:
     """Make the folder of a launch, which only this user may enter."""
     while True:
         keep_others_out(recording.run, recording.raw.parent)
-        with suppress(
-            FileNotFoundError
-        ):  # another launcher, which thought itself the last, removed it just now
+        with suppress(FileNotFoundError):  # another launcher, as the last to end, removed the parent just now
             return recording.raw.mkdir(PRIVATE)
 
 
 def prepare(recording: Launch, request: Request) -> IO[bytes]:
-    """Write what the recorder and readers need to know; the marker comes back open and locked."""
+    """Write the settings for the recorder and the marker for readers; return the marker, open and locked."""
     command, options, document = request.command, request.options, request.document()
     recording.marker.parent.mkdir(0o755, exist_ok=True)
     facts = {"host": socket.gethostname(), **name_of(os.getpid()), "launched_ns": time.time_ns()}
@@ -277,7 +280,7 @@ def prepare(recording: Launch, request: Request) -> IO[bytes]:
         [*command[:1], *([MASK] if command[1:] else [])] if options.mask_command else masked_command(command)
     )
     with written_whole(recording.marker.parent, recording.marker.name) as file:
-        lock(file)  # before it has its name: no reader ever finds it unlocked
+        lock(file)  # before it gets its name, so that no reader finds it unlocked
         file.write(json.dumps(facts | {"command": shown, "options": document}).encode())
         marker = os.fdopen(os.dup(file.fileno()), "rb")
     write_copy(recording.raw)
@@ -290,7 +293,11 @@ def prepare(recording: Launch, request: Request) -> IO[bytes]:
 
 
 def _where_inside(probe: str) -> str:
-    """Where the job finds a probe: the name of a module of the recorder, or the path of another's file."""
+    """Return how the job finds a probe: as a module name of the recorder, or as the path of another file.
+
+    Raises:
+        InputError: there is no such module.
+    """
     if probe.startswith(INSIDE):
         return probe.removeprefix(INSIDE)
     spec = find_spec(probe)
@@ -300,7 +307,7 @@ def _where_inside(probe: str) -> str:
 
 
 def job_environment(recording: Launch, options: RecordOptions) -> dict[str, str]:
-    """The job's environment: torch finds the recorder, and Kineto does not talk on stderr."""
+    """Return the job's environment, in which torch finds the recorder and Kineto is silent on stderr."""
     environment = dict(os.environ)
     copy = recording.raw / COPY
     copied = str(copy) if copy.is_dir() else ""
@@ -321,7 +328,7 @@ def _fork_sidecar(
     sidecar: Callable[[Launch, LaunchedProcess], None],
     beside: Sequence[Callable[[Launch], None]],
 ) -> None:
-    """Start the sidecar, orphaned and in its own session: neither `wait` nor Ctrl-C reaches it."""
+    """Start the sidecar, orphaned and in its own session, so that neither `wait` nor Ctrl-C affects it."""
     job = LaunchedProcess(os.getpid())
     child = os.fork()
     if child:
@@ -341,7 +348,7 @@ def _fork_sidecar(
 
 
 def _detach(recording: Launch, keep: set[int]) -> None:
-    """Release the terminal, every pipe and the folder: other processes wait until all are closed."""
+    """Close the terminal, pipes and working folder, since other processes wait until they are closed."""
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     log = os.open(recording.raw / "sidecar.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -352,7 +359,7 @@ def _detach(recording: Launch, keep: set[int]) -> None:
 
 
 def _become(command: Sequence[str], environment: dict[str, str]) -> NoReturn:
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # a job may be started without them
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None where closed
         stream.flush()
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)
@@ -361,7 +368,7 @@ def _become(command: Sequence[str], environment: dict[str, str]) -> NoReturn:
     except OSError as error:
         if error.errno != errno.E2BIG:
             raise CommandNotRunnable(f"{command[0]}: {error.strerror}") from error
-    # What the recorder adds to PYTHONPATH may be too much: one variable has at most 128 KiB.
+    # The recorder's entries may make PYTHONPATH exceed the limit of 128 KiB per variable.
     if sys.stderr is not None:
         what = f"the environment has no room for the recorder: {command[0]} is not recorded"
         print(f"dpro: {what}", file=sys.stderr, flush=True)
@@ -373,19 +380,19 @@ def _become(command: Sequence[str], environment: dict[str, str]) -> NoReturn:
 
 # Whether two launchers that record into one run start parts of one job.
 
-# What all launchers of a job share. The first ones are of a whole allocation, in which several jobs may run.
+# Variables with one value in all launchers of a job; an allocation may run several jobs.
 _ALLOCATIONS = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PBS_JOBID", "LSB_JOBID")
 _JOBS = ("SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "MASTER_ADDR", "MASTER_PORT",
          "TORCHELASTIC_RUN_ID")  # fmt: skip
-# What differs between them, as variables and as options of a command (`--node-rank 1`, `--machine_rank=1`).
+# Variables and options (`--node-rank 1`, `--machine_rank=1`) that differ between launchers of a job.
 _PLACES = ("RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _PLACE = re.compile(r"-{1,2}[\w-]*(rank|node[-_]id|local[-_]addr)[\w-]*(=.*)?", re.IGNORECASE)
-_MEETING = re.compile(r"--rdzv[-_](id|endpoint)\b.*")  # of torchrun, which finds the places itself
+_MEETING = re.compile(r"--rdzv[-_](id|endpoint)\b.*")  # torchrun assigns node ranks itself
 
 
 def part(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """What a launcher is to be compared by, as JSON."""
-    # Options that say where in a job a command is are `places`, the others `words`.
+    """Return the facts by which launchers are compared, as JSON."""
+    # Options that give the position of a command in the job go to `places`, the others to `words`.
     words: list[str] = []
     places: dict[str, str] = {}
     option = ""
@@ -408,7 +415,7 @@ def part(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, An
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Why two launchers that run at the same time are not of one job; empty where they may be."""
+    """Word why two launchers at the same time are of different jobs; empty where nothing shows it."""
     shared = [name for name in ours["ids"] if name in theirs["ids"]]
     for name in shared:
         if ours["ids"][name] != theirs["ids"][name]:
@@ -425,9 +432,9 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     return ""
 
 
-# NCCL's Inspector, a profiler plug-in that comes with the sources of NCCL 2.28 and later.
+# NCCL's Inspector, a profiler plug-in in the sources of NCCL 2.28 and later.
 
-INSPECTOR_LOGS = "nccl"  # the folder of its logs, in that of the launch
+INSPECTOR_LOGS = "nccl"  # folder of its logs in that of the launch
 INSPECTOR_PLUGIN = "NCCL_PROFILER_PLUGIN"
 _INSPECTOR_FOLDER = "NCCL_INSPECTOR_DUMP_DIR"
 
@@ -440,7 +447,7 @@ def check_plugin(plugin: str, given: Mapping[str, str]) -> str:
             libnccl-profiler-inspector.so on the library path of the job.
 
     Raises:
-        UsageError: there is no such library, or the job has a plug-in or a folder of its own.
+        UsageError: there is no such library, or the job already sets a plug-in or its folder.
     """
     for name in (INSPECTOR_PLUGIN, _INSPECTOR_FOLDER):
         if name in given:
@@ -453,7 +460,7 @@ def check_plugin(plugin: str, given: Mapping[str, str]) -> str:
 
 
 def inspector_variables(plugin: str, logs: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """What makes NCCL load the Inspector, and it write; how often and how much is the user's say."""
+    """Return variables that make NCCL load the Inspector and it write; variables the user set are kept."""
     wanted = {
         INSPECTOR_PLUGIN: plugin,
         "NCCL_INSPECTOR_ENABLE": "1",

@@ -1,12 +1,12 @@
-"""Counters of a node's GPUs from AMD's management library (amdsmi), and the events its driver reports.
+"""Counters of a node's AMD GPUs from AMD's management library (amdsmi), and events that its driver reports.
 
-In: the library, through its own Python binding. Out: samples whose device is the GPU's id, 16 hexadecimal
-digits, as `rocm-smi --showuniqueid` writes it: PyTorch gives these digits as the bytes of a uuid. Counters
-have the names of those of NVML where they mean the same.
+Reads the library through its Python binding; returns samples whose device is the GPU's id, 16 hexadecimal
+digits as in `rocm-smi --showuniqueid`, which PyTorch has as the bytes of a uuid. Counters have NVML's names
+where they mean the same.
 
-The binding goes by the structures of one version of the library: that of the ROCm that is installed is taken
-before any other. It prints, and fails in odd ways, where there is no library: it is imported only where the
-driver is.
+The binding matches the structures of one version of the library, so the installed ROCm's own binding takes
+precedence. It prints, and fails in unexpected ways, where there is no library, so it is imported only where
+the driver is loaded.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NOT_INSTALLED = (
 )
 DRIVER = Path("/dev/kfd")
 _KIB = 1024
-_GENERATIONS = {25: 1, 50: 2, 80: 3, 160: 4, 320: 5, 640: 6}  # of PCIe, by 0.1 GT/s of a lane
-# What a binding of another version raises, whose answers have other names or are none.
+_GENERATIONS = {25: 1, 50: 2, 80: 3, 160: 4, 320: 5, 640: 6}  # PCIe generation by lane speed, 0.1 GT/s
+# Errors of a binding of another version, whose answers have other names or are missing.
 _OTHER_VERSIONS = (LookupError, AttributeError, TypeError, ValueError)
-_MAX_EVENTS = 16  # that are taken at once
-# Counters of the time that clocks were held down, by the library's: shares of its accumulation counter.
+_MAX_EVENTS = 16  # events per read
+# Counters of throttled time, by the library's name; its values are shares of its accumulation counter.
 _RESIDENCIES = {
     "ppt_residency_acc": "throttled_power_s",
     "socket_thm_residency_acc": "throttled_thermal_s",
@@ -87,10 +87,10 @@ def _address_of(smi: Any, gpu: Any) -> Values:
 
 
 class _Metrics:
-    """The driver's own table of one GPU: one call for most of what there is to know.
+    """Reader of the driver's metrics table of one GPU, which has most counters in a single call.
 
     Attributes:
-        __name__: what a refusal is reported as.
+        __name__: name under which refusals are reported.
     """
 
     __name__ = "metrics"
@@ -100,7 +100,7 @@ class _Metrics:
         self._held_s = dict.fromkeys(_RESIDENCIES, 0.0)
 
     def __call__(self, smi: Any, gpu: Any) -> Values:
-        """Counters of the table; what a GPU does not have is not among them."""
+        """Return the counters of the table, without those that the GPU lacks."""
         answer = smi.amdsmi_get_gpu_metrics_info(gpu)
         power = answer.get("current_socket_power")
         edge = answer.get("temperature_edge")
@@ -123,7 +123,7 @@ class _Metrics:
         return _numbers(values) | self._throttled(answer)
 
     def _throttled(self, answer: dict[str, Any]) -> Values:
-        """For how long clocks were held down since the first reading, s; else whether they are."""
+        """Return throttled time since the first reading, s; else whether clocks are throttled."""
         count = answer.get("accumulation_counter")
         if not _is_number(count):
             held = answer.get("throttle_status")
@@ -139,15 +139,15 @@ class _Metrics:
 
 
 class AmdGpus(SampledGpus):
-    """The AMD GPUs of this node."""
+    """AMD GPUs of this node."""
 
-    most_silent = 30  # no code says that a GPU is lost, and a reset takes many seconds
+    most_silent = 30  # no error code means a lost GPU, and a reset takes many seconds
 
     def __init__(self, complain: Complain) -> None:
         """Open the library and find the GPUs.
 
         Raises:
-            Unavailable: there is no GPU, or none can be asked.
+            Unavailable: there is no GPU, or none can be read.
         """
         smi = _open_library()
         super().__init__(complain, smi, (smi.AmdSmiException, *_OTHER_VERSIONS))
@@ -168,13 +168,13 @@ class AmdGpus(SampledGpus):
         return Fate.REFUSED if refused else Fate.LATER
 
     def _events_within(self, timeout_s: float) -> list[tuple[str, Values]] | None:
-        """Events of all GPUs, each once: 1."""
+        """Return the events of all GPUs, each with value 1."""
         if not self._readers:
             return None
         try:
             answer = self._readers[0].read(max(int(timeout_s * 1e3), 1), _MAX_EVENTS)
         except self._errors:
-            return []  # nothing came in time, which has several codes
+            return []  # a timeout, which has several error codes
         return [
             (self._device_of(event["processor_handle"]), {_EVENTS[event["event"]]: 1.0})
             for event in answer
@@ -186,7 +186,7 @@ class AmdGpus(SampledGpus):
         for number, handle in enumerate(smi.amdsmi_get_processor_handles()):
             try:
                 device = self._id_of(handle)
-                if device in met:  # parts of one GPU share its id
+                if device in met:  # partitions of one GPU share its id
                     device = smi.amdsmi_get_gpu_device_uuid(handle).lower()
             except self._errors as error:
                 self._complain(f"AMD GPUs that are not sampled: {number} ({_in_words(error)})")
@@ -196,15 +196,15 @@ class AmdGpus(SampledGpus):
             yield SampledGpu(handle, device, calls, [_limits, _clock_limit, _power_limit, _ecc, _address_of])
 
     def _id_of(self, handle: Any) -> str:
-        """The serial number of the chip; where that is not known, the library's uuid."""
+        """Return the serial number of the chip; the library's uuid where the serial number is unknown."""
         serial = str(self._library.amdsmi_get_gpu_asic_info(handle).get("asic_serial", "")).lower()
         digits = serial.removeprefix("0x")
-        if len(digits) == 16 and digits.strip("0") and digits.strip("f"):  # else it is not known
+        if len(digits) == 16 and digits.strip("0") and digits.strip("f"):  # all 0 or f means unknown
             return digits
         return str(self._library.amdsmi_get_gpu_device_uuid(handle)).lower()
 
     def _listen(self) -> Iterator[Any]:
-        """One reader per GPU that reports events; any one reads those of all."""
+        """Yield a reader per GPU that reports events; any one reader returns the events of all."""
         smi = self._library
         kinds = [getattr(smi.AmdSmiEvtNotificationType, name) for name in _EVENTS]
         for gpu in self._gpus:
@@ -212,15 +212,15 @@ class AmdGpus(SampledGpus):
                 yield smi.AmdSmiEventReader(gpu.handle, kinds)
 
     def _device_of(self, handle: Any) -> str:
-        number = getattr(handle, "value", handle)  # bindings before 7 give the number alone
+        number = getattr(handle, "value", handle)  # bindings before 7 return a plain number
         return next((gpu.device for gpu in self._gpus if gpu.handle.value == number), "")
 
 
 def _open_library() -> Any:
-    """The binding, ready to be asked.
+    """Return the initialised binding.
 
     Raises:
-        Unavailable: it is not.
+        Unavailable: there is no driver, or the library cannot be used.
     """
     if not DRIVER.exists():
         raise Unavailable("")
@@ -249,7 +249,7 @@ def _in_words(error: Any) -> str:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    """Whether a GPU has such a value: else the binding says N/A."""
+    """Return whether a GPU has a value; the binding returns "N/A" where it has not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -258,7 +258,7 @@ def _numbers(values: dict[str, Any]) -> Values:
 
 
 def _mean(several: Any, one: Any) -> Any:
-    """The mean of the values of a GPU's parts; else the value of the whole."""
+    """Return the mean over the partitions of a GPU; the GPU's own value where they have none."""
     numbers = [value for value in several or () if _is_number(value)] if isinstance(several, list) else []
     return fmean(numbers) if numbers else one
 

@@ -1,8 +1,8 @@
-"""GPUs of a node as the sampler sees them, independent of the vendor: what the vendors' libraries share.
+"""Common part of GPU sampling, independent of the vendor.
 
-In: a maker's library. Out: samples, one per GPU, whose device is the id that PyTorch knows the GPU by. What a
-GPU does not support is asked once; a GPU that is lost is asked no more, and that it was lost is an event.
-Calls may block for as long as a driver likes: each library is asked in a thread of its own.
+Reads a vendor's library; returns samples, one per GPU, whose device is the id under which PyTorch knows the
+GPU. A call that a GPU does not support is made once; a lost GPU is not read any more, and its loss is an
+event. Calls may block as long as the driver likes, so each library runs in its own thread.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ from typing import Any
 
 from dpro.collectors.telemetry.samples import TelemetrySample
 
-PAUSE_S = 0.1  # between two questions for events, where a library answers at once
+PAUSE_S = 0.1  # between polls for events, where a library returns at once
 
 Complain = Callable[[str], None]
 Values = dict[str, float]
-Call = Callable[[Any, Any], Values]  # of the library and a handle
+Call = Callable[[Any, Any], Values]  # takes the library and a handle
 
 
 class Unavailable(Exception):
-    """No GPU can be sampled; the message says why if that is worth knowing, and is empty otherwise."""
+    """No GPU can be sampled; the message says why, and is empty where that needs no report."""
 
 
 class Fate(Enum):
-    """What an error of a library means for what was asked."""
+    """Consequence of a library error for the failed call."""
 
     LOST = auto()  # the GPU is gone
-    REFUSED = auto()  # it will never be answered
-    FORBIDDEN = auto()  # the same, for want of permission
-    LATER = auto()  # it may be answered another time
+    REFUSED = auto()  # the call will never succeed
+    FORBIDDEN = auto()  # the call will never succeed, for lack of permission
+    LATER = auto()  # the call may succeed another time
 
 
 @dataclass
 class SampledGpu:
-    """A GPU, or one instance of a GPU that is partitioned (MIG), and what may be asked of it."""
+    """A GPU, or an instance of a partitioned GPU (MIG), and the calls that it supports."""
 
     handle: Any
     device: str
     calls: list[Call]
     rare_calls: list[Call]
-    fields: list[Any] = field(default_factory=list)  # what is asked for in one batch, where there is such
+    fields: list[Any] = field(default_factory=list)  # read in one batch, where the library supports it
 
 
 class SampledGpus(ABC):
-    """The GPUs of this node that one library knows.
+    """GPUs of this node that one library knows.
 
     Attributes:
-        most_silent: readings in a row without any answer until a GPU counts as lost; 0 for never.
+        most_silent: readings in a row without any value after which a GPU counts as lost; 0 for never.
     """
 
     most_silent = 0
 
     def __init__(self, complain: Complain, library: Any, errors: tuple[type[Exception], ...]) -> None:
-        """No GPU is known yet.
+        """Begin without GPUs; subclasses add those they find.
 
         Args:
-            complain: called with one line each, of what is worth knowing about GPUs that are sampled in part.
+            complain: called with one line for each GPU or value that cannot be sampled.
         """
         self._library, self._complain, self._errors = library, complain, errors
         self._gpus: list[SampledGpu] = []
@@ -69,7 +69,11 @@ class SampledGpus(ABC):
         self._lost: list[TelemetrySample] = []
 
     def read(self, everything: bool) -> list[TelemetrySample]:
-        """One sample per GPU."""
+        """Return one sample per GPU, and an event for each that was lost.
+
+        Args:
+            everything: include the values that are read rarely.
+        """
         samples = [sample for gpu in list(self._gpus) if (sample := self._read(gpu, everything))]
         if self._forbidden:
             self._complain(f"GPUs: no permission to read {', '.join(sorted(self._forbidden))}")
@@ -77,13 +81,13 @@ class SampledGpus(ABC):
         return samples + lost
 
     def wait(self, timeout_s: float) -> list[TelemetrySample]:
-        """Wait for what GPUs report of their own, for as long as that takes or the time is over.
+        """Wait for events that GPUs report, until the timeout.
 
         Args:
-            timeout_s: how long to wait at most; without GPUs that report anything just the time passes.
+            timeout_s: how long to wait; GPUs that report no events only let the time pass.
 
         Returns:
-            An event for each error.
+            One sample per event.
         """
         deadline = time.monotonic() + timeout_s
         samples: list[TelemetrySample] = []
@@ -102,14 +106,14 @@ class SampledGpus(ABC):
 
     @abstractmethod
     def _fate(self, error: Any) -> Fate:
-        """What an error means."""
+        """Return the consequence of an error."""
 
     @abstractmethod
     def _events_within(self, timeout_s: float) -> list[tuple[str, Values]] | None:
-        """Devices and what they report, at most within a time; none if nothing came, None if nothing can."""
+        """Return devices and their events within a timeout; empty if none came, None if none can come."""
 
     def _batch(self, gpu: SampledGpu, everything: bool) -> Values:
-        """What is asked for in one batch, where the library has such."""
+        """Return the values that the library reads in one batch; none by default."""
         return {}
 
     def _read(self, gpu: SampledGpu, everything: bool) -> TelemetrySample | None:
@@ -130,10 +134,10 @@ class SampledGpus(ABC):
         return TelemetrySample(now, -1, gpu.device, values)
 
     def _call_all(self, gpu: SampledGpu, calls: list[Call], values: Values) -> None:
-        """Add what calls return to the values; strike those that are refused off the list.
+        """Add the results of calls to the values; remove refused calls from the list.
 
         Raises:
-            Exception: of the library: the GPU is lost.
+            Exception: an error of the library: the GPU is lost.
         """
         for call in list(calls):
             try:
@@ -157,7 +161,7 @@ class SampledGpus(ABC):
 
 
 def libraries() -> Iterator[Callable[[Complain], SampledGpus]]:
-    """What opens each maker's library; both may be there on one node."""
+    """Yield the constructor for each vendor's library; a node may have both."""
     from dpro.collectors.telemetry import amd, nvml
 
     yield nvml.NvidiaGpus

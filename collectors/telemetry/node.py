@@ -1,8 +1,8 @@
-"""The node as the kernel sees it: CPUs, memory, pressure, limits, disk; its processes; its network ports.
+"""Counters of the node from the kernel: CPUs, memory, pressure, limits, disk, processes and network ports.
 
-In: /proc, the cgroup file systems, `/sys/class/infiniband` and `/sys/class/net`. Out: values by counter.
-Durations and counts are cumulative: what happened between two samples is their difference, and a count that
-goes down was reset. A file that cannot be read, absent or refused, leaves its counters out.
+Reads /proc, the cgroup file systems, `/sys/class/infiniband` and `/sys/class/net`; returns values by counter.
+Durations and counts are cumulative: the activity between two samples is their difference, and a count that
+decreases was reset. Counters of a file that is absent or unreadable are left out.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import NamedTuple
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _CPU_STATES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-_NO_LIMIT_BYTES = 1 << 60  # cgroup v1 says "no limit" with a number near 2**63
+_NO_LIMIT_BYTES = 1 << 60  # cgroup v1 encodes "no limit" as a number near 2**63
 
 
 def read_node(proc: Path = Path("/proc")) -> dict[str, float]:
-    """CPU time, load, memory and pressure of the whole node."""
+    """Return CPU time, load, memory and pressure of the whole node."""
     words = (read_text(proc / "stat") or "").partition("\n")[0].split()[1:]
     values: dict[str, float] = {f"cpu_{name}_s": int(word) / _TICKS for name, word in zip(_CPU_STATES, words)}
     load = (read_text(proc / "loadavg") or "").split()  # "0.20 0.18 0.12 1/80 11206"
@@ -42,7 +42,7 @@ def read_node(proc: Path = Path("/proc")) -> dict[str, float]:
 
 
 def read_node_rarely(run: Path, proc: Path = Path("/proc")) -> dict[str, float]:
-    """What changes slowly or costs more to read: swapping, kills for want of memory, lost packets, disk."""
+    """Return slow-changing or costly counters: swapping, OOM kills, CPUs, TCP retransmits, free disk."""
     kernel = read_pairs(proc / "vmstat")
     names = {"pswpin": "swapped_in_pages", "pswpout": "swapped_out_pages", "oom_kill": "oom_kills"}
     values: dict[str, float] = {names[name]: kernel[name] for name in names if name in kernel}
@@ -58,13 +58,13 @@ def read_node_rarely(run: Path, proc: Path = Path("/proc")) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The folders that hold the limits of this process's cgroup: of CPU time, and of memory."""
+    """Folders with the CPU and memory limits of a process's cgroup; None where there is none."""
 
     cpu: Path | None
     memory: Path | None
 
     def read(self) -> dict[str, float]:
-        """How often and for how long the cgroup had used up its CPU time, its memory, and both limits."""
+        """Return CPU throttling of the cgroup, its memory use, and its CPU and memory limits."""
         values: dict[str, float] = {}
         if self.cpu is not None:
             stat = read_pairs(self.cpu / "cpu.stat")
@@ -87,7 +87,7 @@ class Cgroup:
 
 
 def find_cgroup(sys: Path = Path("/sys"), proc: Path = Path("/proc"), process: str = "self") -> Cgroup:
-    """Where a process is limited: for CPU time the innermost cgroup around it that has a limit."""
+    """Return the cgroups that limit a process: for CPU time, the innermost enclosing one with a limit."""
     cpu = list(_folders("cpu", ["cpu.stat"], sys, proc / process))
     memory = _folders("memory", ["memory.current", "memory.usage_in_bytes"], sys, proc / process)
     limited = (folder for folder in cpu if _quota(folder) is not None)
@@ -95,8 +95,11 @@ def find_cgroup(sys: Path = Path("/sys"), proc: Path = Path("/proc"), process: s
 
 
 def _folders(controller: str, files: Sequence[str], sys: Path, process: Path) -> Iterator[Path]:
-    """Cgroups around a process with one of the files, from the innermost; a container sees not all."""
-    paths: dict[str, str] = {}  # of this process, by controller; the empty one is cgroup v2
+    """Yield the enclosing cgroups of a process that have one of the files, innermost first.
+
+    In a container, the outer ones may not be visible.
+    """
+    paths: dict[str, str] = {}  # by controller; the empty one is cgroup v2
     for line in (read_text(process / "cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path.strip("/"))
@@ -115,7 +118,7 @@ def _folders(controller: str, files: Sequence[str], sys: Path, process: Path) ->
 
 
 def _quota(folder: Path) -> float | None:
-    """CPU time per time that a cgroup may use, in cores; None for no limit."""
+    """Return the CPU limit of a cgroup, in cores; None for no limit."""
     words = (read_text(folder / "cpu.max") or "").split()  # "max 100000", "150000 100000"
     if len(words) == 2 and words[0] != "max":
         return int(words[0]) / int(words[1])
@@ -129,13 +132,13 @@ def _first(folder: Path, *names: str) -> int | None:
 
 
 def read_process(pid: int, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> dict[str, float]:
-    """One process of the job: the CPU time it got, what its main thread waited for a core, and its memory.
+    """Return CPU time, memory and faults of a process, and its main thread's run-queue wait and switches.
 
-    The kernel gives run-queue waits and context switches per thread; the main thread is the one that runs the
-    training loop. Nothing is asked of the other threads.
+    The kernel reports run-queue waits and context switches per thread; only the main thread, which runs the
+    training loop, is read.
 
     Returns:
-        Values by counter; none if it is gone.
+        Values by counter; empty if the process has ended.
     """
     folder = proc / str(pid)
     fields = (read_text(folder / "stat") or "").rpartition(")")[2].split()
@@ -162,7 +165,7 @@ def read_process(pid: int, proc: Path = Path("/proc"), sys: Path = Path("/sys"))
 
 
 def _held_back(pid: int, proc: Path, sys: Path) -> dict[str, float]:
-    """What a process's own cgroup held it back for, where that has a limit of CPU time."""
+    """Return the throttling of a process's own cgroup; empty where it has no CPU limit."""
     cgroup = find_cgroup(sys, proc, str(pid))
     values = replace(cgroup, memory=None).read() if cgroup.cpu is not None else {}
     return values if "cgroup_cpu_limit_cores" in values else {}
@@ -174,7 +177,7 @@ _MAX_BYTES = 1 << 16
 
 
 def read_text(path: str | Path) -> str | None:
-    """What a small file holds; None if it cannot be read."""
+    """Return the content of a small file; None if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -188,7 +191,7 @@ def read_text(path: str | Path) -> str | None:
 
 
 def read_number(path: str | Path) -> int | None:
-    """The number a file begins with; None if it cannot be read or does not begin with one."""
+    """Return the number at the start of a file; None if it cannot be read or does not start with one."""
     words = (read_text(path) or "").split(maxsplit=1)
     try:
         return int(words[0]) if words else None
@@ -197,16 +200,16 @@ def read_number(path: str | Path) -> int | None:
 
 
 def read_pairs(path: str | Path) -> dict[str, int]:
-    """A file of lines `name value …`, with or without a colon; lines of another form are left out."""
+    """Parse a file of lines `name value …`, with or without a colon; other lines are skipped."""
     lines = [line.split() for line in (read_text(path) or "").splitlines()]
     return {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
-# Network ports: InfiniBand, RoCE and the like, and Ethernet. What they move is read with every sample, what
-# else they count with every tenth, under the names their drivers give it: vendors count different things.
+# Network ports: InfiniBand, RoCE and the like, and Ethernet. Traffic is read with every sample, other
+# counters with every tenth, under the names of their drivers, since they differ between vendors.
 
 _WORDS = 4  # InfiniBand counts data in words of four bytes
-# What moves, by the names of the specification, of drivers that count bytes, and of Ethernet.
+# Traffic counters by the names of the specification, of drivers that count bytes, and of Ethernet.
 _TRAFFIC = {
     "port_xmit_data": ("tx_bytes", _WORDS),
     "port_rcv_data": ("rx_bytes", _WORDS),
@@ -220,7 +223,7 @@ _LOOPBACK = 0x8  # IFF_LOOPBACK
 
 @dataclass
 class PortCounters:
-    """One port: its files, by the counter's name, with what a value is to be multiplied by."""
+    """A network port and its counter files: path and factor of each value, by counter."""
 
     device: str
     folder: Path
@@ -228,7 +231,7 @@ class PortCounters:
     others: dict[str, tuple[Path, int]] = field(default_factory=dict)
 
     def add(self, folder: Path) -> None:
-        """Take all counters of a folder that can be read and are not known from an earlier one."""
+        """Add all readable counters of a folder that are not known from an earlier one."""
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             name, factor = _TRAFFIC.get(path.name, (path.name, 1))
             counters = self.traffic if path.name in _TRAFFIC else self.others
@@ -236,7 +239,11 @@ class PortCounters:
                 counters[name] = (path, factor)
 
     def read(self, everything: bool) -> dict[str, float]:
-        """Values now; those that cannot be read just now are left out."""
+        """Return current values, without those that cannot be read.
+
+        Args:
+            everything: include all counters and the state, not traffic only.
+        """
         wanted = self.traffic | self.others if everything else self.traffic
         values: dict[str, float] = {}
         for name, (path, factor) in wanted.items():
@@ -245,7 +252,7 @@ class PortCounters:
         return values | self._state() if everything else values
 
     def _state(self) -> dict[str, float]:
-        """Whether the port is up, and how fast."""
+        """Return whether the port is up, and its rate."""
         infiniband = read_text(self.folder / "state")  # "4: ACTIVE"
         if infiniband is not None:
             rate = read_number(self.folder / "rate")  # "400 Gb/sec (4X NDR)"
@@ -258,10 +265,10 @@ class PortCounters:
 
 
 def find_ports(sys: Path = Path("/sys"), proc: Path = Path("/proc")) -> list[PortCounters]:
-    """All ports worth watching: InfiniBand devices, and network interfaces in use.
+    """Return all ports worth watching: InfiniBand devices, and network interfaces in use.
 
-    An interface is in use if it is up, and is hardware or has a route: of the many virtual ones of a node of
-    containers few are. An InfiniBand port is named as NCCL names it, `mlx5_0:1`.
+    An interface is in use if it is up, and is hardware or has a route; most of the many virtual interfaces of
+    a container host are not. An InfiniBand port is named as in NCCL, `mlx5_0:1`.
     """
     ports = [*_infiniband(sys / "class" / "infiniband"), *_interfaces(sys / "class" / "net", proc)]
     return [port for port in ports if port.traffic or port.others]
@@ -292,13 +299,13 @@ def _is_up(folder: Path) -> bool:
     return bool(flags & _UP) and not flags & _LOOPBACK and not down
 
 
-# TCP connections of the job as the kernel counts them: what was sent, what again, round trip and rate; per
-# pair of addresses, summed over the connections of a process between them. They are asked of the kernel in
-# one dump (sock_diag(7), `struct tcp_info`), whatever their number; which are a process's own is known by its
-# descriptors. Connections within the host are left out, and peers to which little was sent.
+# TCP connections of the job from the kernel's counts: data sent and retransmitted, round trip and rate, per
+# pair of addresses, summed over the connections of a process between them. The kernel returns all connections
+# in one dump (sock_diag(7), `struct tcp_info`); those of a process are found through its descriptors.
+# Connections within the host are left out, and peers that were sent little data.
 
-MAX_PEERS = 64  # of a process: those to which it sent most
-MIN_BYTES = 1 << 16  # sent to a peer: less is not what a step waits for
+MAX_PEERS = 64  # peers kept per process: those that were sent most
+MIN_BYTES = 1 << 16  # peers that were sent less do not delay a step
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _DUMP = 4, 20, 0x301  # request, root, match
 _DONE, _ERROR = 3, 2  # types of netlink messages
 _INFO = 2  # INET_DIAG_INFO
@@ -307,19 +314,19 @@ _ANSWER_BYTES, _READ_BYTES = 72, 1 << 17
 _MESSAGE = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI48x")
 _SOCKET = struct.Struct("!HH16s16s")  # ports and addresses
-# Of `struct tcp_info`: offset and format of what is read.
+# Offset and format of fields of `struct tcp_info`.
 _RTT, _AGAIN, _ACKNOWLEDGED, _SEGMENTS, _RATE = (68, "I"), (100, "I"), (120, "Q"), (156, "I"), (160, "Q")
 
 
 class TcpCounts(NamedTuple):
-    """A connection, as the kernel counts it.
+    """The kernel's counts of one TCP connection.
 
     Attributes:
-        sent_bytes: that the peer acknowledged.
-        segments: with data, that were sent, with those sent again.
-        again: that were sent again.
-        rtt_us: round trip.
-        rate: bytes per second, as lately delivered.
+        sent_bytes: bytes acknowledged by the peer.
+        segments: data segments sent, with retransmitted ones.
+        again: retransmitted segments.
+        rtt_us: round trip time.
+        rate: recent delivery rate, bytes per second.
     """
 
     inode: int
@@ -333,7 +340,7 @@ class TcpCounts(NamedTuple):
 
 
 def established() -> list[TcpCounts]:
-    """The TCP connections of this network namespace.
+    """Return the TCP connections of this network namespace that lead to another host.
 
     Raises:
         OSError: the kernel does not answer.
@@ -345,7 +352,7 @@ def established() -> list[TcpCounts]:
 
 
 def leaves_host(connection: TcpCounts) -> bool:
-    """Whether a connection leads to another host."""
+    """Return whether a connection leads to another host."""
     return connection.local != connection.remote and not connection.remote.startswith(("127.", "::1"))
 
 
@@ -367,7 +374,7 @@ def _dump(family: int) -> Iterator[bytes]:
 
 
 def _counted(family: int, answer: bytes) -> TcpCounts | None:
-    """A connection of an answer; None where an old kernel says too little."""
+    """Parse the connection of an answer; None where an old kernel reports too little."""
     _, _, source, target = _SOCKET.unpack_from(answer, 4)
     size = 4 if family == socket.AF_INET else 16
     local, remote = (
@@ -397,7 +404,7 @@ def _attribute(answer: bytes, wanted: int) -> bytes:
 
 
 def inodes_of(pid: int, proc: Path = Path("/proc")) -> set[int]:
-    """Inodes of the sockets that a process has open; none if it is gone or another user's."""
+    """Return the inodes of a process's open sockets; empty if it has ended or belongs to another user."""
     inodes = set()
     with suppress(OSError):
         for entry in os.scandir(proc / str(pid) / "fd"):
@@ -409,7 +416,14 @@ def inodes_of(pid: int, proc: Path = Path("/proc")) -> set[int]:
 
 
 def by_peer(connections: Iterable[TcpCounts], inodes: set[int]) -> dict[str, dict[str, float]]:
-    """Values by pair of addresses, `10.0.0.1>10.0.0.2`, of the connections of a process."""
+    """Return the values of a process's connections by pair of addresses, `10.0.0.1>10.0.0.2`.
+
+    Args:
+        inodes: sockets of the process.
+
+    Returns:
+        At most `MAX_PEERS` pairs, each with at least `MIN_BYTES` sent.
+    """
     by_pair: dict[str, list[TcpCounts]] = {}
     for connection in connections:
         if connection.inode in inodes:

@@ -1,7 +1,7 @@
-"""Counters of a node's GPUs from the driver's management library (NVML), and the errors (XIDs) it reports.
+"""Counters of a node's NVIDIA GPUs from the driver's library (NVML), and the errors (XIDs) that it reports.
 
-In: the library, through nvidia-ml-py. Out: samples whose device is the GPU's uuid without the prefix `GPU-`,
-as PyTorch writes it.
+Reads the library through nvidia-ml-py; returns samples whose device is the GPU's uuid without the prefix
+`GPU-`, as PyTorch writes it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ NOT_INSTALLED = (
     "GPUs are not sampled: nvidia-ml-py is not installed next to dpro (pip install 'dpro-toolkit[gpu]')"
 )
 _ALL_LINKS = 0xFFFFFFFF
-_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of a value, by its type
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # union member by value type
 
 
 class Field(NamedTuple):
-    """One field value: the counter it becomes, its id, its unit in the counter's, and which link, if of one.
+    """An NVML field: counter, id, factor to the counter's unit, and scope (a link, or all links).
 
-    Ids above 250 are left alone: they have changed from one driver to the next.
+    Ids above 250 are not used: they changed between drivers.
     """
 
     counter: str
@@ -38,7 +38,7 @@ _FIELDS = (
     Field("power_w", 186, 1e-3),  # NVML_FI_DEV_POWER_INSTANT, mW
     Field("energy_j", 83, 1e-3),  # NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, mJ
     Field("memory_temperature_c", 82),  # NVML_FI_DEV_MEMORY_TEMP
-    # For how long clocks were held down: NVML_FI_DEV_PERF_POLICY_*, ns.
+    # Throttled time: NVML_FI_DEV_PERF_POLICY_*, ns.
     Field("throttled_power_s", 74, 1e-9),
     Field("throttled_thermal_s", 75, 1e-9),
     Field("throttled_sync_boost_s", 76, 1e-9),
@@ -62,7 +62,7 @@ _FIELDS = (
     Field("nvlink_replays", 52, is_rare=True),
     Field("nvlink_recoveries", 59, is_rare=True),
 )
-# Newer generations count by link only; their sum takes the place of a total that a GPU does not support.
+# Newer generations count per link only; the sum over links replaces a total that a GPU does not support.
 _LINK_FIELDS = (
     Field("nvlink_tx_bytes", 202),  # NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES
     Field("nvlink_rx_bytes", 204),
@@ -75,7 +75,7 @@ _LINK_FIELDS = (
 )
 _LINK_COUNT = Field("nvlink_links", 91, is_rare=True)  # NVML_FI_DEV_NVLINK_LINK_COUNT
 
-# Why clocks are what they are: bits of NVML's clocks event reasons.
+# Bits of NVML's clocks event reasons.
 _REASONS = {
     0x001: "clocks_gpu_idle",
     0x002: "clocks_application_setting",
@@ -141,13 +141,13 @@ def _address_of(nvml: Any, gpu: Any) -> Values:
 
 
 class NvidiaGpus(SampledGpus):
-    """The NVIDIA GPUs of this node."""
+    """NVIDIA GPUs of this node."""
 
     def __init__(self, complain: Complain) -> None:
         """Open the library and find the GPUs.
 
         Raises:
-            Unavailable: there is no GPU, or none can be asked.
+            Unavailable: there is no GPU, or none can be read.
         """
         self._nvml = nvml = _open_library()
         super().__init__(complain, nvml, (nvml.NVMLError,))
@@ -173,7 +173,7 @@ class NvidiaGpus(SampledGpus):
         return Fate.REFUSED if code in self._refusals else Fate.LATER
 
     def _events_within(self, timeout_s: float) -> list[tuple[str, Values]] | None:
-        """An event `xid` for each error that the driver reports: its number."""
+        """Return an event `xid` for each error that the driver reports, with the error's number."""
         if self._events is None:
             return None
         try:
@@ -181,7 +181,7 @@ class NvidiaGpus(SampledGpus):
         except self._nvml.NVMLError_Timeout:
             return []
         except self._nvml.NVMLError as error:
-            # A GPU that is lost takes the set with it: the others get a new one.
+            # A lost GPU invalidates the event set: register a new one for the others.
             self._events = self._register_events() if error.value in self._gone else None
             if self._events is None and self._gpus:
                 self._complain(f"GPUs: errors that the driver reports (XIDs) are not seen any more: {error}")
@@ -190,10 +190,10 @@ class NvidiaGpus(SampledGpus):
         device = next((gpu.device for gpu in self._gpus if _address(gpu.handle) == address), "")
         return [(device, {"xid": event.eventData})]
 
-    # Finding GPUs, and what they support.
+    # Finding GPUs and their supported fields.
 
     def _find(self) -> Iterator[SampledGpu]:
-        """All GPUs that answer. On a shared node those of others may be out of reach: that is no trouble."""
+        """Yield all GPUs that can be read; without permission for other users' GPUs, report none of those."""
         nvml = self._nvml
         unreachable = []
         reached = False
@@ -226,9 +226,9 @@ class NvidiaGpus(SampledGpus):
         return gpu
 
     def _instances(self, gpu: SampledGpu) -> Iterator[SampledGpu]:
-        """The instances of a partitioned GPU, of which NVML reports only the memory."""
+        """Yield the instances of a partitioned GPU, for which NVML reports only memory."""
         nvml = self._nvml
-        with suppress(nvml.NVMLError):  # not partitioned, or too old to be
+        with suppress(nvml.NVMLError):  # not partitioned, or without support for it
             for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle)):
                 with suppress(nvml.NVMLError_NotFound):
                     handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, index)
@@ -236,7 +236,7 @@ class NvidiaGpus(SampledGpus):
                     yield SampledGpu(handle, device, [_memory], [])
 
     def _supported(self, gpu: SampledGpu, fields: list[Field]) -> list[Field]:
-        """Those fields that a GPU has values for."""
+        """Return the fields that a GPU has values for."""
         if not fields:
             return []
         refused: list[Field] = []
@@ -245,11 +245,11 @@ class NvidiaGpus(SampledGpus):
         except self._nvml.NVMLError as error:
             if error.value in self._gone:
                 raise
-            return []  # it knows no fields at all
+            return []  # the GPU supports no fields at all
         return [field for field in fields if field not in refused]
 
     def _register_events(self) -> Any:
-        """The set that errors of all GPUs arrive at; None if no GPU reports any."""
+        """Return an event set for errors of all GPUs; None if no GPU reports any."""
         nvml = self._nvml
         try:
             events = nvml.nvmlEventSetCreate()
@@ -273,10 +273,10 @@ class NvidiaGpus(SampledGpus):
         return values
 
     def _values(self, gpu: SampledGpu, fields: list[Field], refused: list[Field] | None = None) -> Values:
-        """Values by counter, those of one counter summed; what is refused is added to the list.
+        """Return values by counter, those of one counter summed; refused fields are added to `refused`.
 
         Raises:
-            NVMLError: the GPU is lost, or knows no fields at all.
+            NVMLError: the GPU is lost, or supports no fields at all.
         """
         values: Values = {}
         asked = [(field.identifier, field.scope) for field in fields]
@@ -293,10 +293,10 @@ class NvidiaGpus(SampledGpus):
 
 
 def _open_library() -> Any:
-    """The library, ready to be asked.
+    """Return the initialised library.
 
     Raises:
-        Unavailable: it is not.
+        Unavailable: it cannot be used.
     """
     there = driver_is_there()
     try:
@@ -317,12 +317,12 @@ def _open_library() -> Any:
 
 
 def driver_is_there(devices: Iterable[str] = ("/proc/driver/nvidia/version", "/dev/nvidiactl")) -> bool:
-    """Whether one of the files that NVIDIA's driver makes exists."""
+    """Return whether a file that NVIDIA's driver creates exists."""
     return any(Path(path).exists() for path in devices)
 
 
 def _bare(uuid: str | bytes) -> str:
-    """A uuid as PyTorch writes it: `GPU-8c5…` is `8c5…`."""
+    """Return a uuid as PyTorch writes it: `8c5…` for `GPU-8c5…`."""
     text = uuid.decode() if isinstance(uuid, bytes) else uuid
     return text.removeprefix("GPU-").removeprefix("MIG-")
 

@@ -1,9 +1,9 @@
-"""The process that samples, beside the sidecar: started with it, and gone when it is.
+"""The sampling process beside the sidecar, which starts with it and ends with it.
 
-In: a launch. Out: files of samples in its folder, and lines in its log. Each launch samples its own
-processes; of several on one node one is elected to sample the node. The processes of the job never wait for
-any of this, and neither does the sidecar: a call of the GPU driver may hang for good when a GPU dies, so GPUs
-are asked in a thread, and a sampler that does not end is left behind.
+Takes a launch; writes files of samples to its folder, and lines to its log. Each launch samples its own
+processes; of several on one node, one is elected to sample the node. Neither the job nor the sidecar waits
+for it: a call of the GPU driver may block forever when a GPU fails, so GPUs are read in threads, and a
+sampler that does not end is killed.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from dpro.collectors.telemetry.node import (
 from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.folders import lock
 
-RARELY = 10  # what changes rarely is read once per this many samples
-END_S = 3.0  # how long to wait for the sampler to end
+RARELY = 10  # samples per read of slow-changing counters
+END_S = 3.0  # how long to wait for the sampler to end before it is killed
 LOCK = ".sampler"
-_NICENESS = 10  # a rank that wants the core goes first
+_NICENESS = 10  # ranks have priority over the sampler
 
 Complain = Callable[[str], None]
 Source = Callable[[bool], Iterable[TelemetrySample]]
 
 
 class Sampler:
-    """A sampler that runs."""
+    """A running sampler process."""
 
     def __init__(self, recording: Launch, pid: int, lifeline: int) -> None:
-        """Remember a process that ends when the lifeline is closed."""
+        """Keep the id of a process that ends when the lifeline is closed."""
         self._recording, self._pid, self._lifeline = recording, pid, lifeline
 
     def stop(self) -> None:
-        """Have it end, and wait for that, but not forever."""
+        """Make the sampler end; kill it after `END_S`."""
         os.close(self._lifeline)
         deadline = time.monotonic() + END_S
         with suppress(ChildProcessError):
@@ -67,7 +67,7 @@ class Sampler:
 
 
 def start(recording: Launch) -> Sampler | None:
-    """Start sampling, as the launch was configured; None if it is not to be."""
+    """Start sampling with the launch's configuration; return None if telemetry is off."""
     with suppress(OSError, ValueError):
         config = json.loads((recording.raw / "config.json").read_text(encoding="utf-8"))
         period_s = float(config.get("telemetry_period_s", 0))
@@ -82,7 +82,7 @@ def _fork(recording: Launch, period_s: float) -> Sampler:
         os.close(lifeline_end)
         return Sampler(recording, child, lifeline)
     try:
-        close_descriptors(keep={lifeline_end})  # the marker's, too: its lock says that the sidecar lives
+        close_descriptors(keep={lifeline_end})  # also the marker: only the sidecar may hold its lock
         sample_until_ended(recording, period_s, lifeline_end)
     except Exception as error:
         recording.log(f"telemetry ended: {_in_words(error)}")
@@ -120,22 +120,22 @@ def sample_until_ended(recording: Launch, period_s: float, lifeline_end: int) ->
             break
     output.end()
     election.withdraw()
-    with suppress(OSError):  # not empty, unless the run was finished meanwhile
+    with suppress(OSError):  # it is not empty unless the run was finished meanwhile
         recording.raw.parent.rmdir()
 
 
 def is_over(lifeline: select.poll, due_s: float) -> bool:
-    """Wait until the next sample is due, or the other end of the lifeline is closed; whether it was.
+    """Wait until the next sample is due; return whether the other end of the lifeline was closed before.
 
     Args:
         due_s: when the next sample is due, s of the monotonic clock.
     """
-    left_s = max(due_s - time.monotonic(), 0)  # to poll, less than 0 is forever
+    left_s = max(due_s - time.monotonic(), 0)  # a negative timeout would block forever
     return bool(lifeline.poll(1e3 * left_s))
 
 
 class _Output:
-    """A writer that threads share. A full disk ends the sampler; after the end nothing is written."""
+    """A writer shared by threads. A full disk ends the sampler; after `end` nothing is written."""
 
     def __init__(self, writer: SampleWriter, complain: Complain) -> None:
         self._writer, self._complain = writer, complain
@@ -150,12 +150,12 @@ class _Output:
                 os._exit(0)
 
     def end(self) -> None:
-        self._lock.acquire()  # for good
+        self._lock.acquire()  # never released: no thread writes any more
         self._writer.close()
 
 
 def _read_all(sources: dict[str, Source], everything: bool, complain: Complain) -> list[TelemetrySample]:
-    """Samples of all sources; one that fails is dropped."""
+    """Return the samples of all sources; a source that fails is removed."""
     samples: list[TelemetrySample] = []
     for name, read in list(sources.items()):
         try:
@@ -167,7 +167,7 @@ def _read_all(sources: dict[str, Source], everything: bool, complain: Complain) 
 
 
 def _of_the_node(recording: Launch, complain: Complain) -> dict[str, Source]:
-    """What only one of the samplers on a node reads, besides GPUs."""
+    """Return the sources that only the elected sampler of a node reads, besides GPUs."""
     cgroup = find_cgroup()
     ports = find_ports()
 
@@ -187,7 +187,7 @@ def _of_the_node(recording: Launch, complain: Complain) -> dict[str, Source]:
 def sample_gpus(
     open_: Callable[[Complain], SampledGpus], period_s: float, output: _Output, complain: Complain
 ) -> None:
-    """Sample the GPUs that one library knows for as long as the process lives."""
+    """Sample the GPUs of one library until the process ends."""
     try:
         try:
             gpus = open_(complain)
@@ -205,22 +205,22 @@ def sample_gpus(
 
 
 class LocalProcesses:
-    """The recorded processes of a launch, on this host."""
+    """Recorded processes of a launch on this host."""
 
     def __init__(self, folder: Path, host: str) -> None:
-        """Nothing is known yet.
+        """Begin without any process.
 
         Args:
-            folder: where processes say that they record, each in `HOST-PID/facts.json`.
+            folder: where processes that record write `HOST-PID/facts.json`.
         """
         self._folder, self._host = folder, host
-        self._there: set[int] = set()  # inodes of connections
-        self._sockets: dict[int, set[int]] = {}  # of processes
-        self._ranks: dict[Path, tuple[int, int]] = {}  # when the facts were written, and the rank
+        self._there: set[int] = set()  # inodes of all connections at the last reading
+        self._sockets: dict[int, set[int]] = {}  # inodes of its sockets, by pid
+        self._ranks: dict[Path, tuple[int, int]] = {}  # modification time of the facts, and the rank in them
         self._ended: set[Path] = set()
 
     def read(self, everything: bool) -> list[TelemetrySample]:
-        """One sample per process that still runs."""
+        """Return one sample per process that still runs."""
         samples = []
         for path, pid in self._running():
             values = read_process(pid)
@@ -231,11 +231,11 @@ class LocalProcesses:
         return samples
 
     def read_connections(self, everything: bool) -> list[TelemetrySample]:
-        """One sample per process and peer that it sends to over TCP."""
+        """Return one sample per process and TCP peer."""
         running = [(self._rank(path), pid) for path, pid in self._running()]
         connections = established() if running else []
         there = {connection.inode for connection in connections}
-        if there != self._there:  # whose they are is looked up where any is new
+        if there != self._there:  # look up owners only when the connections changed
             self._there, self._sockets = there, {pid: inodes_of(pid) for _, pid in running}
         now = time.time_ns()
         return [
@@ -245,7 +245,7 @@ class LocalProcesses:
         ]
 
     def _running(self) -> Iterator[tuple[Path, int]]:
-        """The latest facts of processes that were running when they were read last, and their ids."""
+        """Yield latest facts and pid of each process that was running at the last reading."""
         paths = self._folder.glob(f"{self._host}-*/facts.json")
         images = sorted((*pid_and_image(path.parent.name), path) for path in paths)
         latest = {pid: path for pid, _, path in images}
@@ -254,7 +254,7 @@ class LocalProcesses:
                 yield path, pid
 
     def _rank(self, path: Path) -> int:
-        """The rank a process has now: it may get another when it makes its process group."""
+        """Return the current rank of a process, which may change when it creates its process group."""
         written_ns = path.stat().st_mtime_ns
         if self._ranks.get(path, (0, 0))[0] != written_ns:
             self._ranks[path] = (written_ns, int(json.loads(path.read_text(encoding="utf-8"))["rank"]))
@@ -262,7 +262,7 @@ class LocalProcesses:
 
 
 class Election:
-    """One of several samplers on a node holds a lock file; when it ends, another gets the lock."""
+    """Election of one sampler on a node by the lock of a file; when the winner ends, another can win."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -270,14 +270,14 @@ class Election:
 
     @property
     def is_won(self) -> bool:
-        """Whether this sampler is the one."""
+        """Whether this sampler has won."""
         return self._descriptor >= 0
 
     def try_to_win(self) -> bool:
-        """Win if no other sampler has."""
+        """Win if no other sampler has; return whether this one did."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            # Not the lock of a file that was withdrawn just now.
+            # A winner that withdrew just now has removed the file: its lock does not count.
             if lock(descriptor, wait=False) and os.fstat(descriptor).st_ino == self._path.stat().st_ino:
                 self._descriptor = descriptor
                 return True
@@ -287,7 +287,7 @@ class Election:
         return False
 
     def withdraw(self) -> None:
-        """Let others win, and leave nothing behind."""
+        """Release the lock and remove its file."""
         if self.is_won:
             self._path.unlink(missing_ok=True)
             os.close(self._descriptor)
@@ -295,7 +295,7 @@ class Election:
 
 
 def forget_elections(folder: Path) -> None:
-    """Remove lock files that samplers left behind that were killed."""
+    """Remove lock files left behind by samplers that were killed."""
     for path in folder.glob(f"*{LOCK}"):
         election = Election(path)
         with suppress(OSError):

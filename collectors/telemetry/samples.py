@@ -1,10 +1,10 @@
-"""The file that samples go to while the job runs, and how it is read back.
+"""Files of telemetry samples: written while the job runs, and read back.
 
-A file is a zlib stream of JSON lines. The first line says whose samples they are, each other one is
-`[time_ns, rank, device, {counter: value}]` and holds only the values that differ from the line before of the
-same rank and device. The stream is flushed after every sample: what was written survives the death of the
-writer, and a file that is cut short is read up to there. Files are changed every hour, and each begins with
-all values, so that whole ones can be converted while the job runs.
+A file is a zlib stream of JSON lines. The first line names the host; each other line is
+`[time_ns, rank, device, {counter: value}]` with only the values that differ from the line before of the same
+rank and device. The stream is flushed after every sample, so samples survive the death of the writer, and a
+truncated file is read up to the cut. A new file begins when one reaches `FILE_BYTES`, each with all values,
+so that complete files can be converted while the job runs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 from dpro.words import from_json
 
 FILE_BYTES = 1 << 20
-OPEN_SUFFIX = ".open"  # of the file that is still written
+OPEN_SUFFIX = ".open"  # suffix of the file still being written
 _CHUNK_BYTES = 1 << 16
 
 
 class TelemetrySample(NamedTuple):
-    """Values that were read at one moment; an event is written even if its value is the same as last time."""
+    """Values read at one moment; an event is written even if its value has not changed."""
 
     time_ns: int
     rank: int
@@ -35,7 +35,7 @@ class TelemetrySample(NamedTuple):
 
 
 class SampleWriter:
-    """Appends samples to files `telemetry-N.z` of a folder."""
+    """Writer of samples to files `telemetry-N.z` of a folder."""
 
     def __init__(self, folder: Path, host: str) -> None:
         self._folder, self._host = folder, host
@@ -43,10 +43,11 @@ class SampleWriter:
         self._descriptor = -1
 
     def append(self, samples: Iterable[TelemetrySample]) -> None:
-        """Write what has changed.
+        """Write the values that have changed.
 
         Raises:
-            OSError: it could not be written whole, for want of space, say; there is no use in going on.
+            OSError: they could not be written completely, for example on a full disk; later calls would fail,
+                too.
         """
         if self._descriptor < 0:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -62,12 +63,12 @@ class SampleWriter:
             self.close()
 
     def close(self) -> None:
-        """End the file: it is whole."""
+        """Complete the current file, which readers then find under its final name."""
         if self._descriptor < 0:
             return
         os.close(self._descriptor)
         self._descriptor = -1
-        with suppress(OSError):  # another process may finish the run and remove the folder
+        with suppress(OSError):  # another process may have finished the run and removed the folder
             os.rename(self._path(OPEN_SUFFIX), self._path())
         self._files += 1
 
@@ -92,15 +93,15 @@ class SampleWriter:
 
 
 def sample_files(folder: Path, *, whole: bool = False) -> list[Path]:
-    """Files of samples in a folder, in the order they were written; only those that are whole, if asked."""
+    """Return the files of samples in a folder, in writing order; only complete ones if `whole`."""
     return sorted(folder.glob("telemetry-*.z")) + ([] if whole else sorted(folder.glob("telemetry-*.z.open")))
 
 
 def read_samples(path: Path) -> tuple[str, list[TelemetrySample]]:
-    """What a file holds, up to where it was cut short or is damaged.
+    """Read the samples of a file, up to where it is truncated or damaged.
 
     Returns:
-        The host, and the samples; no host and no samples if not even the first line is whole.
+        The host, and the samples; an empty host and no samples if even the first line is incomplete.
     """
     lines = _lines(path)
     host = str(_decoded(next(lines, b"")).get("host", ""))
@@ -122,7 +123,7 @@ def _decoded(line: bytes) -> Mapping[str, Any]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Whole lines of a stream, as far as it goes."""
+    """Yield the complete lines of a stream, up to where it is damaged."""
     stream = zlib.decompressobj()
     rest = b""
     with path.open("rb") as file:

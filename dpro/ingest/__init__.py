@@ -1,4 +1,4 @@
-"""Importers: other tools' traces into the tables of `dpro.schema`.
+"""Importers: traces of other tools converted to the tables of `dpro.schema`.
 
 `importer` walks the sources, `formats` recognises the format of a file by its content (dpro's own formats,
 then entry points of other distributions), and one importer per format reads it into one or several ranks.

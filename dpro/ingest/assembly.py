@@ -1,8 +1,8 @@
-"""Staged files assembled as one run.
+"""Assembly of a run from staged files.
 
-In: a staging folder with a note and parts for each file. Out: a run directory, moved to its place by one
-rename when it is whole. Repeating it after a crash gives the same run. Files that do not state their rank are
-numbered here, and files of several formats that describe one rank are merged as its tables.
+Reads a staging folder with a note and parts for each file; writes a run directory and moves it to its place
+by one rename. Repeating it after a crash gives the same run. Files that do not state their rank are numbered
+here, and files of several formats that describe one rank are merged.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from dpro.store import Manifest, merge_counts, write_manifest, write_part
 from dpro.words import missing_in_words
 
 Spread: TypeAlias = Callable[[Callable[[Any], Any], Sequence[Any], Callable[[Any, str], Any]], Iterator[Any]]
-"""`importer.run_tasks` with its workers chosen."""
+"""`importer.run_tasks` bound to its workers."""
 
 
 @dataclass(frozen=True)
 class _Merge:
-    """Task: one rank that several files describe."""
+    """Task: merge the files that describe one rank."""
 
     rank: int
     pieces: list[StagedPiece]
@@ -70,16 +70,18 @@ def assemble(
     skipped: Mapping[str, int],
     warnings: Sequence[str],
 ) -> Manifest:
-    """Make the run from what is staged.
+    """Make the run from the staged files.
 
     Args:
         run: the run directory to make; it does not exist, or is empty.
+        skipped: counts of files that were not read, by reason.
+        warnings: warnings to add to the manifest.
 
     Returns:
         The manifest of the run.
 
     Raises:
-        InputError: no file could be read, or two are of the same rank.
+        InputError: no file could be read, or two files are of the same rank.
         OSError: the run cannot be written.
     """
     notes = _with_ranks(read_notes(staging), tasks, spread)
@@ -110,7 +112,7 @@ def _pieces(note: FileNote, folder: Path) -> list[StagedPiece]:
 
 
 def _all_pieces(notes: Sequence[FileNote], tasks: Sequence[ImportTask]) -> dict[int, list[StagedPiece]]:
-    """What was read of each rank, in order of the files' names."""
+    """Return the staged pieces of each rank, in order of file names."""
     folders = {task.number: task.folder for task in tasks}
     by_rank = defaultdict(list)
     for note in notes:
@@ -120,7 +122,7 @@ def _all_pieces(notes: Sequence[FileNote], tasks: Sequence[ImportTask]) -> dict[
 
 
 def _with_ranks(notes: list[FileNote], tasks: Sequence[ImportTask], spread: Spread) -> list[FileNote]:
-    """Give each file that does not state its rank the first rank that it fits, in order of the names."""
+    """Give each file that does not state its rank the lowest rank that it fits, in order of file names."""
     unranked = [note for note in notes if not note.failure and not note.states_its_rank]
     unranked.sort(key=lambda note: _by_numbers(note.path))
     if not unranked:
@@ -141,7 +143,7 @@ def _with_ranks(notes: list[FileNote], tasks: Sequence[ImportTask], spread: Spre
 
 
 def _by_numbers(name: str) -> list[tuple[int, str]]:
-    """A key by which `host-2` comes before `host-10`."""
+    """Return a sort key by which `host-2` comes before `host-10`."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -150,7 +152,7 @@ def _fits(note: FileNote, folder: Path, there: Sequence[StagedPiece]) -> bool:
 
 
 def _place(by_rank: Mapping[int, list[StagedPiece]], folder: Path, spread: Spread) -> list[Remarks]:
-    """Put the parts of every rank into the run: as they are staged, or merged where files share a rank."""
+    """Put the parts of every rank into the run, merging the files of ranks that several describe."""
     for name in TABLES:
         (folder / name).mkdir()
     merges = []
@@ -168,7 +170,7 @@ def _place(by_rank: Mapping[int, list[StagedPiece]], folder: Path, spread: Sprea
 
 
 def _link(part: Path, folder: Path) -> None:
-    """Link a part into the run, so that the staged one stays for another attempt."""
+    """Link a part into the run; the staged part stays for another attempt."""
     try:
         os.link(part, folder / part.name)
     except OSError:  # a file system without hard links
@@ -220,20 +222,20 @@ def _manifest(
     return manifest
 
 
-# Files of different formats that describe one rank, merged as that rank's tables. A table of intervals comes
-# from one file; collectives that a second file knows as calls only, samples, and facts of the worker are
-# added to those of the first. Two files that describe the same are an error that names both.
+# Files of different formats that describe one rank are merged. A table of intervals comes from one file;
+# collectives that a second file has only as calls, samples, and facts of the worker are added to it. Two
+# files with the same content are an error that names both.
 
 _ADDED = frozenset(table.name for table in (COLLECTIVES, SENDS, PROCESS_GROUPS, COUNTERS, CLOCK_SAMPLES))
 _FROM_ONE_FILE = TABLES.keys() - _ADDED - {WORKERS.name}
-_IDS_OF_A_FILE = 1 << 32  # `collective_id` of the second file of a rank starts here, and so on
+_IDS_OF_A_FILE = 1 << 32  # offset of `collective_id` between the files of a rank
 LEFT_OUT = "left out: "
 ONE_OF_THEM = "give dpro one of them, or import each as a run of its own (`dpro import FILE -o RUN`)"
 
 
 @dataclass(frozen=True)
 class StagedPiece:
-    """One file's share of one rank: where it is staged, and what it is."""
+    """A file's share of one rank: path, format, staging folder and facts."""
 
     path: str
     format: str
@@ -243,7 +245,7 @@ class StagedPiece:
 
 @dataclass(frozen=True)
 class Remarks:
-    """What merging one rank left out, by reason, and its warnings."""
+    """What merging one rank left out: counts by reason, and warnings."""
 
     skipped: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -256,7 +258,7 @@ def useful(pieces: Sequence[StagedPiece]) -> tuple[list[StagedPiece], Remarks]:
     flight recorder dumps that newer ones supersede.
 
     Returns:
-        The others, the one that has the spans first, and remarks on those left out.
+        The remaining files, the one with spans first, and remarks on the others.
     """
     others = [piece for piece in pieces if piece.format != EXECUTION_TRACE]
     traces = [piece for piece in pieces if piece.format == EXECUTION_TRACE]
@@ -287,7 +289,7 @@ def _newest_dumps(pieces: Sequence[StagedPiece], remarks: Remarks) -> list[Stage
 
 
 def _lack_of_times(piece: StagedPiece) -> str:
-    """Why an execution trace needs the Kineto trace of its process; empty where it does not."""
+    """Return why an execution trace needs the Kineto trace of its process; empty where it does not."""
     from dpro.ingest.execution_trace import refuse_alone
 
     try:
@@ -298,7 +300,7 @@ def _lack_of_times(piece: StagedPiece) -> str:
 
 
 def clash(first: StagedPiece, second: StagedPiece) -> str:
-    """What two files of one rank both describe and only one may; empty where they fit together."""
+    """Return what two files of one rank both describe but only one may; empty where they fit together."""
     if first.format == second.format:
         return first.format
     if {first.format, second.format} == {KINETO, EXECUTION_TRACE}:
@@ -308,14 +310,14 @@ def clash(first: StagedPiece, second: StagedPiece) -> str:
 
 
 def refuse_clashes(pieces: Sequence[StagedPiece]) -> None:
-    """Refuse files of one rank that do not fit together.
+    """Raise if files of one rank do not fit together.
 
     Raises:
-        InputError: two of them describe the same; it names both.
+        InputError: two of them describe the same; names both.
     """
     for number, second in enumerate(pieces):
         for first in pieces[:number]:
-            both_dumps = first.format == second.format == FLIGHT_RECORDER  # of groups that are not the same
+            both_dumps = first.format == second.format == FLIGHT_RECORDER  # dumps of different groups
             if (what := clash(first, second)) and not both_dumps:
                 also = "" if first.format == second.format else f" and have its {what}"
                 rank = second.share.rank
@@ -329,7 +331,7 @@ def merge_rank(rank: int, pieces: Sequence[StagedPiece], run: Path) -> Remarks:
         pieces: files that fit together; where they differ on a fact, the first counts.
 
     Returns:
-        What was left out, and warnings.
+        Counts of rows left out, and warnings.
 
     Raises:
         InputError: a staged part cannot be read.
@@ -359,7 +361,7 @@ def merge_rank(rank: int, pieces: Sequence[StagedPiece], run: Path) -> Remarks:
 
 
 def _combined(traces: Sequence[tuple[str, RankTrace]]) -> list[RankTrace]:
-    """The traces, with Kineto's and the execution trace of the same process combined."""
+    """Return the traces, with the Kineto trace and execution trace of a process combined into one."""
     by_format = dict(traces)
     if KINETO not in by_format or EXECUTION_TRACE not in by_format:
         return [trace for _, trace in traces]
@@ -379,7 +381,7 @@ def _trace(piece: StagedPiece) -> RankTrace:
 
 
 def _numbered_apart(frames: Sequence[pl.DataFrame]) -> Iterable[pl.DataFrame]:
-    """Ids that are unique within a file made unique within the rank; -1 stays none."""
+    """Make ids that are unique within a file unique within the rank; -1 stays none."""
     for number, frame in enumerate(frames):
         identifier = pl.col("collective_id")
         moved = pl.when(identifier >= 0).then(identifier + number * _IDS_OF_A_FILE).otherwise(identifier)

@@ -1,8 +1,8 @@
-"""What several formats leave to be inferred from spans: training steps, and iterations of a server.
+"""Training steps and server iterations inferred from spans, for several formats.
 
-In: spans of one rank. Out: rows of `steps`: from the profiler's own marks, else from the ends of optimizer
-steps, else guessed from what repeats. A step is a stretch of CPU time; its GPU work may run later. And rows
-of `iterations`: what each batch of an engine consisted of, as far as the trace says it.
+Reads the spans of one rank; returns rows of `steps`, from the profiler's own marks, else from the ends of
+optimizer steps, else guessed from repeating work. A step is an interval of CPU time; its GPU work may run
+later. Also returns rows of `iterations`: the batches of an engine, with the sizes that the trace records.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _OPTIMIZER = r"^Optimizer\.step#(.+)\.step$"
 
 
 def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
-    """Steps by `ProfilerStep#N`, else by optimizer annotations, else none.
+    """Return steps by `ProfilerStep#N`, else by optimizer annotations; empty without either.
 
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `sequence_number`, `forward_thread`.
     """
-    # The 2020 profiler has no annotations: there the mark is an operator.
+    # The 2020 profiler has no annotations; its mark is an operator.
     is_mark = pl.col("kind").is_in(["annotation", "cpu_op"]) & pl.col("name").str.starts_with("ProfilerStep#")
     marks = (
         spans.select("kind", "name", "start_ns", "duration_ns")
@@ -42,10 +42,10 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def guess_steps(spans: pl.DataFrame) -> pl.DataFrame:
-    """Steps as above, else by the repetition of the main thread's work where that is clear.
+    """Return steps by `find_steps`, else by the repetition of the main thread's work where that is clear.
 
     Args:
-        spans: as above, and as for `repetitions`.
+        spans: with the columns that `find_steps` and `repetitions` need.
     """
     steps = find_steps(spans)
     if steps.height:
@@ -63,12 +63,12 @@ def guess_steps(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _optimizer_steps(spans: pl.DataFrame) -> pl.DataFrame:
-    """Each step ends with its last optimizer.
+    """Return steps that each end with their last optimizer.
 
-    Optimizers with no forward work between them belong to one step. Where one optimizer is in every such
-    group, a group is a step (others may step less often); where none is (two networks trained in turn),
-    the rarest optimizer ends the step. The time before the first end is part of the first step; what
-    follows the last end is part of a step that the window cuts, and is left out.
+    Optimizers without forward work between them belong to one step. Where one optimizer is in every such
+    group, a group is a step (others may step less often); where none is (two networks trained in turn), the
+    rarest optimizer ends the step. The time before the first end is part of the first step; work after the
+    last end belongs to a truncated step, and is left out.
     """
     annotations = spans.filter(pl.col("kind") == "annotation").select(
         "start_ns",
@@ -79,7 +79,7 @@ def _optimizer_steps(spans: pl.DataFrame) -> pl.DataFrame:
     forward = spans.filter((pl.col("sequence_number") >= 0) & (pl.col("forward_thread") <= 0))[
         "start_ns"
     ].sort()
-    # Without autograd's numbers forward work cannot be seen: then every annotation stands alone.
+    # Forward work is recognised by autograd's numbers; without any, every annotation is a group.
     alone = pl.int_range(pl.len())
     work_before = pl.Series(forward.search_sorted(optimizers["start_ns"])) if forward.len() else alone
     groups = (
@@ -104,41 +104,42 @@ def _optimizer_steps(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-# Steps of a trace that marks none, inferred from the repetition of the main thread's work.
+# Steps of a trace without marks, inferred from the repetition of the main thread's work.
 
 REPETITION = "repetition"
 
 _MIN_REPETITIONS = 3
-_MIN_SPANS = 4  # in one of them: a step that was compiled has few at the top level
-_MIN_AGREEING = 0.95  # share of spans with the name of the one a period later
-_MAX_OF_TYPICAL = 2.0  # duration of one repetition against the median
-_MIN_AFTER_START_NS = 1_000_000  # what repeats faster after a slow first time may be layers
-_MOST = 0.5  # of the work: what repeats after a start-up is the job only if it is that much
-_NO_BETTER = 2.0  # times as many spans that differ: a period that has fewer is a better one
+_MIN_SPANS = 4  # per repetition: a compiled step has few spans at the top level
+_MIN_AGREEING = 0.95  # share of spans with the same name as the span one period later
+_MAX_OF_TYPICAL = 2.0  # maximum duration of a repetition, in medians
+_MIN_AFTER_START_NS = 1_000_000  # faster repetitions after a slow first one may be layers
+_MOST = 0.5  # minimum share of kernel time in repetitions that follow a start-up
+_NO_BETTER = 2.0  # maximum share of differing spans, relative to the period with the least
 _MAX_NAMES = 64
-_GRAM = 5  # names in a row: those across the head of a step come once in it, where each alone comes in layers
-_FACTOR = 6_364_136_223  # of a code of several names
-# What a loop does in each round, and no layer: feed its device, read from it or wait for it, or go back.
+_GRAM = 5  # names in a row: unique at the head of a step, even if each name alone recurs in its layers
+_FACTOR = 6_364_136_223  # hash multiplier for several names
+# Work that is in each iteration of a loop but not in a layer: copies, synchronisation, a backward pass.
 _LOOPS = r"(?i)HtoD|DtoH|HostToDevice|DeviceToHost|(Device|Stream|Event)Synchronize|^autograd::engine"
 
 Array = npt.NDArray[Any]
 
 
 def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
-    """Start and end of each whole repetition on the host, ns; empty where the work does not clearly repeat.
+    """Return start and end of each whole repetition on the host, ns; empty if work does not clearly repeat.
 
-    They are counted from the first span of the window, which is where a loop of steps is usually cut, or
-    behind a start-up, where most work is in them. The first may take far longer than the others: it warms up.
+    Repetitions are counted from the first span of the window, where a loop of steps is usually cut, or from
+    the end of a start-up, if they have most of the work. The first may take far longer than the others: it
+    warms up.
 
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `pid`, `tid`, `stream`, `forward_thread`,
             `correlation`, `span_id`, `sequence_number`.
     """
-    # Only spans that lie in no other one count.
+    # Only top-level spans count.
     ends_before = pl.col("end_ns").cum_max().shift(1)
     lane = _main_lane(spans).filter(ends_before.is_null() | (pl.col("start_ns") >= ends_before))
     ran, called = lane.select("start_ns", "end_ns"), lane.select("call_ns", "call_end_ns")
-    # On any thread: a backward pass goes on on one of its own.
+    # The end is taken over all threads, since a backward pass runs on a separate one.
     end_ns = (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
     last_ns = int(spans.filter(pl.col("kind") == "cpu_op").select(end_ns).to_numpy().max(initial=0))
     for first, period in _periods(lane["name"].rank("dense").to_numpy()):
@@ -149,11 +150,11 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
 
 
 def _bounds(times: pl.DataFrame, first: int, period: int, last_ns: int) -> Array:
-    """When rounds begin, and the last whole one ends, ns.
+    """Return the starts of all repetitions, then the end of the last whole one, ns.
 
     Args:
-        times: when each span of the lane began and ended.
-        last_ns: when the last operator of any thread ended, 0 without any.
+        times: start and end of each span of the lane.
+        last_ns: end of the last operator on any thread; 0 without any.
     """
     starts, ends = (times.to_series(column).to_numpy() for column in (0, 1))
     bounds: Array = np.append(starts, np.maximum(ends[-1:], last_ns))[
@@ -163,14 +164,14 @@ def _bounds(times: pl.DataFrame, first: int, period: int, last_ns: int) -> Array
 
 
 def _is_steady(durations: Array) -> bool:
-    """Whether rounds take about equally long, but for the first."""
+    """Return whether repetitions have about equal durations, except for the first."""
     typical = float(np.median(durations))
     others = durations[1:] if typical >= _MIN_AFTER_START_NS and durations[0] > typical else durations
     return bool(others.max() <= _MAX_OF_TYPICAL * typical and typical <= _MAX_OF_TYPICAL * others.min())
 
 
 def _is_loop(spans: pl.DataFrame, starts: Array, calls: Array) -> bool:
-    """Whether rounds behind a start-up are most of the work, and of a loop, not the layers of a step."""
+    """Return whether repetitions after a start-up are most of the work, and are a loop rather than layers."""
     kernels = spans.filter(pl.col("kind") == "kernel")
     busy, began = (kernels[name].to_numpy() for name in ("duration_ns", "start_ns"))
     if busy[began >= starts[0]].sum() < _MOST * busy.sum():
@@ -182,18 +183,19 @@ def _is_loop(spans: pl.DataFrame, starts: Array, calls: Array) -> bool:
 
 
 def _main_lane(spans: pl.DataFrame) -> pl.DataFrame:
-    """Operators of the thread that runs most of the forward pass; without operators, the busiest stream.
+    """Return operators of the thread with most of the forward pass; without operators, the busiest stream.
 
     Returns:
-        `name`; `start_ns` and `end_ns`, as it ran; `call_ns` and `call_end_ns`, on the host: of kernels the
-        call that launched each, where that was recorded. In order of time.
+        `name`; `start_ns` and `end_ns` of execution; `call_ns` and `call_end_ns` on the host, which for
+        kernels is the launching call where recorded. Ordered by time.
     """
     work, lane = (pl.col("kind") == "cpu_op") & (pl.col("forward_thread") <= 0), ["pid", "tid"]
     is_on_cpu = bool(spans.select(work.any()).item())
     if not is_on_cpu:
         work, lane = pl.col("kind") == "kernel", ["stream"]
-    rows = spans.lazy().filter(work)  # what is filtered is not copied with all its columns
-    # A compiled backward pass may have most operators: what autograd numbers in a forward pass says more.
+    rows = spans.lazy().filter(work)  # lazy, so that columns that are not used are not copied
+    # A compiled backward pass may have most operators, so those that autograd numbers in a forward pass
+    # decide.
     of_forward = (pl.col("sequence_number") >= 0).sum() if is_on_cpu else pl.lit(0)
     counts = rows.group_by(lane).agg(of_forward.alias("forward"), pl.len())
     order = ["forward", "len", *lane]
@@ -210,15 +212,15 @@ def _main_lane(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _periods(names: Array) -> Iterator[tuple[int, int]]:
-    """After how many spans all names repeat, and from which span on; the smallest first, start-ups last.
+    """Yield first span and length of each period with which names repeat; short ones first, start-ups last.
 
     Args:
-        names: `[N]` one number per span, the same for the same name.
+        names: [N] number of each span's name.
     """
     whole, late = [], []
     for period in _candidates(names):
         agree = names[:-period] == names[period:]
-        # At both ends too: layers repeat in the middle of a step, but not in its head and tail.
+        # Both ends must agree, too: layers repeat in the middle of a step, but not in its head and tail.
         if agree[-period:].mean() < _MIN_AGREEING:
             continue
         if min(agree.mean(), agree[:period].mean()) >= _MIN_AGREEING:
@@ -230,20 +232,20 @@ def _periods(names: Array) -> Iterator[tuple[int, int]]:
         first = after + int(np.flatnonzero(np.append(True, ~agree[after : after + period]))[-1])
         if names.size - first >= _MIN_REPETITIONS * period:
             late.append((first, period))
-    # Layers whose step has a short head and tail repeat well, and steps better.
+    # Layers repeat well if a step has a short head and tail, but steps repeat better.
     least = min(whole, default=(0.0, 0))[0]
     yield from ((0, period) for differing_share, period in whole if differing_share <= _NO_BETTER * least)
     yield from late
 
 
 def _candidates(names: Array) -> list[int]:
-    """Distances between neighbours of the same, rare work: some of it runs once per step."""
+    """Return distances between occurrences of the same rare work, some of which runs once per step."""
     size = names.size
     distances: set[int] = set()
     for length in (1, _GRAM):
         if size < length * _MIN_REPETITIONS:
             break
-        # Two rows of names that differ may have the same code by chance: a candidate more, which is tried.
+        # A collision of two codes only adds a candidate, which is then checked.
         rows = np.lib.stride_tricks.sliding_window_view(names.astype(np.int64), length)
         _, codes, counts = np.unique(
             rows @ (_FACTOR ** np.arange(length)), return_inverse=True, return_counts=True
@@ -254,7 +256,7 @@ def _candidates(names: Array) -> list[int]:
     return [period for period in sorted(distances) if _MIN_SPANS <= period <= size // _MIN_REPETITIONS]
 
 
-# Which calls wait or mark what is waited for, which launched a kernel, and which range a call lies in.
+# Calls that synchronise, the call that launched a kernel, and the range around a call.
 
 # Runtime and driver calls, CUDA and HIP, with and without suffixes such as `_v2`, `WithFlags`, `_ptsz`.
 _SYNC_CALLS = (
@@ -267,7 +269,7 @@ _SYNC_CALLS = (
 
 
 def sync_calls(calls: pl.DataFrame) -> pl.DataFrame:
-    """Calls of a runtime that wait, or mark what is waited for, with their `kind` in table `syncs`."""
+    """Return the runtime calls that wait or record an event, with their `kind` in table `syncs`."""
     kinds = (
         pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(kind)) for pattern, kind in _SYNC_CALLS
     )
@@ -276,8 +278,9 @@ def sync_calls(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def launched(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Each kernel with the runtime call that launched it: `launch_span_id`, `launch_ns`, `launch_end_ns` and
-    its `thread`, null where the trace holds no such call.
+    """Add the runtime call that launched each kernel; null where the trace has no such call.
+
+    The columns are `launch_span_id`, `launch_ns`, `launch_end_ns` and `thread`.
 
     Args:
         kernels: spans of kernels, with their `correlation`.
@@ -295,13 +298,15 @@ def launched(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def enclosed(launches: pl.DataFrame, outer: pl.DataFrame, label: str) -> pl.DataFrame:
-    """Find the span on the launching thread that holds each launch.
+    """Find the span on the launching thread that encloses each launch.
 
     Spans of one kind do not nest: the last one begun before the launch is the only candidate.
 
     Args:
         launches: with `span_id`, `thread`, `launch_ns` and `launch_end_ns`, null where nothing was launched.
-        label: `{label}_position` and `{label}_name` are added, null where no span holds the launch.
+        outer: candidates, with `position`.
+        label: prefix of the added columns `{label}_position` and `{label}_name`, null where no span encloses
+            the launch.
     """
     spans = outer.select(
         thread="tid",
@@ -320,18 +325,18 @@ def enclosed(launches: pl.DataFrame, outer: pl.DataFrame, label: str) -> pl.Data
     return launches.join(held, on="span_id", how="left", maintain_order="left")
 
 
-# The iterations of a server's engine, from the first of these that is there: ranges that engines set around
-# an iteration (vLLM), the range `dpro::iteration`, Python calls of SGLang's model runner, CUDA graphs with a
+# Iterations of a server's engine, from the first of these that exists: ranges that engines set around an
+# iteration (vLLM), the range `dpro::iteration`, Python calls of SGLang's model runner, CUDA graphs with a
 # whole model, and calls of embedding with their shapes. A trace of training has none. Tokens are -1 where
-# none of these says them.
+# unknown.
 
 ANNOTATION, SHAPES, GRAPHS, CALLS = "annotation", "shapes", "CUDA graph", "Python calls"
 RANGE = "dpro::iteration"
 _COUNTS = ("prefill_tokens", "decode_tokens", "num_requests", "context_tokens", "waiting")
 
-# vLLM: requests and tokens of both kinds; behind the tokens newer versions say what else they count.
+# vLLM: requests and tokens of both kinds; newer versions append further counts to the tokens.
 _TOKENS = r"^execute_context_(\d+)\((\d+)[^)]*\)_generation_(\d+)\((\d+)[^)]*\)"
-_REQUESTS = r"^execute_new_(\d+)_cached_(\d+)"  # vLLM before: requests alone
+_REQUESTS = r"^execute_new_(\d+)_cached_(\d+)"  # older vLLM: requests only
 _RUNNER = r"model_runner\.py\(\d+\): forward_(extend|decode|split_prefill)$"
 _REPLAY = r"cuda_graph_runner\.py\(\d+\): replay$"
 _MODEL_CALL = re.compile(f"{_RUNNER}|{_REPLAY}")
@@ -339,12 +344,12 @@ _ATTENTION = r"(?i)attention|attn|fmha|flash_fwd|\bmla\b|mla::|mqa|gqa"
 
 
 def find_iterations(spans: pl.DataFrame) -> pl.DataFrame:
-    """Iterations of one rank, in order; none where the trace shows none.
+    """Return the iterations of one rank, in order; none where the trace shows none.
 
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `correlation`, `forward_thread`, `shapes`.
     """
-    # Without named ranges on CPU threads, their shadows on GPU streams count.
+    # Without named ranges on CPU threads, the corresponding ranges on GPU streams count.
     ranges = spans.select("kind", "name", "start_ns", "duration_ns")
     on_cpu = ranges.filter(pl.col("kind") == "annotation")
     ranges = on_cpu if on_cpu.height else ranges.filter(pl.col("kind") == "gpu_annotation")
@@ -367,12 +372,12 @@ def find_iterations(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def model_calls(names: Iterable[str]) -> list[str]:
-    """The names of those Python calls that iterations may be found by: others need not be among the spans."""
+    """Return the names of Python calls that `find_iterations` uses; spans may lack all others."""
     return [name for name in names if _MODEL_CALL.search(name)]
 
 
 def _numbered(iterations: pl.DataFrame) -> pl.DataFrame:
-    """Rows in order, none of which begins before the one before it has ended."""
+    """Order and number the rows, and shift starts so that none is before the end of its predecessor."""
     if iterations.is_empty():
         return ITERATIONS.empty()
     ordered = iterations.sort("start_ns").with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
@@ -386,7 +391,7 @@ def _numbered(iterations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _extracted(ranges: pl.DataFrame, pattern: str, names: list[str]) -> pl.DataFrame:
-    """The ranges whose name fits a pattern, with its numbers."""
+    """Return the ranges whose name matches a pattern, with the numbers in it."""
     groups = [
         pl.col("name").str.extract(pattern, place + 1).cast(pl.Int64).alias(n)
         for place, n in enumerate(names)
@@ -409,7 +414,10 @@ def _token_ranges(ranges: pl.DataFrame) -> pl.DataFrame:
 
 
 def _request_ranges(ranges: pl.DataFrame) -> pl.DataFrame:
-    """New requests begin with their prompt; of the others the name does not say whether a prompt goes on."""
+    """Return ranges with counts of requests.
+
+    New requests begin with their prompt; for the others, the name does not show whether a prompt continues.
+    """
     new, old = pl.col("new"), pl.col("old")
     kind = pl.when(new == 0).then(pl.lit("decode")).when(old == 0).then(pl.lit("prefill"))
     return _extracted(ranges, _REQUESTS, ["new", "old"]).select(
@@ -422,7 +430,7 @@ def _request_ranges(ranges: pl.DataFrame) -> pl.DataFrame:
 
 
 def _own_ranges(ranges: pl.DataFrame) -> pl.DataFrame:
-    """Ranges as `dpro::iteration prefill=128 decode=3 requests=4 context=900 waiting=0`."""
+    """Return ranges like `dpro::iteration prefill=128 decode=3 requests=4 context=900 waiting=0`."""
     said = {name: name.removesuffix("_tokens").removeprefix("num_") for name in _COUNTS}
     values = [
         pl.col("name").str.extract(rf"\b{word}=(\d+)").cast(pl.Int64).fill_null(-1).alias(name)
@@ -435,7 +443,7 @@ def _own_ranges(ranges: pl.DataFrame) -> pl.DataFrame:
 
 
 def _model_calls(spans: pl.DataFrame) -> pl.DataFrame:
-    """Python calls of SGLang's model runner; it replays CUDA graphs to decode alone."""
+    """Return Python calls of SGLang's model runner, which replays CUDA graphs only to decode."""
     columns = spans.select("kind", "name", "start_ns", "duration_ns").filter(pl.col("kind") == "python")
     calls = columns.filter(pl.col("name").str.contains(_RUNNER) | pl.col("name").str.contains(_REPLAY))
     decodes = pl.col("name").str.contains(_REPLAY) | pl.col("name").str.ends_with("decode")
@@ -455,8 +463,8 @@ def _trains(spans: pl.DataFrame) -> bool:
 
 
 def _launched(spans: pl.DataFrame, which: pl.Expr) -> pl.DataFrame:
-    """When GPU work was launched by some calls, when it began, and when it ended."""
-    columns = spans.select("kind", "name", "correlation", "start_ns", "duration_ns")  # filtered faster
+    """Return launch time, kernel name and end of the GPU work launched by the matching runtime calls."""
+    columns = spans.select("kind", "name", "correlation", "start_ns", "duration_ns")  # to filter faster
     columns = columns.filter(pl.col("correlation") > 0)
     calls = columns.filter(pl.col("kind") == "runtime").filter(which)
     work = columns.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
@@ -467,7 +475,7 @@ def _launched(spans: pl.DataFrame, which: pl.Expr) -> pl.DataFrame:
 
 
 def _until_gpu_ends(iterations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """The ranges until the GPU work is done that was launched in them."""
+    """Extend the ranges to the end of the GPU work that they launched."""
     if iterations.is_empty():
         return iterations
     ranges = iterations.sort("start_ns").with_row_index("at")
@@ -486,9 +494,9 @@ def _until_gpu_ends(iterations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFra
 
 
 def _whole_graphs(spans: pl.DataFrame) -> pl.DataFrame:
-    """Launches of CUDA graphs that hold a whole model: engines capture batches that decode, alone.
+    """Return launches of CUDA graphs with a whole model; engines capture only batches that decode.
 
-    A graph with half as many kernels of attention as the largest one, or fewer, is a piece of a model.
+    A graph with at most half as many attention kernels as the largest one is a piece of a model.
     """
     work = _launched(spans, pl.col("name").str.contains("^(cuda|hip)GraphLaunch"))
     graphs = (
@@ -509,7 +517,7 @@ def _whole_graphs(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _engine_ranges(ranges: pl.DataFrame, graphs: pl.DataFrame) -> pl.DataFrame:
-    """Ranges of batches, where each graph is in one of its own: those without a graph prefill."""
+    """Return ranges of batches, if each graph is in a separate one; batches without a graph prefill."""
     batches = ranges.filter(pl.col("name") == "execute_model").sort("start_ns")
     placed = graphs.sort("start_ns").join_asof(
         batches.select("start_ns", begin_ns="start_ns", range_ns="duration_ns"), on="start_ns"
@@ -525,11 +533,11 @@ def _engine_ranges(ranges: pl.DataFrame, graphs: pl.DataFrame) -> pl.DataFrame:
 
 
 def _embeddings(spans: pl.DataFrame) -> pl.DataFrame:
-    """From one call of the largest embedding to the next, with the shape of its indices.
+    """Return intervals between calls of the largest embedding, with counts from the shape of its indices.
 
-    Of indices in two dimensions, requests and tokens of each, one token means that the batch decodes. Packed
-    batches have one dimension: their tokens are known, and not of what kind they are. A model of which no
-    batch may decode generates nothing.
+    Indices in two dimensions are requests times tokens of each; one token means that the batch decodes.
+    Packed batches have one dimension: the number of tokens is known, but not their kind. A model without any
+    batch that may decode generates nothing, and has no iterations.
     """
     is_operator = pl.col("kind") == "cpu_op"
     calls = spans.select("kind", "name", "start_ns", "shapes").filter(
@@ -543,7 +551,7 @@ def _embeddings(spans: pl.DataFrame) -> pl.DataFrame:
     ).drop_nulls("batch")
     first = sized.filter(pl.col("rows") == pl.col("rows").max()).sort("start_ns")
     may_decode = pl.col("length").is_null() | (pl.col("length") == 1)
-    if sized.height < 2 or not first.select(may_decode.any()).item():  # one alone may be of anything
+    if sized.height < 2 or not first.select(may_decode.any()).item():  # a single call shows nothing
         return pl.DataFrame(schema={"start_ns": pl.Int64})
     last_ns = spans.select((pl.col("start_ns") + pl.col("duration_ns")).filter(is_operator).max()).item()
     until = pl.col("start_ns").shift(-1).fill_null(last_ns)

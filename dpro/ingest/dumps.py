@@ -1,8 +1,8 @@
-"""Flight recorder dumps of a job as tables in memory: what a search for a hang needs, without making a run.
+"""Flight recorder dumps of a job as tables in memory, enough to search for a hang without making a run.
 
-In: a folder. Out: its tables, or None where it holds anything but dumps (and reports of NCCL's RAS), or dumps
-that do not state their rank: those are imported. Of several dumps of one rank the newest counts, and any that
-describes other groups.
+Reads a folder; returns its tables, or None where it contains anything but dumps (and reports of NCCL's RAS),
+or dumps that do not state their rank, which have to be imported. Of several dumps of one rank the newest
+counts, and any that describes other groups.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from dpro.store import Manifest
 from dpro.table import Table, complete
 from dpro.words import missing_in_words
 
-_AT_A_TIME = 32  # dumps that a process reads before it returns their rows
+_AT_A_TIME = 32  # dumps per task
 
 
 @dataclass(frozen=True)
 class DumpFolder:
-    """The content of a folder of dumps.
+    """Content of a folder of dumps.
 
     Attributes:
-        manifest: ranks, those missing, and warnings.
+        manifest: ranks, missing ranks, and warnings.
     """
 
     frames: Mapping[str, pl.DataFrame]
@@ -44,7 +44,7 @@ class DumpFolder:
 
 
 class _File(NamedTuple):
-    """One file: its number, the ranks that it describes, and why it could not be read."""
+    """A file: its number, the ranks that it describes, and why it could not be read; empty where it could."""
 
     number: int
     path: str
@@ -60,7 +60,7 @@ class _Batch(NamedTuple):
 
 
 def read_dumps(folder: Path) -> DumpFolder | None:
-    """Read all dumps of a folder, in parallel where they are many.
+    """Read all dumps of a folder, in parallel where there are many; None where they must be imported.
 
     Raises:
         InputError: there is no trace in the folder.
@@ -83,17 +83,17 @@ def read_dumps(folder: Path) -> DumpFolder | None:
         if parts := [rows for rows in parts if rows.height]:
             frames[table.name] = pl.concat(parts).with_columns(pl.col(pl.Categorical).cast(pl.String))
     ranks = [rank for file in files for rank in file.ranks]
-    if len(set(ranks)) < len(ranks):  # names say which file of a rank comes first, as in an import
+    if len(set(ranks)) < len(ranks):  # files of one rank are ordered by name, as in an import
         frames = {name: rows.sort("file", maintain_order=True) for name, rows in frames.items()}
     dumps = {task.number for task in tasks if task.format == FLIGHT_RECORDER}
     if not any(file.ranks for file in files if file.number in dumps):
         return None
-    if min(ranks) < 0 or _stated(frames).is_duplicated().any():  # a name stands for several sets of ranks
+    if min(ranks) < 0 or _stated(frames).is_duplicated().any():  # a name with several sets of ranks
         return None
     left, said = _superseded([file for file in files if file.number in dumps], frames)
     counted = {name: rows.filter(~pl.col("file").is_in(left)).drop("file") for name, rows in frames.items()}
     if WORKERS.name in counted:
-        # A rank has one row: each fact is from the first file that knows it.
+        # A rank has one row, with each fact from the first file that states it.
         workers = counted[WORKERS.name]
         defaults = {name: WORKERS.columns[name].default for name in workers.columns}
         stated = (
@@ -108,8 +108,8 @@ def read_dumps(folder: Path) -> DumpFolder | None:
 
 
 def _by_numbers(task: ImportTask) -> list[tuple[int, str]]:
-    """In order of the numbers in their names dumps are in order of their ranks, and need not be sorted."""
-    parts = re.split(r"([0-9]+)", task.source.label)  # texts and numbers in turn
+    """Return a sort key by the numbers in a file name, in which dumps are usually ordered by rank."""
+    parts = re.split(r"([0-9]+)", task.source.label)  # alternating text and number
     return [(int(part) if place % 2 else -1, part) for place, part in enumerate(parts)]
 
 
@@ -134,7 +134,7 @@ def _read(tasks: Sequence[ImportTask]) -> _Batch:
 
 
 def _numbered(table: Table, parts: Sequence[tuple[int, pl.DataFrame]]) -> pl.DataFrame:
-    """Rows of several files with the number of each; few different texts, so categories return faster."""
+    """Concatenate rows of several files, with column `file`; texts as categories, which return faster."""
     by_columns: dict[tuple[str, ...], list[tuple[int, pl.DataFrame]]] = {}
     for number, rows in parts:
         by_columns.setdefault(tuple(rows.columns), []).append((number, rows))
@@ -152,13 +152,13 @@ def _lost(tasks: Sequence[ImportTask], why: str) -> _Batch:
 
 
 def _stated(frames: Mapping[str, pl.DataFrame]) -> pl.Series:
-    """Names of groups whose ranks are known, once for each set of ranks."""
+    """Return names of groups with known ranks, once for each distinct set of ranks."""
     groups = frames.get(PROCESS_GROUPS.name, PROCESS_GROUPS.empty())
     return groups.filter(pl.col(GROUP_RANKS) != "").unique(["group", GROUP_RANKS])["group"]
 
 
 def _superseded(dumps: Sequence[_File], frames: Mapping[str, pl.DataFrame]) -> tuple[list[int], list[str]]:
-    """Numbers of the files that newer ones of the same rank supersede, and one line on each rank."""
+    """Return numbers of files that newer ones of the same rank supersede, and one line per affected rank."""
     by_rank: dict[int, list[_File]] = {}
     for file in dumps:
         for rank in file.ranks:
@@ -181,7 +181,7 @@ def _superseded(dumps: Sequence[_File], frames: Mapping[str, pl.DataFrame]) -> t
 
 
 def _manifest(files: Sequence[_File], dumps: Collection[int], said: Sequence[str]) -> Manifest:
-    """What was read; a rank that only reports of other ranks mention is missing."""
+    """Return a manifest of the files; ranks that only reports of other ranks mention count as missing."""
     ranks = sorted({rank for file in files if file.number in dumps for rank in file.ranks})
     world_size = max([*(file.world_size for file in files), ranks[-1] + 1])
     of_files = [warning for file in files for warning in file.warnings]

@@ -1,9 +1,8 @@
 """Execution traces of PyTorch and Chakra: the operators of one process and their dependencies.
 
-In: a JSON file. Out: a `RankTrace` with the operators as spans and their `dependencies`. Only traces that
-some tool has linked with a profiler's times have times. The others keep -1 for start and duration: they are
-of use for `combine` alone, which gives their dependencies to the spans of the Kineto trace of the same
-process.
+Reads a JSON file; returns a `RankTrace` with the operators as spans and their `dependencies`. Traces have
+times only if a tool has linked them with a profiler's. Otherwise start and duration are -1, and only
+`combine` can use the trace: it adds the dependencies to the spans of the Kineto trace of the same process.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from dpro.units import NS_PER_US
 
 SOURCE = "execution trace"
 _ROUNDING_NS = 2_000
-_USER_SCOPE = 7  # of PyTorch's RecordScope: ranges that users name
+_USER_SCOPE = 7  # PyTorch's RecordScope of ranges that users name
 _GPU_KINDS = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
 
 
 def is_execution_trace(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of an execution trace, in JSON or protobuf."""
+    """Return whether the first bytes of a file are those of an execution trace, in JSON or protobuf."""
     if is_protobuf(head):
         return True
     is_json = head.lstrip().startswith(b"{") and b'"traceEvents"' not in head
@@ -54,9 +53,9 @@ def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
         rank: the rank, where the caller knows better.
 
     Returns:
-        Operators as `spans` in the order in which they began, whose `external_id` is the number of the record
-        function and whose `tid` is the observer's own; `dependencies` between them; `workers`. Where the
-        trace has times, also `collectives` (kernels, recognised by their names) and `steps`.
+        Operators as `spans` ordered by start, whose `external_id` is the number of the record function and
+        whose `tid` is the observer's own; `dependencies` between them; `workers`. Where the trace has times,
+        also `collectives` (kernels, recognised by their names) and `steps`.
 
     Raises:
         InputError: the file is damaged, is not an execution trace, or is one in protobuf.
@@ -86,10 +85,10 @@ def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
 
 
 def _plausible(nodes: Sequence[Node], skipped: dict[str, int]) -> Sequence[Node]:
-    """The nodes whose times, if any have one, are plausible; the others are counted.
+    """Return nodes with plausible times and count the others; all nodes where none has a time.
 
     Some linking tools give GPU work the time at which its launch returned. It then overlaps on its stream,
-    and when it began is not known.
+    and its real start is unknown.
     """
     if all(node.start_ns < 0 for node in nodes):
         return nodes
@@ -104,7 +103,7 @@ def _plausible(nodes: Sequence[Node], skipped: dict[str, int]) -> Sequence[Node]
 
 
 def _overlap(nodes: Sequence[Node]) -> bool:
-    """Whether GPU work begins before what came before it on its stream has ended."""
+    """Return whether GPU work begins before its predecessor on the stream has ended."""
     ends: dict[tuple[int, int], int] = {}
     for node in sorted((node for node in nodes if node.stream >= 0), key=lambda node: node.start_ns):
         lane = node.device, node.stream
@@ -115,15 +114,15 @@ def _overlap(nodes: Sequence[Node]) -> bool:
 
 
 def lacks_times(spans: pl.DataFrame) -> bool:
-    """Whether none of some spans has a time."""
+    """Return whether no span has a time."""
     return not bool((spans["start_ns"] >= 0).any())
 
 
 def refuse_alone(trace: RankTrace, name: str) -> None:
-    """Refuse an execution trace that has neither a Kineto twin nor times of its own.
+    """Raise if an execution trace without times has no Kineto trace beside it.
 
     Raises:
-        InputError: it has none.
+        InputError: the trace has no times.
     """
     if lacks_times(trace.frames["spans"]):
         wanted = "import it together with the Kineto trace of the same process"
@@ -131,14 +130,14 @@ def refuse_alone(trace: RankTrace, name: str) -> None:
 
 
 def combine(kineto: RankTrace, et: RankTrace) -> RankTrace:
-    """The Kineto trace of a process with the dependencies that its execution trace knows.
+    """Add the dependencies in an execution trace to the Kineto trace of the same process.
 
-    A caller without a span is passed over: its own caller takes its place. What one operator reads from
-    another is left out where either has no span, or where times say that it cannot be so.
+    A caller without a span is replaced by its own caller. A data dependency is left out where either operator
+    has no span, or where times contradict it.
 
     Returns:
-        The Kineto trace with `dependencies` between its spans. Where the two are not of one process nothing
-        is added, and a warning says why.
+        The Kineto trace with `dependencies` between its spans. Where the two traces are of different
+        processes, nothing is added, and a warning says why.
     """
     pids = _pids(kineto), _pids(et)
     if all(pids) and pids[0].isdisjoint(pids[1]):
@@ -168,7 +167,7 @@ def combine(kineto: RankTrace, et: RankTrace) -> RankTrace:
 
 
 def _spans(nodes: Sequence[Node], pid: int) -> pl.DataFrame:
-    """Operators and GPU work as spans; the work has the number of the operator that issued it."""
+    """Return operators and GPU work as spans; GPU work has the number of the operator that issued it."""
     numbers = {node.node_id: node.record_function for node in nodes}
     on_gpu = pl.Series([bool(node.category) for node in nodes], dtype=pl.Boolean)
     columns = {
@@ -187,7 +186,7 @@ def _spans(nodes: Sequence[Node], pid: int) -> pl.DataFrame:
         "shapes": fields(nodes, "shapes"),
     }
     schema = {name: pl.String if name == "kind" else SPANS.dtypes[name] for name in columns}
-    # A number too large for its column is no number.
+    # A device number outside of this range is invalid.
     frame = pl.DataFrame(columns, schema={**schema, "device": pl.Int64}).with_columns(
         pl.when(pl.col("device").is_between(0, 1 << 20)).then("device").otherwise(-1).alias("device")
     )
@@ -210,7 +209,7 @@ def _rows(rows: Sequence[tuple[int, int, str]]) -> pl.DataFrame:
 
 
 def _moved(dependencies: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame:
-    """Rows between the spans that operators turned out to be."""
+    """Translate dependencies between operators to their spans."""
     pairs = {
         kind: rows.select("source_span_id", "target_span_id").rows()
         for (kind,), rows in dependencies.partition_by("kind", as_dict=True).items()
@@ -228,7 +227,7 @@ def _moved(dependencies: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
 
 
 def _nearest(operator: int, caller: Mapping[int, int], spans: Mapping[int, int]) -> int:
-    """The innermost caller that has a span, -1 for none."""
+    """Return the innermost caller that has a span; -1 for none."""
     seen = {operator}
     ancestor = caller.get(operator, -1)
     while ancestor >= 0 and ancestor not in spans and ancestor not in seen:
@@ -238,9 +237,9 @@ def _nearest(operator: int, caller: Mapping[int, int], spans: Mapping[int, int])
 
 
 def _in_time(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Rows without reads that began before the write had ended.
+    """Drop data dependencies whose target began before the source had ended.
 
-    Profilers round start and duration to a microsecond each, so that what follows may seem to begin early.
+    Profilers round start and duration to a microsecond each, so that a successor may seem to begin early.
     """
     ends = spans.select(source_span_id="span_id", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
     starts = spans.select(target_span_id="span_id", begin_ns="start_ns")
@@ -271,28 +270,28 @@ def _stamped(name: str, frame: pl.DataFrame, rank: int) -> pl.DataFrame:
     return stamped.with_columns(window=pl.lit(0, dtype=pl.Int32)) if has_window else stamped
 
 
-# Which operators of an execution trace depend on which.
+# Dependencies between the operators of an execution trace.
 
 Pairs = list[tuple[int, int]]
-"""(place of the source, place of the target) in the sequence of nodes."""
+"""(index of the source, index of the target) in the sequence of nodes."""
 
 
 def parents(nodes: Sequence[Node]) -> list[int]:
-    """Place of each node's parent, -1 for none."""
+    """Return the index of each node's parent; -1 for none."""
     places = index_of(nodes)
     places_of_parents = [places.get(node.parent, -1) for node in nodes]
     return [parent if parent != place else -1 for place, parent in enumerate(places_of_parents)]
 
 
 def called(nodes: Sequence[Node]) -> Pairs:
-    """Each node with what called it."""
+    """Return the pair (caller, node) of each node with a parent."""
     return [(parent, place) for place, parent in enumerate(parents(nodes)) if parent >= 0]
 
 
 def read_from(nodes: Sequence[Node]) -> Pairs:
-    """Each node with those that wrote, last before it began, the tensors it reads.
+    """Pair each node with the last writers, before it began, of the tensors that it reads.
 
-    An operator and the ones it calls name the same tensors. A hand-over is recorded once, between the
+    An operator and the operators it calls name the same tensors. A hand-over is recorded once, between the
     outermost operators that both name the tensor and are not inside each other.
     """
     parent_of = parents(nodes)
@@ -311,7 +310,7 @@ def read_from(nodes: Sequence[Node]) -> Pairs:
 
 
 class _Writers:
-    """The last writer of each tensor, as nodes begin one after the other.
+    """The last writer of each tensor, updated as nodes begin one after the other.
 
     A node writes when it ends. On its own thread it has ended when a node begins that it did not call; on
     other threads nothing shows that it has, but a new tensor must come from a node still open.
@@ -319,8 +318,8 @@ class _Writers:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
-        self._ended: dict[int, int] = {}  # tensor -> place
-        self._open: dict[int, list[int]] = {}  # thread -> places, outermost first
+        self._ended: dict[int, int] = {}  # tensor -> index
+        self._open: dict[int, list[int]] = {}  # thread -> indices, outermost first
 
     def begin(self, place: int, parent: int) -> None:
         stack = self._open.setdefault(self._nodes[place].thread, [])
@@ -330,39 +329,39 @@ class _Writers:
         stack.append(place)
 
     def last(self, tensor: int, thread: int) -> int:
-        """Place of the last writer as seen from a thread, -1 for none; the outermost of those that nest."""
+        """Return the index of the last writer as seen from a thread, the outermost if nested; -1 for none."""
         best = self._ended.get(tensor, -1)
         for other, stack in self._open.items():
             writing = [place for place in stack if tensor in self._nodes[place].writes]
             if other == thread or not writing:
                 continue
-            # All that began on a thread after a node that is still open is inside it.
+            # Nodes that began on a thread after a node that is still open are inside it.
             inside = best > writing[0] and self._nodes[best].thread == other
             if inside or writing[-1] > best:
                 best = writing[0]
         return best
 
 
-# Which span of a Kineto trace is which operator of an execution trace of the same process.
+# Matching of operators of an execution trace with spans of the Kineto trace of the same process.
 
 CPU_KINDS = ("cpu_op", "annotation")
 _TRUSTED = 0.9  # share of the operators found by number that must agree in name for numbers to count
-_FITTING = 0.5  # share of a thread's operators that must agree in name for a stretch to be theirs
-_COMPARISONS = 10_000_000  # pairs of places compared per thread; common names are left out beyond that
-_SKIP = 8  # this many operators may be missing on either side before the next that agree
-_AGREE = 4  # and this many must agree then
+_FITTING = 0.5  # share of a thread's operators that must agree in name for a match
+_COMPARISONS = 10_000_000  # maximum pairs compared per thread; the most common names are left out
+_SKIP = 8  # maximum operators missing on either side before the next that agree
+_AGREE = 4  # operators in a row that must agree then
 
 Codes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TwinLinks:
-    """Which span is which operator.
+    """Matches between operators and spans.
 
     Attributes:
         pairs: columns `et` and `span_id`, each id at most once.
-        fits: how many stretches of the trace fit the thread with the most operators equally well; 1 where
-            numbers decided.
+        fits: number of places at which the thread with the most operators fits equally well; 1 where numbers
+            decided.
     """
 
     pairs: pl.DataFrame
@@ -373,8 +372,9 @@ def link(operators: pl.DataFrame, spans: pl.DataFrame) -> TwinLinks:
     """Find the span of each operator.
 
     Args:
-        operators: spans of an execution trace, with `span_id` in order of beginning, `external_id`, `name`
-            and `tid`, which is the observer's own.
+        operators: spans of an execution trace, with `span_id` ordered by start, `external_id`, `name` and
+            `tid`, which is the observer's own.
+        spans: spans of the Kineto trace.
     """
     cpu = spans.filter(pl.col("kind").is_in(CPU_KINDS))
     on_cpu = operators.filter(pl.col("kind").is_in(CPU_KINDS))
@@ -383,7 +383,7 @@ def link(operators: pl.DataFrame, spans: pl.DataFrame) -> TwinLinks:
 
 
 def _by_number(operators: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame | None:
-    """Pairs of the same number and name; None where numbers lead to other names."""
+    """Return pairs with equal number and name; None where too many numbers lead to other names."""
     named = operators.filter(pl.col("external_id") > 0).select("external_id", "name", et="span_id")
     numbered = named.join(spans.select("external_id", "span_id", span_name="name"), on="external_id")
     agreed = numbered.filter(pl.col("name") == pl.col("span_name"))
@@ -396,7 +396,7 @@ def _by_number(operators: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame | N
 
 
 def _by_order(operators: pl.DataFrame, spans: pl.DataFrame) -> TwinLinks:
-    # An observer does not see the profiler's own marks. Numbers settle the order within a microsecond.
+    # An observer does not see the profiler's own marks. Numbers decide the order within a microsecond.
     seen = spans.filter(~pl.col("name").str.starts_with("ProfilerStep#")).sort(
         "tid", "start_ns", "external_id", "span_id"
     )
@@ -405,7 +405,7 @@ def _by_order(operators: pl.DataFrame, spans: pl.DataFrame) -> TwinLinks:
     theirs = seen.select("span_id", "tid", "start_ns", code=pl.Series(names[operators.height :]))
     threads = {key[0]: part for key, part in theirs.partition_by("tid", as_dict=True).items()}
     pairs: Pairs = []
-    starts: dict[int, int] = {}  # of the linked spans, by operator
+    starts: dict[int, int] = {}  # start of the linked span, by operator
     fits, most = 1, 0
     for part in ours.sort("span_id").partition_by("tid", maintain_order=True):
         first = int(part["span_id"][0])
@@ -429,10 +429,10 @@ def _by_order(operators: pl.DataFrame, spans: pl.DataFrame) -> TwinLinks:
 def _best_stretch(
     codes_here: Codes, threads: dict[int, pl.DataFrame], earlier: int
 ) -> tuple[int | None, int, int]:
-    """Thread, offset of the first operator, and number of equal fits.
+    """Return thread, offset of the first operator, and number of equal fits.
 
-    Of equal fits the first is taken that does not begin before `earlier`, when operators of threads already
-    linked had begun that this thread's first operator followed.
+    Of equal fits, returns the first that does not begin before `earlier`: the latest start of linked
+    operators, on other threads, that precede this thread's first operator.
     """
     best: tuple[int | None, int, int] = (None, 0, 0)
     most = 0
@@ -450,7 +450,7 @@ def _best_stretch(
 
 
 def _votes(ours: Codes, theirs: Codes) -> Codes:
-    """How many operators agree in name at each offset, from `1 - len(ours)` on; rare names count first."""
+    """Count operators that agree in name, [N] by offset from `1 - len(ours)`; rare names count first."""
     votes = np.zeros(ours.size + theirs.size, dtype=np.int64)
     order_ours, order_theirs = np.argsort(ours, kind="stable"), np.argsort(theirs, kind="stable")
     codes = np.intersect1d(ours, theirs)
@@ -470,12 +470,12 @@ def _votes(ours: Codes, theirs: Codes) -> Codes:
 
 
 def _bounds(ordered: Codes, codes: Codes) -> npt.NDArray[np.int64]:
-    """Where each code begins and ends in an ordered sequence: two rows."""
+    """Return two rows: where each code begins and ends in a sorted sequence."""
     return np.stack([np.searchsorted(ordered, codes, side) for side in ("left", "right")])
 
 
 def _follow(ours: Codes, theirs: Codes, offset: int) -> Pairs:
-    """Places that agree, side by side from an offset on, past operators that only one side has."""
+    """Return pairs of agreeing indices from an offset on, skipping operators that only one side has."""
     pairs: Pairs = []
     here, there = 0, offset
     while here < ours.size and there < theirs.size:
@@ -488,7 +488,7 @@ def _follow(ours: Codes, theirs: Codes, offset: int) -> Pairs:
 
 
 def _resume(ours: Codes, theirs: Codes, here: int, there: int) -> tuple[int, int]:
-    """The nearest places from which some names in a row agree; else one further on both sides."""
+    """Return the nearest indices at which several names in a row agree; else the next on both sides."""
     for skip in range(1, _SKIP + 1):
         for i, k in ((here, there + skip), (here + skip, there)):
             ahead = min(_AGREE, ours.size - i)
@@ -501,7 +501,7 @@ def _resume(ours: Codes, theirs: Codes, here: int, there: int) -> tuple[int, int
     return here + 1, there + 1
 
 
-# Nodes of an execution trace, whatever its schema calls their fields.
+# Nodes of an execution trace, independent of its schema.
 
 _NOTHING = Raw(b"")
 _ROOT = re.compile(r"^\[pytorch\|profiler\|execution_(graph|trace)\|(process|thread)\]$")
@@ -542,18 +542,18 @@ class _Document(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Node:
-    """One operator, annotation, or (in linked traces) piece of GPU work.
+    """An operator, annotation, or (in linked traces) piece of GPU work.
 
     Attributes:
-        parent: node id of what called it, -1 none.
-        record_function: number that counts PyTorch's record functions by their beginning; -1 for GPU work.
-        sequence_number: autograd's, -1 none.
-        scope: PyTorch's number for the kind of function, -1 unknown.
+        parent: node id of its caller; -1 for none.
+        record_function: number that counts PyTorch's record functions by start; -1 for GPU work.
+        sequence_number: autograd's; -1 for none.
+        scope: PyTorch's number for the kind of function; -1 unknown.
         thread: the observer's own number of the thread.
-        forward_thread: its number of the forward thread, 0 for none.
-        category: as Kineto calls GPU work, empty for anything on a CPU.
-        device, stream, correlation, bytes: of GPU work, -1 unknown.
-        start_ns, duration_ns: where the file was linked with a profiler's times, else -1.
+        forward_thread: the observer's number of the forward thread; 0 for none.
+        category: Kineto's category of GPU work; empty on the CPU.
+        device, stream, correlation, bytes: of GPU work; -1 unknown.
+        start_ns, duration_ns: from a linked profiler; -1 without one.
         reads, writes: ids of tensors.
         shapes: shapes of the inputs as JSON.
     """
@@ -580,7 +580,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ExecutionTrace:
-    """A file: its schema version, process, nodes by beginning, and how many were not of a node's shape."""
+    """A file: schema version, process, nodes ordered by start, and number of malformed nodes."""
 
     schema: str
     pid: int
@@ -589,7 +589,7 @@ class ExecutionTrace:
 
 
 def is_protobuf(head: bytes) -> bool:
-    """Whether a file begins like Chakra's binary form."""
+    """Return whether a file begins like Chakra's binary form."""
     return _PROTOBUF.match(head) is not None
 
 
@@ -597,7 +597,7 @@ def decode(data: bytes, path: Path) -> ExecutionTrace:
     """Decode an execution trace.
 
     Raises:
-        InputError: not an execution trace, cut short, in Chakra's binary form, or without a node.
+        InputError: not an execution trace, truncated, in Chakra's binary form, or without a node.
     """
     if is_protobuf(data):
         raise InputError(
@@ -614,7 +614,7 @@ def decode(data: bytes, path: Path) -> ExecutionTrace:
     kept = [node for node in map(_node, nodes) if not _ROOT.match(node.name)]
     if not kept:
         raise InputError(f"{path}: an execution trace without an operator; record it around some work")
-    # Nodes are written when they end. GPU work has no number of its own and comes last.
+    # Nodes are written when they end. GPU work has no number and comes last.
     kept.sort(key=lambda node: (node.record_function < 0, node.record_function, node.node_id))
     return ExecutionTrace(text(document.schema), int64(document.pid), kept, malformed)
 
@@ -626,7 +626,7 @@ def _document(data: bytes, path: Path) -> _Document:
             return msgspec.json.decode(data, type=_Document)
         except msgspec.ValidationError:
             raise
-        except msgspec.DecodeError:  # the observer writes values such as -inf as they are
+        except msgspec.DecodeError:  # the observer writes bare -inf, which JSON forbids
             return msgspec.json.decode(_NO_NUMBER.sub(b"null", data), type=_Document)
     except msgspec.ValidationError as error:
         raise InputError(f"{path}: JSON, but not an execution trace ({error}); {wanted}") from error
@@ -637,7 +637,7 @@ def _document(data: bytes, path: Path) -> _Document:
 
 
 def _node(node: _Node) -> Node:
-    """A node with the fields of its schema: flat ones (1.0.1), or in `attrs` (Chakra)."""
+    """Convert a node from either schema: flat fields (1.0.1), or `attrs` (Chakra)."""
     attributes = {text(a.get("name")): a.get("value") for a in map(mapping, sequence(node.attrs))}
     args = mapping(node.args)
     on_gpu = text(node.cat) in ("kernel", "gpu_memcpy", "gpu_memset")
@@ -646,8 +646,8 @@ def _node(node: _Node) -> Node:
         value = getattr(node, name)
         return int64(attributes.get(name) if value is None else value)
 
-    inputs, outputs = mapping(node.inputs), mapping(node.outputs)  # Chakra's; else lists
-    # GPU work is given the tensors of its operator: it would seem to read what it writes.
+    inputs, outputs = mapping(node.inputs), mapping(node.outputs)  # empty unless Chakra: lists
+    # GPU work lists all tensors of its operator, so it would seem to read what it writes.
     reads = (
         () if on_gpu else _tensors(inputs.get("values", node.inputs), inputs.get("types", node.input_types))
     )
@@ -680,7 +680,7 @@ def _node(node: _Node) -> Node:
 
 
 def _tensors(values: Any, types: Any) -> tuple[int, ...]:
-    """Ids of the tensors among some values, also of those in lists, each once."""
+    """Return the ids of all tensors among values, including those in lists, each once."""
     identifiers: dict[int, None] = {}
     for value, kind in zip(sequence(values), sequence(types), strict=False):
         for tensor in _flat(value, text(kind)):
@@ -690,7 +690,7 @@ def _tensors(values: Any, types: Any) -> tuple[int, ...]:
 
 
 def _flat(value: Any, kind: str) -> Iterator[list[Any]]:
-    """Each tensor of a value as what the observer writes: id, storage, offset, elements, size, device."""
+    """Yield each tensor of a value as the observer writes it: id, storage, offset, elements, size, device."""
     if kind.startswith("Tensor") and isinstance(value, list):
         yield value
     elif kind.startswith("GenericList[Tensor"):
@@ -698,8 +698,9 @@ def _flat(value: Any, kind: str) -> Iterator[list[Any]]:
 
 
 def _nanoseconds(value: Raw) -> int:
-    """Microseconds as written, in ns, -1 where they are none or negative: through decimals, since a float
-    loses digits of an absolute time.
+    """Convert written microseconds to ns; -1 where missing or negative.
+
+    Uses decimals, since a float loses digits of an absolute time.
     """
     try:
         return max(int64(Decimal(bytes(value).decode().strip('"')) * NS_PER_US), -1)
@@ -708,19 +709,12 @@ def _nanoseconds(value: Raw) -> int:
 
 
 def fields(nodes: Sequence[Node], name: str) -> list[Any]:
-    """One attribute of all nodes.
-
-    Args:
-        nodes: [N] nodes.
-
-    Returns:
-        [N] values.
-    """
+    """Return [N] values of one attribute of nodes."""
     return [getattr(node, name) for node in nodes]
 
 
 def index_of(nodes: Sequence[Node]) -> Mapping[int, int]:
-    """Place of each node by its id; the first one where an id comes twice."""
+    """Return the index of each node by its id; the first one for a duplicate id."""
     places: dict[int, int] = {}
     for place, node in enumerate(nodes):
         places.setdefault(node.node_id, place)

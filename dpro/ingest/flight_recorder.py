@@ -1,9 +1,9 @@
-"""Flight recorder dumps (PyTorch's ring of recent collectives): one rank's file into tables.
+"""Flight recorder dumps (PyTorch's ring of recent collectives): the file of one rank converted to tables.
 
-In: a pickle or JSON dump. Out: a `RankTrace` with one row of `collectives` per entry, and one row of
-`process_groups` per group. A dump is read without trusting it: the unpickler refuses to load any class. It
-knows calls, not kernels: there are no spans, and no time but that of the call. When a watchdog happened to
-notice a start or an end is not a measurement, and is not kept; that it noticed is in the entry's state.
+Reads a pickle or JSON dump; returns a `RankTrace` with one row of `collectives` per entry, and one row of
+`process_groups` per group. A dump is not trusted: the unpickler refuses to load any class. A dump has calls,
+not kernels, so there are no spans and no times but that of the call. The time at which a watchdog noticed a
+start or an end is not a measurement, and is not kept; the entry's state shows that it noticed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _OWN_KEYS = (b'"pg_status"', b'"time_created_ns"', b'"profiling_name"')
 
 
 def is_dump(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of a dump, pickled or JSON.
+    """Return whether the first bytes of a file are those of a dump, pickled or JSON.
 
     PyTorch sorts the keys of its JSON: in a full dump the groups come long after the head.
     """
@@ -73,7 +73,7 @@ def read_dump(path: Path, *, rank: int | None = None, after: int = -1) -> RankTr
         after: entries numbered up to this are left out.
 
     Raises:
-        InputError: the file is damaged, is not a dump, or wants to run code.
+        InputError: the file is damaged, is not a dump, or would run code.
     """
     with plain_pickle.without_collection():
         trace, calls = _read(path, rank, after)
@@ -82,7 +82,7 @@ def read_dump(path: Path, *, rank: int | None = None, after: int = -1) -> RankTr
 
 
 def _read(path: Path, rank: int | None, after: int) -> tuple[RankTrace, pl.DataFrame]:
-    """Read a dump: all but its calls, and its calls."""
+    """Read a dump; return a trace without calls, and the calls."""
     data = read_bytes(path)
     try:
         dump = plain_pickle.loads(data) if data.startswith(_PICKLE) else msgspec.json.decode(data)
@@ -95,7 +95,7 @@ def _read(path: Path, rank: int | None, after: int) -> tuple[RankTrace, pl.DataF
     if not isinstance(entries, list | tuple) or not set(map(type, entries)) <= {dict}:
         raise InputError(f"{path}: not a flight recorder dump (no list of entries)")
     own_rank = _rank_of_name(path.name) if rank is None else rank
-    # The ids that entries also carry differ between ranks.
+    # Groups are identified by name, since the ids in entries differ between ranks.
     groups = {}
     for name, config in mapping(dump.get("pg_config")).items():
         listed = mapping(config).get("ranks")
@@ -122,7 +122,7 @@ def _group_rows(
     rank: int,
     saved_ns: int,
 ) -> pl.DataFrame:
-    """What the dump says of each group as a whole; one row, for when it was saved, where it knows none."""
+    """Return rows of `process_groups`; without any group, one empty row with the time of saving."""
     described = {
         text(name): text(mapping(config).get("desc"))
         for name, config in mapping(dump.get("pg_config")).items()
@@ -152,10 +152,10 @@ def _group_rows(
 def _names_of_ids(
     entries: Sequence[Mapping[str, Any]], described: Mapping[str, str], numbers: Sequence[str]
 ) -> dict[str, tuple[str, str]]:
-    """Name and description of the groups by the process's own ids, which are the keys of the status.
+    """Return name and description of groups, by the process's own ids, which are the keys of the status.
 
-    Entries have both. A process makes its groups in the order of their names, where those are numbers: if
-    there are as many names as ids, they pair up in order, unless an entry knows better.
+    Entries have both. A process makes its groups in the order of their names, where those are numbers: with
+    as many names as ids, they pair up in order, unless an entry contradicts.
     """
     numbered = zip(column(entries, "pg_id"), entries, strict=True)
     latest = {number: entry for number, entry in numbered if isinstance(number, int | str)}
@@ -169,7 +169,7 @@ def _names_of_ids(
 
 
 def _versions(dump: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Of the communication library: NCCL's until 2.9, from then on any backend's."""
+    """Return the version of the communication library: NCCL's until PyTorch 2.9, any backend's since."""
     nccl, any_backend = text(dump.get("nccl_version")), text(dump.get("comm_lib_version"))
     by_nccl = any(text(entry.get("profiling_name")).startswith("nccl:") for entry in entries)
     if nccl or (any_backend and by_nccl):
@@ -177,16 +177,16 @@ def _versions(dump: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> 
     return {"communication library": any_backend} if any_backend else {}
 
 
-# Entries of a flight recorder, which are calls, as rows of `collectives`.
+# Entries of a flight recorder, each a call, as rows of `collectives`.
 
 SOURCE = "flight recorder"
 Entry: TypeAlias = Mapping[str, Any]
 Result = TypeVar("Result")
 
-_encoded = msgspec.msgpack.Encoder().encode  # plain values as bytes, equal ones as equal bytes
-_NOT_ENCODED = (TypeError, ValueError, OverflowError, RecursionError)  # by values that no whole dump has
-_COALESCED = re.compile(r":\w*coalesced$")  # the end of a coalesced call
-# They determine the kind of a call. The first dumps had the group's name alone, older ones `pg_name`.
+_encoded = msgspec.msgpack.Encoder().encode  # plain values as bytes; equal values give equal bytes
+_NOT_ENCODED = (TypeError, ValueError, OverflowError, RecursionError)  # from values of damaged dumps
+_COALESCED = re.compile(r":\w*coalesced$")  # name of the end of a coalesced call
+# Fields that determine the kind of a call. Older dumps have only the group's name, or `pg_name`.
 _KEY_FIELDS = (
     "profiling_name", "process_group", "pg_name", "is_p2p",
     "input_sizes", "input_dtypes", "output_sizes", "output_dtypes",
@@ -199,11 +199,11 @@ def calls_of(
     rank: int,
     stand_ins: Mapping[Call, Entry],
 ) -> pl.DataFrame:
-    """Calls as rows of `collectives`.
+    """Return calls as rows of `collectives`.
 
     Args:
         groups: global ranks of each process group by name.
-        stand_ins: as `coalesced_calls` gives them.
+        stand_ins: the result of `coalesced_calls`.
     """
     if not entries:
         return COLLECTIVES.empty()
@@ -230,7 +230,7 @@ def calls_of(
 
 
 def column(entries: Sequence[Entry], name: str) -> list[Any]:
-    """A value of each entry, None where it has none; nearly always all have it or none."""
+    """Return a value of each entry, None where it has none; nearly always all entries have it or none."""
     try:
         return list(map(itemgetter(name), entries))
     except KeyError:
@@ -242,7 +242,7 @@ def _any_has(entries: Sequence[Entry], name: str) -> bool:
 
 
 def each_once(values: Sequence[Any], function: Callable[[Any], Result]) -> list[Result]:
-    """A function of each value, computed once for equal values.
+    """Apply a function to each value, computing it once for equal values.
 
     Args:
         values: [N] of any type.
@@ -250,14 +250,14 @@ def each_once(values: Sequence[Any], function: Callable[[Any], Result]) -> list[
     Returns:
         [N] results.
     """
-    if set(map(type, values)) in ({int}, {str}):  # others may be equal and yet not the same, or have no hash
+    if set(map(type, values)) in ({int}, {str}):  # others: no hash, or equal but distinct (1, True)
         results = {value: function(value) for value in set(values)}
         return list(map(results.__getitem__, values))
     return list(map(function, values))
 
 
 def _all_keys(entries: Sequence[Entry]) -> list[bytes]:
-    """`_key` of each entry; in one call where all entries have the same fields."""
+    """Return `_key` of each entry, in a single pass where all entries have the same fields."""
     there = [name for name in _KEY_FIELDS if name in entries[0]]
     absent = [name for name in _KEY_FIELDS if name not in entries[0]]
     if len(there) > 1 and not any(_any_has(entries, name) for name in absent):
@@ -267,9 +267,9 @@ def _all_keys(entries: Sequence[Entry]) -> list[bytes]:
 
 
 def _key(entry: Entry) -> bytes:
-    """The fields that determine the kind of a call, as a key of a dictionary.
+    """Return the fields that determine the kind of a call, as a dictionary key.
 
-    Repeated parts of a value are written each time: the reader of pickles has refused too many.
+    Repeated parts of a value are written each time; the pickle reader has refused excessive repetition.
     """
     try:
         return _encoded([entry.get(name) for name in _KEY_FIELDS])
@@ -278,7 +278,10 @@ def _key(entry: Entry) -> bytes:
 
 
 def _kind(entry: Entry, groups: Mapping[str, Sequence[int]], rank: int) -> dict[str, Any]:
-    """What all calls of a kind share: columns of `collectives`, `is_p2p`, whether `retires` marks ends."""
+    """Return what all calls of a kind share.
+
+    Columns of `collectives`, `is_p2p`, and `retires`: whether a retired entry has ended.
+    """
     name = text(entry.get("profiling_name"))
     group, description = group_names(entry)
     ranks = groups.get(group, [])
@@ -307,7 +310,7 @@ def _kind(entry: Entry, groups: Mapping[str, Sequence[int]], rank: int) -> dict[
 
 
 def _whole_numbers(values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """[N] `int64` of each value."""
+    """Return [N] `int64` of each value."""
     if set(map(type, values)) == {int}:
         try:
             return np.array(values, np.int64)
@@ -317,7 +320,7 @@ def _whole_numbers(values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _durations(values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """[N] ns of measured ms; -1 where none was measured, as is the rule."""
+    """Convert [N] ms to ns; -1 where not measured, which is usual."""
     if values.count(None) == len(values):
         return np.full(len(values), -1, np.int64)
     return np.array([rounded(value, NS_PER_MS) for value in values], np.int64)
@@ -326,7 +329,7 @@ def _durations(values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
 def _sequences(
     entries: Sequence[Entry], is_p2p: np.ndarray[Any, np.dtype[np.bool_]]
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """[N] numbers of calls. Messages have a count of their own; dumps before 2.1 had one for everything."""
+    """Return [N] sequence numbers. Messages are counted separately, except in dumps before 2.1."""
     collectives = _whole_numbers(_numbers(entries, "collective_seq_id"))
     if not is_p2p.any():
         return collectives
@@ -345,7 +348,7 @@ def _states(
     retires: np.ndarray[Any, np.dtype[np.bool_]],
     stand_ins: Mapping[Call, Entry],
 ) -> list[str]:
-    """How far each entry got.
+    """Return how far each entry got.
 
     Gloo never moves an entry on from `scheduled` but retires it when its work has ended. NCCL also retires
     entries that were aborted, so there only the state itself counts.
@@ -363,17 +366,17 @@ def _state(recorded: Any) -> str:
 
 
 def group_names(entry: Entry) -> tuple[str, str]:
-    """Name and description of an entry's group."""
+    """Return name and description of an entry's group."""
     recorded = entry.get("process_group", entry.get("pg_name"))
     names = [text(name) for name in sequence(recorded)] or [text(recorded)]
     return names[0], names[1] if len(names) > 1 else ""
 
 
 def label(group: str, description: str) -> str:
-    """The name of a group in the tables.
+    """Return the name of a group in the tables.
 
     Args:
-        description: what the program calls it, if anything.
+        description: the program's name for the group; empty or `undefined` where it gives none.
     """
     return f"{group} {description}" if description not in ("", "undefined") else group
 
@@ -382,12 +385,12 @@ Call: TypeAlias = tuple[str, bool, int]
 
 
 def identifier(number: Any) -> str:
-    """A process's own number of a group as text, which is what it is in JSON; empty for anything else."""
+    """Return a process's own group number as text, as in JSON; empty for anything else."""
     return text(str(number)) if isinstance(number, int | str) else ""
 
 
 def calls_by_name(entries: Sequence[Entry]) -> list[Call]:
-    """For each entry what the parts of one coalesced call have in common: group, direction and number."""
+    """Return the key that parts of one coalesced call share, per entry: group, direction and number."""
     groups = each_once(column(entries, "pg_id"), identifier)
     is_p2p = list(map(is_, column(entries, "is_p2p"), repeat(True)))
     numbers = _whole_numbers(column(entries, "collective_seq_id"))
@@ -397,13 +400,13 @@ def calls_by_name(entries: Sequence[Entry]) -> list[Call]:
 
 
 def coalesced_calls(entries: Sequence[Entry], status: Mapping[str, Any]) -> dict[Call, Entry]:
-    """The entry whose state is that of the parts of each coalesced call: only its end is kept up to date.
+    """Return, by coalesced call, the entry whose state applies to all its parts: only its end is updated.
 
-    A dump of active entries only leaves out the end when it is finished, but not the parts. Then several
-    parts of one number imply that it is finished, or that the group as a whole is further.
+    A dump of active entries leaves out only the end once it is finished, but not the parts. Then several
+    parts of one number imply that the call is finished, as does a group that has got further.
 
     Args:
-        status: of each group, by the process's own number.
+        status: status of each group, by the process's own number.
     """
     names = each_once(column(entries, "profiling_name"), _ends_coalesced)
     is_p2p = list(map(is_, column(entries, "is_p2p"), repeat(True)))
@@ -423,10 +426,10 @@ def _ends_coalesced(name: Any) -> bool:
 
 
 def _messages_done(status: Mapping[str, Any], last: Entry) -> int:
-    """Number of a group's last finished message; -1 where its status may count collectives.
+    """Return the number of a group's last finished message; -1 where its status may count collectives.
 
-    Both are counted, and the status does not state which it means: it counts messages if the last call was
-    one, and what is finished is further than collectives ever came.
+    Collectives and messages are both counted, and the status does not state which it means: it counts
+    messages if the last call was one and the finished number exceeds that of all collectives.
     """
     enqueued, completed = (
         int64(status.get(f"last_{what}_collective", -1)) for what in ("enqueued", "completed")
@@ -441,7 +444,7 @@ def _op_of(name: str) -> str:
 
 
 def _total_bytes(sizes: Any, dtypes: Any) -> int:
-    """Bytes of all tensors together, -1 where a size or an element type is not known."""
+    """Return the bytes of all tensors together; -1 where a size or an element type is unknown."""
     widths = [dtype_bytes(text(dtype)) for dtype in sequence(dtypes)]
     counts = [elements(size) for size in sequence(sizes)]
     if not counts or len(widths) != len(counts) or min(*widths, *counts) < 0:
@@ -450,9 +453,9 @@ def _total_bytes(sizes: Any, dtypes: Any) -> int:
 
 
 def _peer(name: str, rank: int, ranks: Sequence[int]) -> int:
-    """The other rank in `send 0->1` or `recv 1<-0`, as a global rank; -1 for a collective.
+    """Return the other rank in `send 0->1` or `recv 1<-0`, as a global rank; -1 for a collective.
 
-    NCCL's names number ranks within the group: where its own number agrees, the peer is certain.
+    NCCL's names number ranks within the group; where this rank's own number agrees, the peer is certain.
     """
     match = re.search(r"(\d+)\s*(?:->|<-)\s*(\d+)", name)
     if not match:
@@ -463,23 +466,23 @@ def _peer(name: str, rank: int, ranks: Sequence[int]) -> int:
     return int32(global_peer(own_number, peer, rank, ranks))
 
 
-# Several flight recorder dumps of one rank: which of them count.
+# Selection among several flight recorder dumps of one rank.
 
 Tables = Mapping[str, pl.DataFrame]
 
 
 def newest(dumps: Sequence[Tables]) -> list[int]:
-    """Places of the dumps of one rank that count, newest first.
+    """Return the indices of the dumps of one rank that count, newest first.
 
     Args:
-        dumps: `collectives` and `process_groups` of each; newer is what holds a later call or, where the last
-            call is the same, was saved later.
+        dumps: `collectives` and `process_groups` of each. The newer of two dumps has a later call or, with
+            the same last call, was saved later.
     """
     order = sorted(range(len(dumps)), key=lambda place: (*_age(dumps[place]), -place), reverse=True)
     kept: list[int] = []
     covered: set[str] = set()
     for place in order:
-        # These are groups in which the rank called something, or that the dump lists.
+        # A dump covers the groups in which the rank made calls, and those that it lists.
         dump = dumps[place]
         tables = [dump[table.name] for table in (COLLECTIVES, PROCESS_GROUPS) if table.name in dump]
         groups = {group for rows in tables for group in rows["group"].unique().to_list() if group}
@@ -490,7 +493,7 @@ def newest(dumps: Sequence[Tables]) -> list[int]:
 
 
 def in_words(rank: int, kept: Sequence[str], left: Sequence[str]) -> str:
-    """One line on superseded dumps."""
+    """Word superseded dumps of a rank as one line."""
     return f"rank {rank}: {', '.join(kept)} counts, which is newer than {', '.join(left)}"
 
 

@@ -1,7 +1,7 @@
-"""The formats that dpro can import, recognised by content, and the importer of each.
+"""The formats that dpro can import, recognised by content, and their importers.
 
-In: the first bytes of a file. Out: its importer, or the reason why it is passed over. A new format is one
-line here, or an importer that an extension brings.
+Takes the first bytes of a file; returns its importer, or the reason why it is passed over. A new format is
+one entry here, or an importer of an extension.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ class Importer(Protocol):
 
     @property
     def name(self) -> str:
-        """What the format is called in manifests and warnings."""
+        """Name of the format in manifests and warnings."""
 
     def matches(self, head: bytes) -> bool:
-        """Whether a file that begins like this (decompressed) is of the format."""
+        """Return whether a file that begins with `head` (decompressed) is of the format."""
 
     def read(self, path: Path, *, rank: int | None = None) -> RankTrace | list[RankTrace]:
         """Read the file.
 
         Raises:
-            InputError: the file cannot be read as what it should be.
+            InputError: the file cannot be read in this format.
         """
 
 
 @dataclass(frozen=True)
 class Format:
-    """An importer of dpro's own; its module is loaded when a file needs it.
+    """A built-in importer, whose module is loaded when a file needs it.
 
     Attributes:
-        hints: a head that holds none of them is not of the format; spares loading the module.
-        test: the function in the module that decides by the head, where the hints alone do not.
-        streams: the reader takes the member of an archive as it is, without a file of its own.
+        reader: function in the module that reads a file.
+        hints: a head without any of them is not of the format; avoids loading the module.
+        test: function in the module that decides by the head, where the hints alone do not.
+        streams: the reader accepts a member of an archive, without a separate file.
     """
 
     name: str
@@ -62,16 +63,16 @@ class Format:
     streams: bool = False
 
     def matches(self, head: bytes) -> bool:
-        """Whether a file that begins like this is of the format."""
+        """Return whether a file that begins with `head` is of the format."""
         if not any(hint in head for hint in self.hints):
             return False
         return not self.test or bool(self._function(self.test)(head))
 
     def read(self, path: Path | Source, *, rank: int | None = None) -> RankTrace | list[RankTrace]:
-        """Read a file with the format's own reader.
+        """Read a file with the format's reader.
 
         Raises:
-            InputError: the file cannot be read as what it should be.
+            InputError: the file cannot be read in this format.
         """
         return cast("RankTrace | list[RankTrace]", self._function(self.reader)(path, rank=rank))
 
@@ -80,19 +81,19 @@ class Format:
 
 
 def _has_key(head: bytes, *keys: str) -> bool:
-    """Whether the head is JSON that holds one of the keys."""
+    """Return whether the head is JSON with one of the keys."""
     pattern = rb'"(?:' + "|".join(keys).encode() + rb')"\s*:'
     return head.lstrip()[:1] in (b"{", b"[") and re.search(pattern, head) is not None
 
 
 class _Kineto(Format):
-    """Any JSON with events in it that no other format claims."""
+    """Any JSON with trace events that no other format claims."""
 
     def matches(self, head: bytes) -> bool:
         return _has_key(head, "traceEvents", "schemaVersion", "deviceProperties", "ph")
 
 
-# First match wins.
+# The first match wins.
 FORMATS: tuple[Importer, ...] = (
     Format("nsys", "dpro.ingest.nsys", "read_nsys", (b"SQLite format 3\0",), "is_nsys"),
     Format("op-level parquet", "dpro.ingest.oplevel", "read_oplevel", (b"PAR1",), "is_oplevel"),
@@ -126,12 +127,12 @@ FORMATS: tuple[Importer, ...] = (
         "is_pp_timeline",
     ),
 )
-# Behind those of extensions, since they are recognised by little.
+# Tried after those of extensions, since they match on little evidence.
 LAST: tuple[Importer, ...] = (
     Format("Perfetto", "dpro.ingest.perfetto", "read_perfetto", (b"\n",), "is_perfetto"),
     _Kineto(KINETO, "dpro.ingest.kineto", "read_trace", (), streams=True),
 )
-# Recognised, but not traces: a file that matches is counted under this name.
+# Files that are recognised but are not traces, by the name under which they are counted.
 _NOT_TRACES: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
     ("empty or damaged files", lambda head: not head),
     ("timelines drawn from an analysis", lambda head: _is_drawn(head)),
@@ -144,25 +145,25 @@ _NOT_TRACES: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
 
 @dataclass(frozen=True)
 class Registry:
-    """All importers in the order in which they are tried; one line for each plug-in that cannot be used."""
+    """All importers in the order in which they are tried; one warning per plug-in that cannot be used."""
 
     importers: tuple[Importer, ...]
     warnings: tuple[str, ...] = ()
 
     def find(self, head: bytes) -> Importer | None:
-        """The importer of a file by its first bytes (decompressed), None where none matches."""
+        """Return the importer of a file by its first bytes (decompressed); None where none matches."""
         if _is_drawn(head):
             return None
         return next((importer for importer in self.importers if _matches(importer, head)), None)
 
     def named(self, name: str) -> Importer:
-        """The importer of a name that `find` gave, perhaps in another process."""
+        """Return the importer with a name that `find` returned, perhaps in another process."""
         return next(importer for importer in self.importers if importer.name == name)
 
 
 @cache
 def registry() -> Registry:
-    """dpro's own formats, and those of extensions; an importer that is broken is a warning."""
+    """Return built-in formats and those of extensions; a broken importer becomes a warning."""
     importers: dict[str, Importer] = {importer.name: importer for importer in FORMATS}
     last = {importer.name: importer for importer in LAST}
     warnings = []
@@ -187,7 +188,7 @@ def registry() -> Registry:
 
 
 def _matches(importer: Importer, head: bytes) -> bool:
-    """Whether an importer matches; one that fails on the head does not."""
+    """Return whether an importer matches; one that raises an error does not."""
     try:
         return importer.matches(head)
     except Exception:
@@ -195,7 +196,7 @@ def _matches(importer: Importer, head: bytes) -> bool:
 
 
 def _is_drawn(head: bytes) -> bool:
-    """Whether a file is a picture of operation-level traces, or of a profile of XLA beside it."""
+    """Return whether a file is a drawing of operation-level traces, or of an XLA profile."""
     if b'"metadata":{"highres-ticks":true}' in head[:200]:
         return True
     keys = (b'"model_chunk"', b'"mb_id"', b'"seq_id"')
@@ -203,12 +204,12 @@ def _is_drawn(head: bytes) -> bool:
 
 
 def is_request_log(head: bytes) -> bool:
-    """Whether a file that begins like this lists requests of a server."""
+    """Return whether a file that begins with `head` is a log of a server's requests."""
     from dpro.ingest.requests import is_log
 
     return is_log(head)
 
 
 def why_passed_over(head: bytes) -> str:
-    """The name under which a file of no known format is counted."""
+    """Return the name under which a file of an unknown format is counted."""
     return next((reason for reason, matches in _NOT_TRACES if matches(head)), "files that are not traces")

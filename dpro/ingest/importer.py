@@ -1,7 +1,7 @@
-"""Files of other tools into a run directory.
+"""Import of other tools' files into a run directory.
 
-In: files and folders. Out: a run, gathered beside its place and moved there when whole, so that a failed
-import leaves nothing behind. Files are read in parallel, one rank at a time in each process. Readers
+Takes files and folders; makes a run in a folder beside its place and moves it there when complete, so that a
+failed import leaves nothing behind. Files are read in parallel, one rank at a time in each process. Readers
 interpret the bytes of a file; `assemble` makes the run once all files are read.
 """
 
@@ -36,15 +36,15 @@ from dpro.store import Manifest, is_run
 from dpro.words import counted, few
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with (bytes read, bytes in all), as they are on disk."""
+"""Called with (bytes read, total bytes), both as on disk."""
 
 STAGING_SUFFIX = ".importing"
 NSIGHT = "reports of Nsight Systems"
 NSIGHT_REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
-NSIGHT_TABLES = ("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "OSRT_API")  # as its Parquet folders have them
+NSIGHT_TABLES = ("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "OSRT_API")  # prefixes in its Parquet folders
 LINKS = "links to folders, which are not followed"
-MAX_RUNS_NAMED = 12  # of a folder
-_WORTH_PROCESSES_BYTES = 8 << 20  # reading less takes no longer than starting processes would
+MAX_RUNS_NAMED = 12  # runs of a folder listed in an error
+_WORTH_PROCESSES_BYTES = 8 << 20  # reading less is faster than starting processes
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Reading:
     """How files are read.
 
     Attributes:
-        jobs: files read at a time, each in a process of its own; as many as there are cores where None.
+        jobs: files read at a time, each in its own process; None for the number of cores.
         executor: reads the files instead; its workers see the sources, and the folder that the run is in,
-            under the same paths. It is left running.
+            under the same paths. It is not shut down.
         progress: called after each file.
     """
 
@@ -64,13 +64,13 @@ class Reading:
 
     @contextmanager
     def by_workers(self, paths: Sequence[Path]) -> Iterator[Reading]:
-        """How files are read by the workers that the user named, unless an executor is given.
+        """Yield how files are read by the workers that the user named, unless an executor is given.
 
         Args:
-            paths: that they have to see.
+            paths: paths that the workers must see.
 
         Raises:
-            DproError: they are not there, or cannot do the work.
+            DproError: the workers are missing, or cannot do the work.
         """
         if self.executor is not None:
             yield self
@@ -79,7 +79,7 @@ class Reading:
             yield replace(self, executor=executor)
 
     def spread_over(self, tasks: Sequence[ImportTask]) -> Spread:
-        """How to run the tasks; in this process where there is little to do."""
+        """Return how to run the tasks; in this process where there is little to do."""
         jobs = self.jobs
         if jobs is None:
             little = sum(task.bytes for task in tasks) < _WORTH_PROCESSES_BYTES
@@ -89,11 +89,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Traces:
-    """What sources hold: files of known formats in order of their names, and other files.
+    """Content of the sources: files of known formats in order of their names, and other files.
 
     Attributes:
-        files: with the name of each one's format.
-        passed_over: other files, by reason.
+        files: each file with the name of its format.
+        passed_over: number of other files, by reason.
         warnings: one line each, about importers that cannot be used and files that cannot be opened.
     """
 
@@ -102,7 +102,7 @@ class Traces:
     warnings: list[str]
 
     def tasks(self, staging: Path) -> list[ImportTask]:
-        """One task for each file; the members of an archive share its size."""
+        """Return one task per file; the members of an archive share its size."""
         members = Counter(source.path for source, _ in self.files)
         return [
             ImportTask(number, source, name, source.path.stat().st_size // members[source.path], staging)
@@ -121,14 +121,14 @@ def import_sources(
     """Import files and folders as one run.
 
     Args:
-        jobs, executor, progress: as in `Reading`.
+        jobs, executor, progress: see `Reading`.
 
     Returns:
         The manifest of the run: the same bytes, tables included, whichever process reads the files.
 
     Raises:
         UsageError: the run directory exists and is not empty.
-        InputError: a source does not exist, holds no trace or cannot be read, two files describe the same of
+        InputError: a source does not exist, has no trace or cannot be read, two files describe the same of
             one rank, or the run cannot be written.
     """
     refuse_existing(run)
@@ -152,7 +152,7 @@ def import_sources(
 
 
 def refuse_existing(run: Path) -> None:
-    """Refuse a run directory that has something in it, or that no reader would take.
+    """Raise if a run directory is not empty, or has a path that readers would not accept.
 
     Raises:
         UsageError: it exists and is not empty.
@@ -164,24 +164,24 @@ def refuse_existing(run: Path) -> None:
 
 
 def unwritable(run: Path, error: OSError) -> InputError:
-    """The error of a run that could not be written."""
+    """Return the error of a run that could not be written."""
     return InputError(f"{run}: cannot be written ({error.strerror or error})")
 
 
 def find_traces(sources: Sequence[Path]) -> Traces:
-    """Look for files of a known format.
+    """Find files of known formats.
 
     Raises:
         InputError: a source does not exist, there is no such file, or the user's kernel classes are wrong.
         MissingExtra: the only files need a library that is not installed.
     """
-    table_version()  # a wrong table of classes is an error before anything is read
+    table_version()  # raises on a wrong table of kernel classes before anything is read
     formats = registry()
     traces = Traces([], Counter[str](), list(formats.warnings))
     unopened: list[DproError] = []
     runs: set[Path] = set()
     for path in sorted({file for source in sources for file in _files(source, traces.passed_over, unopened)}):
-        # A part of a run is Parquet, as traces of other tools may be.
+        # Parts of a run are Parquet files, and so may be traces of other tools.
         if path.suffix == ".parquet" and path.parent.name in TABLES and is_run(path.parent.parent):
             traces.passed_over["tables of dpro runs"] += 1
             runs.add(path.parent.parent)
@@ -222,13 +222,13 @@ def find_traces(sources: Sequence[Path]) -> Traces:
 
 
 def _of_one(reason: str) -> str:
-    """Why one file was passed over: `JSON file that is not a trace` of `JSON files that are not traces`."""
+    """Put a reason in the singular: `JSON file that is not a trace` of `JSON files that are not traces`."""
     noun = re.sub(r"\b(file|timeline|database|log|snapshot|report|link|table)s\b", r"\1", reason, count=1)
     return noun.replace("that are not traces", "that is not a trace").replace("which are", "which is")
 
 
 def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -> Iterator[Path]:
-    """The files of a source; links to folders, and folders that cannot be read, are noted."""
+    """Yield the files of a source; record links to folders, and folders that cannot be read."""
     try:
         kind = source.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
@@ -247,9 +247,9 @@ def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -
 
     for name, folders, files in os.walk(source, onerror=unreadable):
         folder = Path(name)
-        # An import that is under way may have its place among its own sources.
+        # The staging folder of an import in progress may be among its own sources.
         folders[:] = [inner for inner in folders if not inner.endswith(STAGING_SUFFIX)]
-        # What a link leads to may be here already, or lead back.
+        # The target of a link may be among the sources already, or contain the link.
         if links := sum((folder / inner).is_symlink() for inner in folders):
             passed_over[LINKS] += links
         yield from (path for file in files if (path := folder / file).is_file())
@@ -261,7 +261,7 @@ def stage_all(tasks: Sequence[ImportTask], spread: Spread, progress: Progress | 
     Raises:
         OSError: the staging folder cannot be written.
     """
-    # Members of compressed tars are unpacked beside what is staged: each task would begin at the beginning.
+    # Unpack compressed tars once: otherwise each task would read its tar from the beginning.
     places: defaultdict[Path, dict[str, Path]] = defaultdict(dict)
     for task in tasks:
         if task.source.member:
@@ -280,7 +280,7 @@ def stage_all(tasks: Sequence[ImportTask], spread: Spread, progress: Progress | 
             progress(done, total)
 
 
-# Tasks run in processes or by any executor, so that memory stays flat however many there are.
+# Tasks run in processes or on any executor, so that memory does not grow with their number.
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -296,12 +296,13 @@ def run_tasks(
     jobs: int = 1,
     executor: Executor | None = None,
 ) -> Iterator[Result]:
-    """Run all tasks and yield what they return, in no order.
+    """Run all tasks and yield their results, in no order.
 
     Args:
-        work: the function of a task; picklable, unless this process runs all.
+        work: the function of a task; picklable, unless this process runs all tasks.
+        lost: returns the result of a task whose process died, from the task and the reason.
         jobs: processes of this machine, one task in each at a time; 1 is this process.
-        executor: runs them instead; it is left running.
+        executor: runs the tasks instead; it is not shut down.
 
     Raises:
         OSError: a task could not read or write; the others are dropped.
@@ -326,7 +327,7 @@ def _in_executor(
     finally:
         for future in futures:
             future.cancel()
-        wait(futures)  # what still runs writes into a folder that is about to be removed
+        wait(futures)  # running tasks write into a folder that is about to be removed
 
 
 def _outcome(future: Future[Result], task: Task, lost: Callable[[Task, str], Result]) -> Result:
@@ -334,14 +335,14 @@ def _outcome(future: Future[Result], task: Task, lost: Callable[[Task, str], Res
         return future.result()
     except OSError:
         raise
-    except Exception as error:  # executors raise errors of their own for a lost worker
+    except Exception as error:  # executors raise their own errors for a lost worker
         return lost(task, f"{type(error).__name__}: {first_line(error)}")
 
 
 def _in_processes(
     work: Callable[[Task], Result], tasks: Sequence[Task], lost: Callable[[Task, str], Result], jobs: int
 ) -> Iterator[Result]:
-    """Submit no more tasks than there are processes: if one dies, few tasks can be the cause."""
+    """Run tasks in processes, one submitted per process: if one dies, few tasks can be the cause."""
     waiting = deque(tasks)
     while waiting:
         suspects: list[Task] = []
@@ -356,7 +357,7 @@ def _in_processes(
 def _until_a_process_dies(
     work: Callable[[Task], Result], waiting: deque[Task], jobs: int, suspects: list[Task]
 ) -> Iterator[Result]:
-    """Run the waiting tasks; those that were running when a process died become suspects."""
+    """Run the waiting tasks; those running when a process dies become suspects."""
     before = set(multiprocessing.active_children())
     pool = process_pool(jobs)
     running: dict[Future[Result], Task] = {}
@@ -372,7 +373,7 @@ def _until_a_process_dies(
                 else:
                     yield future.result()
     finally:
-        # Reached by Ctrl-C too: what runs is not waited for, and must not write any more.
+        # Also reached by Ctrl-C: end running processes at once, since they must not write any more.
         if running:
             for process in set(multiprocessing.active_children()) - before:
                 process.terminate()
@@ -380,7 +381,7 @@ def _until_a_process_dies(
 
 
 def _submit(pool: ProcessPoolExecutor, work: Callable[[Task], Result], task: Task) -> Future[Result]:
-    """Submit a task; where the pool has just broken, return a future as if the task had been running."""
+    """Submit a task; if the pool has just broken, return a future as if the task had been running."""
     try:
         return pool.submit(work, task)
     except BrokenProcessPool as error:

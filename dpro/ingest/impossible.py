@@ -1,9 +1,9 @@
-"""Spans whose times cannot be: what profilers lose or garble, left out before anything follows from it.
+"""Removal of spans with impossible times, which profilers lost or corrupted.
 
-In: the spans of one rank in one window. Out: the others, and how many were left out, by reason. What cannot
-be follows from how devices work, whatever the format: work does not begin before the call that launches it,
-nor long after all else has ended; a stream does one thing after the other, in the order of the calls; nothing
-takes days. Threads of hosts nest and block for as long as they like: of theirs only what takes days goes.
+Takes the spans of one rank in one window; returns the plausible spans, and counts of the others by reason.
+Which times are impossible follows from how devices work, in any format: work does not begin before the call
+that launches it, nor long after all else has ended; a stream runs one item after the other, in the order of
+the calls; nothing takes days. Host threads nest and block for any time, so only days-long spans are removed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dpro.schema import GPU_WORK_KINDS
 from dpro.store import IMPOSSIBLE
 from dpro.words import counted
 
-LONGEST_NS = 24 * 3600 * 10**9  # a span
-FARTHEST_NS = 30 * LONGEST_NS  # from the median start: a time of 0 is decades away from all others
-CLOCKS_NS = 10_000_000  # clocks of hosts and devices differ by 0.1 ms in traces of V100, on AMD by more
-BELATED_NS = 60_000_000_000  # work begins once its stream is free: in 34 ms at most, but devices may stall
-OVERLAP_NS = 1_000_000  # kernels that are launched ahead of time overlap by up to 0.14 ms
+LONGEST_NS = 24 * 3600 * 10**9  # maximum duration of a span
+FARTHEST_NS = 30 * LONGEST_NS  # maximum distance from the median start; a time of 0 is decades away
+CLOCKS_NS = 10_000_000  # host and device clocks differ by 0.1 ms in traces of V100, more on AMD
+BELATED_NS = 60_000_000_000  # work begins within 34 ms of a free stream, but devices may stall
+OVERLAP_NS = 1_000_000  # kernels launched ahead of time overlap by up to 0.14 ms
 
 ABSURD = f"{IMPOSSIBLE}: days long, or days away from the others"
 EARLY = f"{IMPOSSIBLE}: before the call that launched them"
@@ -38,13 +38,13 @@ _QUEUE = ("device", "stream", "thread")
 
 
 def drop_impossible(spans: pl.DataFrame) -> tuple[pl.DataFrame, Counter[str]]:
-    """Leave out spans whose times cannot be, and move those of a device whose clock is off.
+    """Remove spans with impossible times, and shift those of a device whose clock is off.
 
     Args:
         spans: with `kind`, `start_ns`, `duration_ns`, `device`, `stream`, `correlation`, `tid`.
 
     Returns:
-        The others, in their order, and how many are not, by reason.
+        The remaining spans, in their order, and the number of removed or shifted ones, by reason.
     """
     if spans.is_empty():
         return spans, Counter()
@@ -73,7 +73,7 @@ def drop_impossible(spans: pl.DataFrame) -> tuple[pl.DataFrame, Counter[str]]:
 
 
 def impossible_in_words(name: str, counts: Mapping[str, int]) -> list[str]:
-    """Return one warning on what `drop_impossible` found in a file; none on nothing."""
+    """Word the counts of `drop_impossible` as at most one warning."""
     moved = counts.get(MOVED, 0)
     gone = sum(count for reason, count in counts.items() if reason.startswith(IMPOSSIBLE)) - moved
     words = [f"{counted(gone, 'span')} left out whose times cannot be"] if gone else []
@@ -83,7 +83,7 @@ def impossible_in_words(name: str, counts: Mapping[str, int]) -> list[str]:
 
 
 def _work(spans: pl.DataFrame) -> pl.DataFrame:
-    """Work on streams with its place among the spans, `row`, and the call that launched it, as `launched`."""
+    """Return work on streams with its index among the spans, `row`, and the columns of `launched`."""
     numbered = spans.select(_COLUMNS).with_row_index("span_id")
     on_stream = pl.col("kind").is_in(GPU_WORK_KINDS) & (pl.col("stream") >= 0)
     work = launched(numbered.filter(on_stream), numbered.filter(pl.col("correlation") > 0))
@@ -91,13 +91,14 @@ def _work(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _on_clocks_of_hosts(spans: pl.DataFrame, work: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """Move the work of devices of which most begins long before the calls that launch it.
+    """Shift the work of devices most of whose work begins long before its launching calls.
 
     Args:
-        work: as from `_work`.
+        work: from `_work`.
 
     Returns:
-        The spans, in their order, and how many were moved: so that hardly any work begins before its call.
+        The spans, in their order, and the number of shifted ones. After the shift at most 1% of a device's
+        work begins before its call.
     """
     ahead = (pl.col("launch_ns") - pl.col("start_ns")).drop_nulls()
     clocks = work.group_by("device").agg(median=ahead.median(), by_ns=ahead.quantile(0.99))
@@ -111,9 +112,9 @@ def _on_clocks_of_hosts(spans: pl.DataFrame, work: pl.DataFrame) -> tuple[pl.Dat
 
 
 def _out_of_turn(work: pl.DataFrame) -> pl.Series:
-    """The `row` of what begins in another order than its thread launched it: the fewest that explain it.
+    """Return the `row` of the fewest items whose removal leaves each stream in the order of its launches.
 
-    Of the work of one call, as of a CUDA graph, which may be in parallel, the first counts.
+    Of the work of one call, which may run in parallel as in a CUDA graph, only the first counts.
     """
     calls = work.drop_nulls("launch_ns").sort("start_ns").group_by(*_QUEUE, "launch_ns", maintain_order=True)
     first = calls.agg(pl.col("row", "start_ns").first()).sort(*_QUEUE, "launch_ns")
@@ -129,11 +130,11 @@ def _out_of_turn(work: pl.DataFrame) -> pl.Series:
 
 
 def ascending(values: Ints) -> Bools:
-    """[N] which values make up a longest ascending subsequence.
+    """Return [N] whether each value is part of a longest ascending subsequence.
 
     Source: M. L. Fredman, On computing the length of longest increasing subsequences, 1975.
     """
-    lasts: list[int] = []  # of a subsequence of each length, the least value that it may end with
+    lasts: list[int] = []  # least last value of a subsequence of each length
     lengths = []
     for value in values.tolist():
         length = bisect_right(lasts, value)
@@ -149,7 +150,7 @@ def ascending(values: Ints) -> Bools:
 
 
 def _outlasting(work: pl.DataFrame) -> pl.Series:
-    """The `row` of what ends after work that began later on its stream, and was not launched with it."""
+    """Return the `row` of work that ends after later work of another launch on its stream."""
     lane = ["device", "stream"]
     end = pl.col("start_ns") + pl.col("duration_ns")
     ordered = work.select("row", "start_ns", "correlation", *lane, end=end).sort(*lane, "start_ns", "end")
@@ -165,13 +166,13 @@ def _outlasting(work: pl.DataFrame) -> pl.Series:
 
 
 def _belated(spans: pl.DataFrame, work: pl.DataFrame, kept: Bools) -> Ints:
-    """The rows of launched work that begins long after all before it has ended, and so of what follows it.
+    """Return rows of work that begins long after its launch, from the first such work after an idle gap.
 
-    The first work of a stream may wait for what was launched before recording began, and is not recorded.
+    The first work of a stream may wait for earlier work that was launched before the recording.
 
     Args:
-        work: of the spans that are kept.
-        kept: [N] which spans are.
+        work: work among the kept spans.
+        kept: [N] whether each span is kept.
     """
     start = spans["start_ns"].to_numpy()
     order = np.argsort(start, kind="stable")
@@ -186,7 +187,7 @@ def _belated(spans: pl.DataFrame, work: pl.DataFrame, kept: Bools) -> Ints:
 
 
 def _are_shadows_of_work(spans: pl.DataFrame, kept: Bools) -> Bools:
-    """[N] false of annotations on streams that end after all work that is kept, as that which is not did."""
+    """Return [N] false for annotations on streams that end after all kept work, as removed work did."""
     end = (spans["start_ns"] + spans["duration_ns"]).to_numpy()
     kind = spans["kind"].cast(pl.String)
     work = kept & kind.is_in(GPU_WORK_KINDS).to_numpy()

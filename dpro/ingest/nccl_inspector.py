@@ -1,9 +1,9 @@
-"""Logs of NCCL's Inspector plug-in: measured collectives of one process, one JSON object a line.
+"""Logs of NCCL's Inspector plug-in: measured collectives of one process, one JSON object per line.
 
-In: a log of format 4.0 to 5.0, RCCL's too. Out: rows of `collectives` with durations. Some formats state the
-communicator in every line, others once per dump, in a `dump_stats` line that holds for all that follow.
-Processes are killed while they write: lines that are cut short or garbled are counted, not refused. What
-NCCL's proxy threads sent becomes rows of `sends`. The global ranks of a communicator are not in a log: they
+Reads a log of format 4.0 to 5.0, RCCL's too; returns rows of `collectives` with durations. Some formats state
+the communicator in every line, others once per dump, in a `dump_stats` line that applies to all following
+lines. Processes are killed while they write: truncated or corrupted lines are counted, not refused. Transfers
+of NCCL's proxy threads become rows of `sends`. The global ranks of a communicator are not in a log: they
 follow from its rows on all ranks.
 """
 
@@ -49,7 +49,7 @@ class _Communicator:
 
 @dataclass(frozen=True)
 class _Record:
-    """One measured operation, and its communicator."""
+    """A measured operation and its communicator."""
 
     of: _Communicator
     kind: str
@@ -57,23 +57,23 @@ class _Record:
 
 
 def is_inspector_log(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of an Inspector log."""
+    """Return whether the first bytes of a file are those of an Inspector log."""
     return head.lstrip().startswith(b"{") and _RECORD.search(head) is not None
 
 
 def read_inspector_log(path: Path, *, rank: int | None = None) -> list[RankTrace]:
-    """Read a log, or several of one job joined together.
+    """Read a log, or several logs of one job joined together.
 
     Args:
-        rank: the rank of all that is in it, where the caller knows better.
+        rank: the rank of all records, where the caller knows better.
 
     Returns:
-        A trace per process and GPU. Its rank is the one in its largest communicator, which is taken for the
-        whole job. Of a process that holds several ranks of that one, the ranks in its
-        other communicators are unknown: what it did in those is counted as not taken.
+        A trace per process and GPU. Its rank is its number in the largest communicator, which is assumed to
+        be the whole job. Of a process with several ranks in that one, the ranks in its other communicators
+        are unknown, and its records in those are counted as left out.
 
     Raises:
-        InputError: the file cannot be read, or holds no record of a collective.
+        InputError: the file cannot be read, or has no record of a collective.
     """
     skipped: Counter[str] = Counter()
     records = list(_records(read_bytes(path), skipped))
@@ -90,7 +90,7 @@ def read_inspector_log(path: Path, *, rank: int | None = None) -> list[RankTrace
 
 
 def _records(data: bytes, skipped: Counter[str]) -> Iterator[_Record]:
-    """Records with their communicators; what is not taken is counted."""
+    """Yield records with their communicators; count lines and records that are left out."""
     current: _Communicator | None = None
     for line in data.splitlines():
         if not line.strip():
@@ -104,7 +104,7 @@ def _records(data: bytes, skipped: Counter[str]) -> Iterator[_Record]:
             continue
         if "header" in document or "n_ranks" in document:
             current = _communicator(document)
-        # These were measured and thrown away since the last dump, for want of space.
+        # The Inspector measured these since the last dump but dropped them for lack of space.
         stats = mapping(document.get("dump_stats"))
         kinds = (kind for kind in _KINDS.values() if kind != _PROXY)
         if dropped := sum(max(int64(stats.get(f"{kind}_dropped_since_last_dump")), 0) for kind in kinds):
@@ -118,7 +118,7 @@ def _records(data: bytes, skipped: Counter[str]) -> Iterator[_Record]:
 
 
 def _communicator(document: Mapping[str, Any]) -> _Communicator | None:
-    """The communicator that a line states, in parts of its own or beside the record; None for none."""
+    """Return the communicator that a line states, in sub-objects or beside the record; None for none."""
     header = mapping(document.get("header")) or document
     metadata = mapping(document.get("metadata")) or document
     rank, num_ranks = int32(header.get("rank")), int32(header.get("n_ranks"))
@@ -137,7 +137,7 @@ def _communicator(document: Mapping[str, Any]) -> _Communicator | None:
 
 
 def _traces(records: list[_Record], rank: int | None, skipped: Counter[str]) -> Iterator[RankTrace]:
-    """One process's records, per rank it holds in its largest communicator."""
+    """Yield a process's records as one trace per rank that it has in its largest communicator."""
     world = max(record.of.num_ranks for record in records)
     whole = next(record.of.group for record in records if record.of.num_ranks == world)
     ranks = sorted({record.of.rank for record in records if record.of.group == whole})
@@ -177,7 +177,7 @@ def _row(record: _Record, world_size: int) -> dict[str, Any]:
     op = operation(name) or name
     bytes_in, bytes_out = _bytes(op, int64(facts.get(f"{kind}_msg_size_bytes")), of.num_ranks)
     times = mapping(facts.get("event_trace_ts"))
-    # Verbose logs state when the first channel's kernel was seen to start, with 0 for never.
+    # Verbose logs have the kernel's start time per channel, 0 if it was not observed.
     channels = map(mapping, sequence(times.get("kernel_events")))
     starts = [rounded(channel.get("kernel_start_ts"), NS_PER_US) for channel in channels]
     # A duration that begins with the call would include the time in the queue.
@@ -200,10 +200,9 @@ def _row(record: _Record, world_size: int) -> dict[str, Any]:
 
 
 def _bytes(op: str, size: int, num_ranks: int) -> tuple[int, int]:
-    """Bytes in and out from the Inspector's size: elements as passed to NCCL, times their width.
+    """Return bytes in and out from the Inspector's size: elements as passed to NCCL, times their width.
 
-    NCCL's counts are per rank for all-gather (what is put in), reduce-scatter (what is got) and all-to-all
-    (what goes to each).
+    NCCL's counts are per rank for all-gather (input), reduce-scatter (output) and all-to-all (to each rank).
     """
     if size < 0:
         return -1, -1
@@ -226,21 +225,21 @@ def _known(value: Any) -> str:
     return "" if name == "UNKNOWN" else name
 
 
-# What NCCL's proxy threads sent, from `proxy_trace` records of the Inspector, as rows of `sends`.
+# Transfers of NCCL's proxy threads, from `proxy_trace` records, as rows of `sends`.
 
 Fact = Mapping[str, Any]
 Whose = tuple[str, int]  # communicator, and the rank's number in it
 
 
 def sends_of(records: Iterable[tuple[Whose, Fact]], rank: int, skipped: Counter[str]) -> pl.DataFrame:
-    """Rows of `sends` of one rank.
+    """Return rows of `sends` of one rank.
 
     Args:
-        records: the communicator and the rank's place in it, and the record.
-        skipped: what is not taken is counted here.
+        records: communicator and the rank's number in it, with the record.
+        skipped: counts of records left out are added here.
     """
     sends: dict[tuple[Whose, int], list[dict[str, Any]]] = {}
-    short: set[tuple[Whose, int]] = set()  # operations of which steps are missing
+    short: set[tuple[Whose, int]] = set()  # operations with missing steps
     for whose, record in records:
         if record.get("direction") != "send":
             skipped["records of NCCL's proxy that are of no send"] += 1
@@ -264,14 +263,13 @@ def sends_of(records: Iterable[tuple[Whose, Fact]], rank: int, skipped: Counter[
 
 
 def _steps(record: Fact) -> Iterator[Fact]:
-    """The steps in a record."""
     if record.get("record_type") == "proxy_step":
         yield record
     yield from map(mapping, sequence(record.get("steps")))
 
 
 def _proxy_row(whose: Whose, record: Fact, step: Fact) -> dict[str, Any] | None:
-    """One step; None where its time on the wire or its size is unknown."""
+    """Return one step as a row; None where its time on the wire, its size or its peer is unknown."""
     times = mapping(step.get("event_trace_ts"))
     posted, done = (int64(times.get(f"{name}_ts")) for name in ("send_wait", "proxy_step_stop"))
     measured = step.get("wire_us", done - posted if 0 < posted <= done else None)

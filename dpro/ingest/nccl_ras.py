@@ -1,9 +1,9 @@
-"""Reports of NCCL's RAS on a job (`ncclras -f json`): which processes there are, and which are in trouble.
+"""Reports of NCCL's RAS on a job (`ncclras -f json`): its processes, and the problems of each.
 
-In: one report on all communicators. Out: a row of `workers` per rank; rows of `counters`: which ranks do not
-answer or are considered dead, and how often each has called what in which communicator; and warnings: ranks
-that do not answer, that failed or were aborted, communicators whose ranks differ in how often they called an
-operation. It holds no times but that of the file, and no collectives.
+Reads one report on all communicators. Returns a row of `workers` per rank; rows of `counters`: ranks that do
+not answer or are considered dead, and the number of calls per rank, operation and communicator; and warnings:
+ranks that do not answer, failed or were aborted, and communicators whose ranks differ in calls of an
+operation. It has no times but that of the file, and no collectives.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NO_COMMA = re.compile(rb'([\d"el])(\s*\n\s*)("[^"\n]*"\s*:)')
 
 @dataclass(frozen=True)
 class _Member:
-    """One rank of one communicator: its number there, its process and GPU, and how it is."""
+    """A rank of one communicator: its number there, its process and GPU, and its state."""
 
     rank: int
     host: str
@@ -45,7 +45,7 @@ class _Member:
 
     @property
     def where(self) -> tuple[str, int, int]:
-        """What identifies the worker in every communicator."""
+        """Identity of the worker in every communicator: host, pid and GPU."""
         return self.host, self.pid, self.gpu
 
 
@@ -57,7 +57,7 @@ class _Communicator:
 
 
 def is_ras_report(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of a RAS report, with or without the server's answers."""
+    """Return whether the first bytes of a file are those of a RAS report, also after lines `OK`."""
     begins = re.match(rb"(?:\s*OK\s*\n)*\s*\{", head) is not None
     return begins and b'"communicators"' in head and (b'"communicators_count"' in head or b'"hash"' in head)
 
@@ -69,11 +69,11 @@ def read_ras_report(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         rank: the rank to read it as, where it describes a single one.
 
     Returns:
-        A trace per rank of the largest communicator, which is taken for the whole job. Warnings on
-        communicators are with the first.
+        A trace per rank of the largest communicator, which is assumed to be the whole job. Warnings on
+        communicators are with the first trace.
 
     Raises:
-        InputError: the file is damaged, is not a report, or knows no rank.
+        InputError: the file is damaged, is not a report, or has no rank.
     """
     document = _decode(read_bytes(path), path)
     communicators = [_communicator(entry) for entry in map(mapping, sequence(document.get("communicators")))]
@@ -136,7 +136,7 @@ def _member(entry: Mapping[str, Any]) -> _Member:
 
 
 def _state(status: Mapping[str, Any]) -> str:
-    """What is wrong with a rank, empty for nothing. A rank that RAS misses has a status of its own."""
+    """Word what is wrong with a rank; empty for nothing. A rank missing from RAS has its own status."""
     if status.get("considered_dead") is True:
         return _DEAD
     if status.get("unresponsive") is True:
@@ -155,7 +155,7 @@ def _state(status: Mapping[str, Any]) -> str:
 
 
 def _states(communicators: Sequence[_Communicator]) -> dict[tuple[str, int, int], list[str]]:
-    """What is wrong with each worker, and where; each thing once."""
+    """Word what is wrong with each worker, each problem once with its communicators."""
     by_worker: dict[tuple[str, int, int], dict[str, list[str]]] = {}
     for communicator in communicators:
         for member in communicator.members:
@@ -171,7 +171,7 @@ _Where = tuple[str, int, int]
 
 
 def _counters(communicators: Sequence[_Communicator], time_ns: int) -> dict[_Where, list[dict[str, Any]]]:
-    """Rows of `counters` of each worker, all but its rank."""
+    """Return rows of `counters` of each worker, without its rank."""
     rows: dict[_Where, list[dict[str, Any]]] = {}
     for communicator in communicators:
         for member in communicator.members:
@@ -215,7 +215,7 @@ def _trace(
 
 
 def _mismatches(communicator: _Communicator) -> list[str]:
-    """One line per operation that ranks have called a different number of times."""
+    """Word one line per operation that ranks have called a different number of times."""
     lines = []
     for op in sorted({op for member in communicator.members for op in member.counts}):
         ranks: dict[int, list[int]] = {}

@@ -1,8 +1,8 @@
-"""Nsight Systems exports (`nsys export --type sqlite`): the ranks of one file into tables.
+"""Nsight Systems exports (`nsys export --type sqlite`): the ranks of one file converted to tables.
 
-In: a `.sqlite` file of any version with the tables of CUDA and NVTX, gzipped or not. Out: a `RankTrace` per
-process that used a GPU, with times on the wall clock of its host where the export states when its session
-began. CPU samples, system calls, GPU metrics and launch facts of kernels are not read.
+Reads a `.sqlite` file of any version with the tables of CUDA and NVTX, gzipped or not; returns a `RankTrace`
+per process that used a GPU. Times are on the wall clock of the host where the export states the start of its
+session. CPU samples, system calls, GPU metrics and launch facts of kernels are not read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SOURCE = "nsys"
 
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
-# Ranks that a job states in NVTX: a range called `rank 3`, or the payload of ncclCommInitRank.
+# NVTX ranges that state a rank, such as `rank 3`; the payload of ncclCommInitRank states it, too.
 _RANK_IN_RANGE = r"(?i)^(?:global[ _])?rank[ _:=#]*(\d+)$"
 
 
@@ -42,7 +42,7 @@ _RANK_IN_RANGE = r"(?i)^(?:global[ _])?rank[ _:=#]*(\d+)$"
 class _Session:
     """Facts of the whole export."""
 
-    start_ns: int  # what is added to every time; 0 where times are absolute, or nothing is known
+    start_ns: int  # added to every time; 0 where times are absolute, or the start is unknown
     host: str
     environment: str
     gpus: dict[int, tuple[str, str]]  # model and uuid by device
@@ -51,7 +51,7 @@ class _Session:
 
 
 def is_nsys(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of an export: SQLite with its table of strings."""
+    """Return whether the first bytes of a file are those of an export: SQLite with its table of strings."""
     return head.startswith(MAGIC) and b"StringIds" in head
 
 
@@ -63,7 +63,7 @@ def read_nsys(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         rank: the rank of the one process, where the caller knows better.
 
     Raises:
-        InputError: the file is damaged, is no export, or holds no CUDA or NVTX activity.
+        InputError: the file is damaged, is not an export, or has no CUDA or NVTX activity.
     """
     with open_export(path) as export:
         session = _session(export)
@@ -90,7 +90,7 @@ def read_nsys(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         trace.warnings.extend(impossible_in_words(path.name, trace.skipped))
         traces.append(trace)
     _share_guess(traces)
-    # Warnings and counts of the whole file: once.
+    # Warnings and counts of the whole file go to one trace.
     traces[0].skipped.update(skipped)
     traces[0].warnings.extend([*session.warnings, *warnings])
     return traces
@@ -104,11 +104,10 @@ def _trace(
     synchronised: pl.DataFrame,
     recorded: pl.DataFrame,
 ) -> RankTrace:
-    """One process's tables."""
     spans, impossible = drop_impossible(spans)
     spans = spans.with_row_index("span_id").with_columns(
         pl.col("span_id").cast(pl.Int64),
-        # Which thread ran forward is not recorded, only that it was another.
+        # The thread that ran the forward pass is not recorded, only that it was another one.
         forward_thread=pl.when(pl.col("name").str.starts_with("autograd::")).then(1).otherwise(-1),
     )
     used = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))["device"].mode().sort()
@@ -136,12 +135,12 @@ def _trace(
 
 
 def _session(export: Export) -> _Session:
-    """Clock, host, GPUs, versions, and what is known of the environment of the first process."""
+    """Return clock, host, GPUs and versions, and the known environment of the first process."""
     exported = _facts(export, "META_DATA_EXPORT")
     system = _facts(export, "TARGET_INFO_SYSTEM_ENV")
     captured = export.rows("META_DATA_CAPTURE", {"name": pl.String, "value": pl.String})
     started = export.rows("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs": pl.Int64})["utcEpochNs"]
-    # An export with --ts-normalize has absolute times already.
+    # An export with --ts-normalize has absolute times.
     absolute = exported.get("EXPORT_PARAM_TIME_NORMALIZE") == "true"
     start_ns = started[0] if started.len() and started[0] is not None else 0
     gpus = export.rows("TARGET_INFO_GPU", {"id": pl.Int64, "name": pl.String, "uuid": pl.String})
@@ -170,7 +169,7 @@ def _facts(export: Export, table: str) -> dict[str, str]:
 
 
 def _with_process(spans: pl.DataFrame) -> pl.DataFrame:
-    """Old exports do not state the process of GPU work: with one process that makes calls, it is that one."""
+    """Assign GPU work without a process, in old exports, to the only process that makes calls."""
     processes = spans.filter(pl.col("process") >= 0)["process"].unique()
     if processes.len() != 1:
         return spans
@@ -178,10 +177,7 @@ def _with_process(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _processes(spans: pl.DataFrame, physical: dict[tuple[int, int], int]) -> list[int]:
-    """Processes that are ranks, in the order of the GPU they used most, else of their ids.
-
-    Without any GPU work all processes are.
-    """
+    """Return processes that are ranks, ordered by their most used GPU; without GPU work, all by id."""
     work = spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
     if work.is_empty():
         return spans["process"].unique().sort().to_list()
@@ -193,14 +189,14 @@ def _processes(spans: pl.DataFrame, physical: dict[tuple[int, int], int]) -> lis
 def _ranks(
     processes: Sequence[int], spans: pl.DataFrame, session: _Session, path: Path, rank: int | None
 ) -> tuple[list[int], int, list[str]]:
-    """Rank of each process, the world size (-1 unknown), and what is guessed."""
+    """Return the rank of each process, the world size (-1 unknown), and a warning about guesses."""
     of_processes = [_stated_rank(spans.filter(pl.col("process") == process)) for process in processes]
     sizes = [_variable(session.environment, _SIZE_VARIABLES), *(size for _, size in of_processes)]
     ranks = [number for number, _ in of_processes]
     if min(ranks) >= 0 and len(set(ranks)) == len(ranks):
         return ranks, max(sizes), []
     if len(processes) > 1:
-        # The ranks of the hosts before it come first.
+        # Ranks of earlier hosts come first.
         match = re.search(r"--node[-_]rank[=\s](\d+)", session.environment)
         node = int(match[1]) if match else _variable(session.environment, ("NODE_RANK", "GROUP_RANK"))
         first = max(node, 0) * len(processes)
@@ -212,13 +208,13 @@ def _ranks(
 
 
 def _stated_rank(spans: pl.DataFrame) -> tuple[int, int]:
-    """Rank and world size that a process states in NVTX; -1 where it states none, or several."""
+    """Return rank and world size that a process states in NVTX; -1 where it states none, or several."""
     ranges = spans.filter(pl.col("kind") == "annotation")
     inits = ranges.filter(pl.col("name").str.starts_with("ncclCommInit")).select(
         rank=pl.col("payload").str.extract(r'"Rank"\s*:\s*"?(\d+)').cast(pl.Int64, strict=False),
         size=pl.col("payload").str.extract(r'"No\. of ranks"\s*:\s*"?(\d+)').cast(pl.Int64, strict=False),
     )
-    # The largest communicator is the job's.
+    # The largest communicator is assumed to be the whole job.
     world = inits.drop_nulls().sort("size", descending=True)
     if world.height:
         return world.row(0)
@@ -227,7 +223,7 @@ def _stated_rank(spans: pl.DataFrame) -> tuple[int, int]:
 
 
 def _variable(environment: str, names: Sequence[str]) -> int:
-    """The first of these variables that is a number, -1 where none is."""
+    """Return the value of the first variable that is a number; -1 where none is."""
     for name in names:
         match = re.search(rf'(?m)^{name}="?(\d+)"?$', environment)
         if match:
@@ -235,18 +231,18 @@ def _variable(environment: str, names: Sequence[str]) -> int:
     return -1
 
 
-# Communication in a Nsight Systems export: rows of `collectives` from communication kernels.
+# Communication: rows of `collectives` from communication kernels.
 
 _COLUMNS = (
     *("collective_id", "window", "op", "group", "peer", "bytes_in", "bytes_out", "enqueued_ns"),
     *("start_ns", "duration_ns", "span_id", "launch_span_id", "source"),
 )
-# As NCCL names the fields of the payload of its ranges.
+# Field of the payload of NCCL's ranges.
 _SIZE = r'"Message size[^"]*"\s*:\s*"?(\d+)'
 
 
 def read_collectives(spans: pl.DataFrame) -> pl.DataFrame:
-    """One row per communication kernel of one process.
+    """Return one row per communication kernel of one process.
 
     Args:
         spans: its spans, with `span_id`.
@@ -261,7 +257,7 @@ def read_collectives(spans: pl.DataFrame) -> pl.DataFrame:
     ran = enclosed(ran, issues.rename({"span_id": "position"}), "issue")
     of_issue = issues.select("op", "group", "bytes_in", "bytes_out", "peer", issue_position="span_id")
     ran = ran.join(of_issue, on="issue_position", how="left")
-    # Several kernels of one group of calls: which of them moved what is not known.
+    # With several kernels for one group of calls, the bytes of each are unknown.
     shared = pl.col("issue_position").is_not_null() & (pl.len().over("issue_position") > 1)
     moved = (
         pl.when(shared).then(-1).otherwise(name).fill_null(-1).alias(name)
@@ -288,7 +284,7 @@ def read_collectives(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _issues(spans: pl.DataFrame) -> pl.DataFrame:
-    """NCCL's ranges in which work is launched: a call of its own, or the end of the group it is in.
+    """Return NCCL's ranges in which work is launched: a single call, or the end of the group it is in.
 
     Returns:
         `span_id`, `tid`, `start_ns`, `duration_ns`, `name` of the range, and of the calls it launches `op`
@@ -302,7 +298,7 @@ def _issues(spans: pl.DataFrame) -> pl.DataFrame:
     ops = {name: operation(name.removeprefix("nccl")) for name in nccl["name"].unique()}
     opened, closed = pl.col("name") == "ncclGroupStart", pl.col("name") == "ncclGroupEnd"
     level = (opened.cast(pl.Int64) - closed.cast(pl.Int64)).cum_sum().over("tid")
-    # The window may open inside a group: what is closed but was never opened does not count.
+    # The window may begin inside a group: ends without a start do not count.
     depth = level - pl.min_horizontal(level.cum_min().over("tid"), 0)
     nccl = nccl.with_columns(
         op=pl.col("name").replace_strict(ops, default="", return_dtype=pl.String), depth=depth
@@ -321,9 +317,9 @@ def _issues(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _together(calls: pl.DataFrame) -> pl.DataFrame:
-    """What the calls of each group do together.
+    """Combine the calls of each group into one row.
 
-    NCCL states of an all-gather what a rank puts in, of a reduce-scatter what it gets.
+    NCCL states the input of a rank for an all-gather, its output for a reduce-scatter.
     """
     op, size = pl.col("op"), pl.col("size")
     both_ways = ~op.is_in(["send", "recv", "all_gather", "reduce_scatter"])
@@ -345,7 +341,7 @@ def _together(calls: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-# Work and ranges in a Nsight Systems export as columns of `spans`.
+# Work and ranges as columns of `spans`.
 
 _TIME = {"start": pl.Int64, "end": pl.Int64}
 _ON_GPU = _TIME | {
@@ -356,12 +352,12 @@ _ON_GPU = _TIME | {
 }
 _CALL = _TIME | {"globalTid": pl.Int64, "nameId": pl.Int64, "correlationId": pl.Int64}
 
-# CUPTI's numbers. Names are spelt as torch.profiler spells them.
+# CUPTI's numbers, with torch.profiler's names.
 _COPIES = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH"}
 _COPIES |= {10: "PtoP"}
 _MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 
-# What `torch.autograd.profiler.emit_nvtx` appends to the name of an operator, each where it is known:
+# Suffixes of `torch.autograd.profiler.emit_nvtx` on operator names, each where known:
 # `, seq = 41, op_id = 990, sizes = [[2, 3]], input_op_ids = [(989,0)]`.
 EMITTED = r", (?:seq|op_id) = \d.*$|, sizes = \[.*$"
 # Operators that torch.profiler calls annotations.
@@ -373,11 +369,11 @@ _RUNTIME_VERSION = r"^(cuda\w+?)(_ptsz|_ptds)?_v\d+$"
 
 
 def read_spans(export: Export) -> tuple[pl.DataFrame, dict[str, int]]:
-    """All spans of all processes, and what was not taken, by reason.
+    """Return all spans of all processes, and the number of rows left out, by reason.
 
     Returns:
-        Columns of `spans` without ids, and `process` (its id), `domain` (of an NVTX range) and `payload`
-        (its JSON, empty for none), by start and then the longer first. Times are as the export has them.
+        Columns of `spans` without ids, and `process` (its id), `domain` (of an NVTX range) and `payload` (its
+        JSON, empty for none), by start and then the longer first. Times are as in the export.
     """
     names = {"demangledName": pl.Int64, "shortName": pl.Int64}
     rows = export.rows("CUPTI_ACTIVITY_KIND_KERNEL", _ON_GPU | names)
@@ -420,7 +416,7 @@ def _on_gpu(rows: pl.DataFrame, kind: str, name: pl.Expr) -> pl.DataFrame:
 
 
 def _graphs(export: Export) -> pl.DataFrame:
-    """Where graphs were traced whole, what is in them is one piece of work."""
+    """Return CUDA graphs that were traced as a whole; each is one piece of work."""
     rows = export.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _ON_GPU | {"graphId": pl.Int64})
     return _on_gpu(rows, "kernel", pl.format("CUDA graph {}", pl.col("graphId").fill_null(-1)))
 
@@ -455,7 +451,7 @@ def _overhead(export: Export) -> pl.DataFrame:
 
 
 def _ranges(export: Export) -> pl.DataFrame:
-    """NVTX ranges on the thread that began them; what PyTorch emitted for its operators is taken apart."""
+    """Return NVTX ranges on the thread that began them; those PyTorch emitted for operators are parsed."""
     texts = {"text": pl.String, "textId": pl.Int64, "jsonText": pl.String, "jsonTextId": pl.Int64}
     kinds = {"eventType": pl.Int64, "domainId": pl.Int64, "globalTid": pl.Int64}
     rows = export.named(export.rows("NVTX_EVENTS", _TIME | kinds | texts), stored="textId", json="jsonTextId")
@@ -483,7 +479,7 @@ def _ranges(export: Export) -> pl.DataFrame:
 
 
 def _on_thread(rows: pl.DataFrame, kind: str, **more: pl.Expr) -> pl.DataFrame:
-    """Rows as CPU spans; without a `kind` it is a column."""
+    """Return rows as CPU spans; an empty `kind` means that it is a column."""
     return rows.select(
         *_TIME,
         "name",
@@ -495,20 +491,20 @@ def _on_thread(rows: pl.DataFrame, kind: str, **more: pl.Expr) -> pl.DataFrame:
     )
 
 
-# Where training steps begin and end by NVTX ranges.
+# Training steps from NVTX ranges.
 
 _STEP_COLUMNS = ("step", "start_ns", "duration_ns", "source")
 _COUNTED = r"(?i)^(.*(?:step|iter|iteration|batch)[^\d]{0,3})(\d+)[^\w]*$"
-# Ranges of libraries, which repeat within a step.
+# Ranges of libraries repeat within a step.
 _LIBRARY = r"^(nccl|gloo|FSDP::|DistributedDataParallel|Optimizer\.|enumerate\()"
 
 
 def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
-    """Steps of one process.
+    """Return the steps of one process.
 
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `tid`, `domain`, `sequence_number` and
-            `forward_thread`.
+            `forward_thread`, and the columns for `guess_steps`.
     """
     ranges = spans.filter(
         (pl.col("kind") == "annotation")
@@ -530,10 +526,10 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _share_guess(traces: Sequence[RankTrace]) -> None:
-    """Give all ranks the guessed steps of the first: each is cut somewhere in a step of its own.
+    """Give all ranks the guessed steps of the first, if all are guessed.
 
-    They have one clock. By its own guess, step 5 of one rank would be half of step 5 and half of step 6 of
-    another.
+    All ranks have one clock, but each guess may cut steps elsewhere: step 5 of one rank could be half of step
+    5 and half of step 6 of another.
     """
     guessed = [trace.frames["steps"] for trace in traces]
     if all((steps["source"] == REPETITION).any() for steps in guessed):
@@ -542,7 +538,7 @@ def _share_guess(traces: Sequence[RankTrace]) -> None:
 
 
 def _counted(ranges: pl.DataFrame) -> pl.DataFrame:
-    """The outermost ranges whose names count: of all such series the one that takes most time."""
+    """Return the outermost ranges with numbered names; of several series, the one with the most time."""
     series = ["tid", "prefix"]
     counted = (
         ranges.with_columns(
@@ -552,7 +548,7 @@ def _counted(ranges: pl.DataFrame) -> pl.DataFrame:
         .drop_nulls("step")
         .sort("start_ns", maintain_order=True)
     )
-    # A number that comes twice counts something within a step; steps do not overlap.
+    # A number that recurs counts something within a step; steps do not overlap.
     apart = (pl.col("start_ns") >= pl.col("end_ns").shift(1).over(series)).fill_null(True)
     candidates = (
         counted.with_columns(apart=apart)
@@ -570,7 +566,7 @@ def _counted(ranges: pl.DataFrame) -> pl.DataFrame:
 
 
 def _busiest_phase(top: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Of phases that come once each (set-up, warm-up, measured loop), the one in which most kernels run.
+    """Return the phase that occurs once (set-up, warm-up, measured loop) and has most of the kernel time.
 
     Args:
         top: ranges at the top level of threads.
@@ -585,9 +581,9 @@ def _busiest_phase(top: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _repeated(top: pl.DataFrame) -> pl.DataFrame:
-    """The ranges at the top level of a thread that repeat and take most time.
+    """Return the repeating ranges at the top level of a thread that take the most time.
 
-    Ranges that come equally often, one after the other (forward, backward, optimizer), make a step together.
+    Ranges that occur equally often, one after the other (forward, backward, optimizer), form a step together.
 
     Args:
         top: ranges at the top level of threads.
@@ -606,7 +602,7 @@ def _repeated(top: pl.DataFrame) -> pl.DataFrame:
 
 
 def _cycles(ranges: pl.DataFrame) -> pl.DataFrame:
-    """The n-th of each name together, in order."""
+    """Combine the n-th range of each name, in order."""
     first, last = pl.col("start_ns").min(), pl.col("end_ns").max()
     cycles = ranges.group_by("nth").agg(
         start_ns=first,
@@ -616,15 +612,15 @@ def _cycles(ranges: pl.DataFrame) -> pl.DataFrame:
     return cycles.rename({"nth": "step"}).select(_STEP_COLUMNS).sort("step")
 
 
-# Synchronisation in a Nsight Systems export: the calls that waited, and what they waited for.
+# Synchronisation: the calls that waited, and the streams or events they waited for.
 
 _WHERE = {"deviceId": pl.Int64, "streamId": pl.Int64, "eventId": pl.Int64, "correlationId": pl.Int64}
-_NONE = 0xFFFFFFFF  # of streams and events
+_NONE = 0xFFFFFFFF  # no stream or event
 _SYNC_COLUMNS = [name for name in SYNCS.columns if name != "rank"]
 
 
 def sync_tables(export: Export) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Synchronisations and recorded events of all processes.
+    """Return synchronisations and recorded events of all processes.
 
     Returns:
         Both with `process`, `correlation`, `device`, `stream`, `event_id`; the first also with its time.
@@ -650,7 +646,7 @@ def sync_tables(export: Export) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def read_syncs(spans: pl.DataFrame, synchronised: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
-    """Rows of `syncs` of one process.
+    """Return rows of `syncs` of one process.
 
     Args:
         spans: its spans, with `span_id`.
@@ -664,7 +660,7 @@ def read_syncs(spans: pl.DataFrame, synchronised: pl.DataFrame, recorded: pl.Dat
         "correlation", keep="first", maintain_order=True
     )
     by_call = named.join(details.drop("process"), on="correlation", how="left", maintain_order="left")
-    # Asking whether something has ended waits for nothing, though it is recorded as a synchronisation.
+    # Queries wait for nothing, though they are recorded as synchronisations.
     asked = calls.filter(pl.col("name").str.contains(r"^(cuda|cu|hip)(Event|Stream)Query"))
     made = pl.concat([named.select("correlation"), asked.select("correlation")])
     uncalled = synchronised.join(made, on="correlation", how="anti").with_columns(
@@ -676,7 +672,7 @@ def read_syncs(spans: pl.DataFrame, synchronised: pl.DataFrame, recorded: pl.Dat
 
 
 def _with_device(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """The device of a stream is where its work ran: the one recorded is wrong in some versions (always 0)."""
+    """Set the device of a stream to where its work ran: some versions record a wrong one (always 0)."""
     ran = spans.filter(pl.col("stream") >= 0).select("stream", ran_on="device").unique()
     alone = ran.unique("stream", keep="none")
     placed = rows.join(alone, on="stream", how="left", maintain_order="left")
@@ -684,7 +680,7 @@ def _with_device(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _kind_by_content() -> pl.Expr:
-    """The kind of a synchronisation, from the stream and event that it names."""
+    """Return the kind of a synchronisation, from the stream and event that it names."""
     event, stream = pl.col("event_id") >= 0, pl.col("stream") >= 0
     return (
         pl.when(event & stream)
@@ -698,7 +694,7 @@ def _kind_by_content() -> pl.Expr:
 
 
 def _with_records(rows: pl.DataFrame) -> pl.DataFrame:
-    """Where an event is waited for, the last record of it before that."""
+    """Add the last record of an event before each wait for it."""
     records = rows.filter((pl.col("kind") == "event_record") & (pl.col("event_id") >= 0)).select(
         "event_id", "start_ns", record_stream="stream", record_correlation="correlation"
     )
@@ -712,18 +708,18 @@ def _with_records(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-# Tables of a Nsight Systems SQLite export by presence: versions differ in their tables and columns.
+# Access to tables and columns that may be missing: versions differ in both.
 
 MAGIC = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
-_DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter on what SQLite quotes in its message
+_DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter for bytes quoted in SQLite's message
 
-# A globalTid is hardware, machine, process and thread from the highest bits to the lowest; a globalPid has
+# A globalTid has hardware, machine, process and thread from the highest bits to the lowest; a globalPid has
 # thread 0. Processes and threads have 24 bits each.
 _ID_BITS = 24
 _ID_MASK = (1 << _ID_BITS) - 1
 
-MIN_ROW_BYTES = 4  # a row's place in its page, its length and its number
+MIN_ROW_BYTES = 4  # a row's offset in its page, its length and its number
 
 Columns = Mapping[str, type[pl.DataType]]
 
@@ -734,7 +730,7 @@ class Export:
 
     Attributes:
         present: columns by name of table.
-        max_rows: that a table can have; one whose pages are damaged may seem to have any number.
+        max_rows: maximum rows of a table; one with damaged pages may seem to have any number.
     """
 
     path: Path
@@ -743,7 +739,7 @@ class Export:
     max_rows: int
 
     def rows(self, table: str, columns: Columns) -> pl.DataFrame:
-        """Rows of a table: the requested columns, null where it lacks them; no rows where there is no table.
+        """Return a table's rows with the requested columns, null where it lacks one; none without the table.
 
         Args:
             columns: types by name.
@@ -754,7 +750,7 @@ class Export:
         have = self.present.get(table, frozenset())
         if not have:
             return pl.DataFrame(schema=columns)
-        # SQLite lets any cell hold anything: what is not of its column's type is none.
+        # SQLite cells may have any type: values of another type than the column's become null.
         stored = {name: "text" if dtype == pl.String else "integer" for name, dtype in columns.items()}
         selected = ", ".join(
             f"""CASE typeof("{name}") WHEN '{stored[name]}' THEN "{name}" END""" if name in have else "NULL"
@@ -764,7 +760,7 @@ class Export:
         return pl.DataFrame(rows, schema=columns, orient="row", strict=False)
 
     def count(self, table: str) -> int:
-        """Number of rows of a table, 0 where there is none."""
+        """Return the number of rows of a table; 0 where there is none."""
         if table not in self.present:
             return 0
         return int(self._all(f'SELECT count(*) FROM "{table}"')[0][0])
@@ -780,11 +776,11 @@ class Export:
 
     @cached_property
     def texts(self) -> pl.DataFrame:
-        """`StringIds`: `id` and `value`."""
+        """`StringIds`, with columns `id` and `value`."""
         return self.rows("StringIds", {"id": pl.Int64, "value": pl.String})
 
     def named(self, frame: pl.DataFrame, **ids: str) -> pl.DataFrame:
-        """The frame with texts looked up in `StringIds`.
+        """Add texts that are looked up in `StringIds`.
 
         Args:
             frame: with columns of ids.
@@ -797,7 +793,7 @@ class Export:
 
 
 def process_of(serialised: str) -> pl.Expr:
-    """The process id in a column of globalPid or globalTid."""
+    """Return the process id in a column of globalPid or globalTid."""
     return (pl.col(serialised) // (1 << _ID_BITS)) & _ID_MASK
 
 
@@ -808,14 +804,15 @@ def open_export(
     kind: str = "an export of Nsight Systems",
     give: str = "what `nsys export --type sqlite` writes",
 ) -> Iterator[Export]:
-    """Open an export; a gzipped one is unpacked to a temporary file for as long as it is open.
+    """Open an export; a gzipped one is unpacked to a temporary file while it is open.
 
     Args:
-        table: one that every file of the kind has.
-        give: the files that are of the kind.
+        table: a table that every file of the kind has.
+        kind: name of the kind of file, for errors.
+        give: advice on which file to give, for errors.
 
     Raises:
-        InputError: the file cannot be read, is cut short, or is not of the kind.
+        InputError: the file cannot be read, is truncated, or is not of the kind.
     """
     with tempfile.TemporaryDirectory(prefix="dpro-nsys-") as folder:
         database = _unpacked(path, Path(folder))
@@ -846,7 +843,7 @@ def _unpacked(path: Path, folder: Path) -> Path:
 
 
 def _refuse_cut_short(database: Path, path: Path, give: str) -> None:
-    """Refuse a file without its end: SQLite notices that only when it happens to read there."""
+    """Raise if a file is truncated, which SQLite notices only when it happens to read the missing part."""
     with database.open("rb") as file:
         header = file.read(100)
     if not header.startswith(MAGIC) or len(header) < 100:

@@ -1,9 +1,9 @@
-"""Operation-level traces of pipeline-parallel jobs: one Parquet file of all ranks into spans and collectives.
+"""Operation-level traces of pipeline-parallel jobs: one Parquet file of all ranks, as spans and collectives.
 
-In: a Parquet file with one row per operation (forward-compute, forward-send, grads-reduce-scatter, …) of one
-rank per tensor-parallel group, and the `meta-*.yaml` beside it, where there is one. Out: a `RankTrace` per
-rank: operations as kernels on streams of device 0, communication also as `collectives`, and steps laid one
-behind the other. There are no CPU spans: what launched an operation, and how late, is not in such a trace.
+Reads a Parquet file with one row per operation (forward-compute, forward-send, grads-reduce-scatter, …) of
+one rank per tensor-parallel group, and the `meta-*.yaml` beside it, where there is one. Returns a `RankTrace`
+per rank: operations as kernels on streams of device 0, communication also as `collectives`, and consecutive
+steps. There are no CPU spans: such a trace does not record launches.
 
 The format is that of "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI 2025).
 """
@@ -28,8 +28,8 @@ SOURCE = "op-level parquet"
 
 COMPUTE_STREAM = 0
 COLLECTIVE_STREAM = 5
-# Operation -> stream, kind of collective, and partner: the `step` of stages to its peer, or the ranks of its
-# group. All other operations compute.
+# Operation -> stream, kind of collective, and partner: offset in stages to its peer, or extent of its group.
+# All other operations compute.
 _POINT_TO_POINT = {
     "forward-send": (1, "send", 1),
     "forward-recv": (2, "recv", -1),
@@ -41,7 +41,7 @@ _COLLECTIVES = {
     "grads-reduce-scatter": ("reduce_scatter", "stage"),
     "embedding-grads-all-reduce": ("all_reduce", "dp"),
     "optimizer-clip-main-grad": ("all_reduce", "all"),
-    "layernorm-grads-all-reduce": ("all_reduce", "tp"),  # its members but one are not recorded
+    "layernorm-grads-all-reduce": ("all_reduce", "tp"),  # only one of its members is recorded
 }
 _COMPUTE = ("forward-compute", "backward-compute", "gc", "optimizer")
 
@@ -50,7 +50,7 @@ _OPTIONAL = ("dp_rank", "stage", "seq_id", "mc", "mb_id")
 
 
 def is_oplevel(head: bytes) -> bool:
-    """Whether a file is Parquet. Its columns stand at its end: a file without the right ones is refused."""
+    """Return whether a file is Parquet; its columns are at its end, so `read_oplevel` checks them."""
     return head.startswith(b"PAR1")
 
 
@@ -58,7 +58,7 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     """Read all ranks of a file.
 
     Raises:
-        InputError: the file is damaged, has not the columns of such a trace, or holds no operation.
+        InputError: the file is damaged, lacks the columns of such a trace, or has no operation.
     """
     rows = _operations(path)
     operations = rows.filter(pl.col("start_ns").is_not_null() & (pl.col("duration_ns") >= 0))
@@ -88,7 +88,7 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         of_rank = {name: parts[(number,)] for name, parts in by_rank.items() if (number,) in parts}
         of_rank["steps"] = steps.with_columns(rank=pl.lit(number, pl.Int32))
         traces.append(RankTrace(rank=number, world_size=world_size, frames=of_rank))
-    # Warnings and counts of the whole file: once.
+    # Warnings and counts of the whole file go to one trace.
     num_ranks = len(traces)
     recorded = (
         f"{num_ranks} of {world_size} ranks are" if world_size > num_ranks else f"{num_ranks} ranks are"
@@ -108,7 +108,7 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
 
 
 def _operations(path: Path) -> pl.DataFrame:
-    """All rows in wide types (products of the recorded int8 overflow), times in ns since the step's start."""
+    """Return all rows in wide types (products of int8 overflow), times in ns since the step's start."""
     frame = _read_parquet(path)
     missing = [name for name in _REQUIRED if name not in frame.columns]
     if missing:
@@ -129,7 +129,7 @@ def _operations(path: Path) -> pl.DataFrame:
 
 
 def _read_parquet(path: Path) -> pl.DataFrame:
-    """The columns of such a trace that a file has: of an unknown file nothing more is read."""
+    """Read the relevant columns of a file, and no others, since the file is not trusted."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -154,10 +154,12 @@ def _nanoseconds(seconds: str) -> pl.Expr:
 
 
 def _laid_out(operations: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Steps one behind the other on one time line, since each is recorded from 0.
+    """Lay steps one after the other on a single time line, since each is recorded from 0.
 
-    A step lasts, on every rank, from the first operation of any rank to the end of the last. Rows come back
-    by rank and time, with the `position` of their step; the steps without ranks.
+    A step lasts, on every rank, from the first operation of any rank to the end of the last.
+
+    Returns:
+        Rows by rank and time, with the `position` of their step; and the steps, without ranks.
     """
     end = pl.col("start_ns") + pl.col("duration_ns")
     extents = operations.group_by("step").agg(begin=pl.col("start_ns").min(), length=end.max()).sort("step")
@@ -198,7 +200,7 @@ def _spans(operations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _collectives(operations: pl.DataFrame) -> pl.DataFrame:
-    """Rows of `collectives` of all ranks: sends and receives with their peer, the others with their group."""
+    """Return rows of `collectives` of all ranks: messages with their peer, the others with their group."""
     ran = pl.concat([_sends_and_receives(operations), _in_groups(operations)])
     ran = ran.with_columns(texts_of_lists(ran["group_ranks"]))
     per_step = pl.col("seq_id").max() + 1  # sequence numbers restart at each step
@@ -222,7 +224,7 @@ def _collectives(operations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _sends_and_receives(operations: pl.DataFrame) -> pl.DataFrame:
-    """The peer is the next or the previous stage of the same data-parallel rank, round from last to first."""
+    """Add the peer: the next or previous stage of the same data-parallel rank, cyclic from last to first."""
     rows = operations.filter(pl.col("optype").is_in(list(_POINT_TO_POINT)))
     ops = {name: op for name, (_, op, _) in _POINT_TO_POINT.items()}
     away = {name: step for name, (_, _, step) in _POINT_TO_POINT.items()}
@@ -247,7 +249,7 @@ def _sends_and_receives(operations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_groups(operations: pl.DataFrame) -> pl.DataFrame:
-    """A group is all ranks that ran the operation within its stage, its data-parallel rank, or the job."""
+    """Add the group: all ranks that ran the operation within a stage, a data-parallel rank, or the job."""
     rows = operations.filter(pl.col("optype").is_in(list(_COLLECTIVES))).with_columns(
         op=pl.col("optype").replace_strict(
             {name: op for name, (op, _) in _COLLECTIVES.items()}, return_dtype=pl.String
@@ -279,7 +281,7 @@ def _in_groups(operations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _meta(path: Path) -> dict[str, int]:
-    """Whole numbers of the `meta-NAME.yaml` beside `trace-NAME.parquet`; empty where there is none."""
+    """Return whole numbers of the `meta-NAME.yaml` beside `trace-NAME.parquet`; empty where there is none."""
     _, dash, name = path.name.removesuffix(".parquet").partition("-")
     for suffix in (".yaml", ".yaml.gz"):
         meta = path.with_name(f"meta{dash}{name}{suffix}")

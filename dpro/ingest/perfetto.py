@@ -1,9 +1,9 @@
-"""Perfetto's protobuf: traces of PyTorch's Cuspy (`.pftrace.gz`), and those of any other writer of it.
+"""Perfetto's protobuf: traces of PyTorch's Cuspy (`.pftrace.gz`), and those of any other writer.
 
-In: the file. Out: the `RankTrace` of the events of a Kineto trace that say the same. Cuspy writes each
-event of Kineto's JSON as a slice with its category and arguments, and work of GPUs as render stages: what
-these mean is the Kineto reader's to know. Slices of other writers are ranges of their threads. Flows are not
-read, since correlation numbers say the same, nor are counters.
+Reads a file, converts it to the events of an equivalent Kineto trace, and returns the `RankTrace` of these.
+Cuspy writes each event of Kineto's JSON as a slice with its category and arguments, and GPU work as render
+stages; the Kineto reader interprets them. Slices of other writers are ranges of their threads. Flows are not
+read, since correlation numbers have the same information, nor are counters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dpro.store import CUT
 from dpro.units import format_bytes
 
 _PACKET = 0x0A  # the tag of a packet: field 1 of a trace, as bytes
-_SEEN_PACKETS = 3  # in a row, by which a trace is recognised
+_SEEN_PACKETS = 3  # packets in a row by which a trace is recognised
 _BOOTTIME, _REALTIME = 6, 1  # ids of built-in clocks
 _BEGIN, _END = 1, 2  # TrackEvent.Type
 _CLEARED = 1  # TracePacket.SequenceFlags
@@ -39,16 +39,16 @@ _STAGES = {
     "Memset": "gpu_memset",
     "Annotation": "gpu_user_annotation",
 }
-_DISPATCH = "kernel_dispatch"  # as rocprofv3 calls slices of kernels
-_NUMBERS = {"stream id": "stream", "context id": "context"}  # keys that Cuspy renames, and Kineto's
-_LISTED = 50_000  # events that are written at once
+_DISPATCH = "kernel_dispatch"  # rocprofv3's category of kernels
+_NUMBERS = {"stream id": "stream", "context id": "context"}  # Cuspy's keys -> Kineto's
+_LISTED = 50_000  # events per write
 
-# When a slice begins or ends (ns), whether it begins, its track, and what is said of it.
+# Time of a slice's begin or end (ns), whether it is the begin, track, and fields of the event.
 _Mark: TypeAlias = tuple[int, bool, int, dict[str, Any]]
 
 
 def is_perfetto(head: bytes) -> bool:
-    """Whether the first bytes of a file are packets of a trace, one after the other."""
+    """Return whether the first bytes of a file are packets of a trace, one after the other."""
     at, packets = 0, 0
     while packets < _SEEN_PACKETS and (framed := _framed(head, at)) is not None and framed[1] > framed[0]:
         at, packets = framed[1], packets + 1
@@ -56,14 +56,15 @@ def is_perfetto(head: bytes) -> bool:
 
 
 def read_perfetto(path: Path | Source, *, rank: int | None = None) -> RankTrace:
-    """Read one rank's trace, a truncated one as far as it goes.
+    """Read one rank's trace, a truncated one up to its end.
 
     Args:
         path: the file; its name gives the rank.
+        rank: the rank, where the caller knows better.
 
     Raises:
         InputError: the file is damaged, no span can be read from it, or rocprofv3 wrote it.
-        MissingExtra: the library that knows Perfetto's format is not installed.
+        MissingExtra: the library for Perfetto's format is not installed.
     """
     source = path if isinstance(path, Source) else Source(str(path), path)
     trace = _Trace()
@@ -100,13 +101,13 @@ def read_perfetto(path: Path | Source, *, rank: int | None = None) -> RankTrace:
 
 
 def _packets(source: Source, damage: list[str]) -> Iterator[Any]:
-    """The packets of a trace, one by one.
+    """Yield the packets of a trace.
 
     Args:
-        damage: what is wrong is appended where the trace ends early.
+        damage: a reason is appended where the trace ends early.
 
     Raises:
-        InputError: a packet is none.
+        InputError: a packet is damaged.
     """
     try:
         from google.protobuf.message import DecodeError
@@ -132,7 +133,7 @@ def _packets(source: Source, damage: list[str]) -> Iterator[Any]:
 
 
 def _framed(content: bytes | bytearray, at: int) -> tuple[int, int] | None:
-    """Where the content of the packet at a place begins and ends; None where there is none, or it is cut."""
+    """Return start and end of the content of the packet at an offset; None where there is no packet."""
     if at >= len(content) or content[at] != _PACKET:
         return None
     size = 0
@@ -145,14 +146,14 @@ def _framed(content: bytes | bytearray, at: int) -> tuple[int, int] | None:
 
 @dataclass
 class _Sequence:
-    """What the packets of one writer refer to by number.
+    """State that the packets of one writer refer to by number.
 
     Attributes:
-        names, categories, keys, texts: of slices, of their kinds, of arguments, and values of these.
+        names, categories, keys, texts: names and categories of slices, names and text values of arguments.
         stages: name and category of each render stage or queue.
-        track, clock: of packets that state none.
-        clocks: by its id, how its values become ns of the trace: what one unit is, what is added, and
-            whether each value counts from the one before.
+        track, clock: defaults of packets that state none.
+        clocks: conversion to ns of the trace, by clock id: unit in ns, offset in ns, and whether each value
+            is relative to the previous one.
     """
 
     names: dict[int, str] = field(default_factory=dict)
@@ -165,7 +166,6 @@ class _Sequence:
     clocks: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
 
     def intern(self, data: Any) -> None:
-        """Learn what a packet defines."""
         self.names |= {name.iid: name.name for name in data.event_names}
         self.categories |= {name.iid: name.name for name in data.event_categories}
         self.keys |= {name.iid: name.name for name in data.debug_annotation_names}
@@ -175,7 +175,7 @@ class _Sequence:
         self.stages |= {stage.iid: (stage.name, int(stage.category)) for stage in data.gpu_specifications}
 
     def value(self, annotation: Any) -> Any:
-        """The value of an argument; an empty list is written as an argument without one."""
+        """Return the value of an argument; an argument without a value is an empty list."""
         if annotation.array_values:
             return [self.value(value) for value in annotation.array_values]
         if annotation.dict_entries:
@@ -186,17 +186,16 @@ class _Sequence:
         return [] if kind in (None, "nested_value") else getattr(annotation, kind)
 
     def arguments(self, annotations: Any) -> dict[str, Any]:
-        """Arguments by name."""
         return {entry.name or self.keys.get(entry.name_iid, ""): self.value(entry) for entry in annotations}
 
 
 class _Trace:
-    """What has been read of a trace.
+    """Content of a trace that has been read so far.
 
     Attributes:
-        wall_ns: what is added to times for those of the wall clock.
-        skipped: what was not taken, by reason.
-        by_rocprofv3: whether slices of kernels were seen as rocprofv3 has them.
+        wall_ns: offset of the wall clock to times of the trace.
+        skipped: number of items left out, by reason.
+        by_rocprofv3: whether kernels were seen as slices of rocprofv3.
     """
 
     def __init__(self) -> None:
@@ -204,14 +203,13 @@ class _Trace:
         self.by_rocprofv3 = False
         self.skipped: Counter[str] = Counter()
         self._sequences: defaultdict[int, _Sequence] = defaultdict(_Sequence)
-        self._threads: dict[int, tuple[int, int]] = {}  # pid and tid of a track
+        self._threads: dict[int, tuple[int, int]] = {}  # pid and tid by track
         self._parents: dict[int, int] = {}
         self._marks: list[_Mark] = []
         self._work: list[dict[str, Any]] = []
         self._is_anchored = False
 
     def take(self, packet: Any) -> None:
-        """Take what a packet says."""
         sequence = self._sequences[packet.trusted_packet_sequence_id]
         if packet.sequence_flags & _CLEARED:
             sequence = _Sequence(clocks=sequence.clocks)
@@ -222,7 +220,7 @@ class _Trace:
             sequence.track = defaults.track_event_defaults.track_uuid or sequence.track
         if packet.HasField("interned_data"):
             sequence.intern(packet.interned_data)
-        at_ns = self._time(packet, sequence)  # of each packet: the next may count from it
+        at_ns = self._time(packet, sequence)  # for each packet: the next may be relative to it
         kind = packet.WhichOneof("data")
         if kind == "clock_snapshot":
             self._anchor(packet.clock_snapshot, sequence)
@@ -241,7 +239,6 @@ class _Trace:
             self.skipped["values of counters"] += 1
 
     def _anchor(self, snapshot: Any, sequence: _Sequence) -> None:
-        """Learn how clocks relate."""
         values = {clock.clock_id: clock.timestamp for clock in snapshot.clocks}
         boot_ns = values.get(_BOOTTIME)
         if boot_ns is None:
@@ -255,7 +252,7 @@ class _Trace:
                 sequence.clocks[clock.clock_id] = unit, boot_ns, True
 
     def _time(self, packet: Any, sequence: _Sequence) -> int:
-        """When a packet was written, ns of the trace; 0 where it does not say."""
+        """Return the time of a packet, ns of the trace; 0 where it has none."""
         clock = packet.timestamp_clock_id or sequence.clock
         unit, added, is_incremental = sequence.clocks.get(clock, (1, 0, False))
         if clock == _BOOTTIME or not packet.HasField("timestamp"):
@@ -266,7 +263,7 @@ class _Trace:
         return int(at_ns)
 
     def _thread(self, track: int) -> tuple[int, int]:
-        """Process and thread of a track: its own, or the next one above it with its own number as thread."""
+        """Return process and thread of a track; without its own, its ancestor's process and a number."""
         if track in self._threads:
             return self._threads[track]
         above, seen = self._parents.get(track, 0), {track}
@@ -276,7 +273,6 @@ class _Trace:
         return self._threads.get(above, (0, 0))[0], track & 0x7FFFFFFF
 
     def _mark(self, event: Any, at_ns: int, sequence: _Sequence) -> None:
-        """A slice begins or ends."""
         if event.type not in (_BEGIN, _END):
             self.skipped["instants and values of counters"] += 1
             return
@@ -294,7 +290,6 @@ class _Trace:
         self._marks.append((at_ns, begins, track, said))
 
     def _add_work(self, stage: Any, at_ns: int, sequence: _Sequence) -> None:
-        """Work of a GPU, as a render stage."""
         name, category = sequence.stages.get(stage.stage_iid, ("", 0))
         kind = _STAGES.get(name, "kernel" if category == _COMPUTE else "")
         if not kind:
@@ -316,7 +311,7 @@ class _Trace:
         )
 
     def events(self) -> list[dict[str, Any]]:
-        """All spans as Kineto's events with times in ns, in order of time."""
+        """Return all spans as Kineto's events with times in ns, in order of time."""
         ends_ns, unmatched = _ends(self._marks)
         if unmatched:
             self.skipped["begin or end without the other"] += unmatched
@@ -331,10 +326,10 @@ class _Trace:
 
 
 def _ends(marks: Sequence[_Mark]) -> tuple[list[int], int]:
-    """When each slice that begins ends, ns, -1 of other marks; and how many have no other half.
+    """Return the end of each slice that begins, ns, -1 for other marks; and the number of unmatched marks.
 
-    Cuspy writes the beginnings of many slices and then their ends in the same order. Others write marks as
-    they happen: an end is of the slice of its track that began last.
+    Cuspy writes the begins of many slices and then their ends in the same order. Other writers write marks as
+    they happen: an end belongs to the slice of its track that began last.
     """
     ends_ns = [-1] * len(marks)
     open_slices: defaultdict[int, list[int]] = defaultdict(list)
@@ -359,7 +354,7 @@ def _ends(marks: Sequence[_Mark]) -> tuple[list[int], int]:
 
 
 def _are_columns(begun: Sequence[_Mark], ended: Sequence[_Mark]) -> bool:
-    """Whether the ends are of the slices that begin, one by one, and not in order of time."""
+    """Return whether ends belong to begins one by one, rather than being in order of time."""
     if [mark[2] for mark in begun] != [mark[2] for mark in ended] or any(mark[1] for mark in ended):
         return False
     times = [mark[0] for mark in (*begun, *ended)]
@@ -367,7 +362,7 @@ def _are_columns(begun: Sequence[_Mark], ended: Sequence[_Mark]) -> bool:
 
 
 def _run(marks: Sequence[_Mark], at: int, *, begins: bool) -> int:
-    """The place after the marks from a place on that all begin slices, or all end them."""
+    """Return the index after the run of marks from `at` that all begin slices, or all end them."""
     while at < len(marks) and marks[at][1] is begins:
         at += 1
     return at

@@ -1,9 +1,9 @@
-"""Pipeline timelines: when each stage ran forward and backward of each micro-batch, into spans and steps.
+"""Pipeline timelines: forward and backward of each stage and micro-batch, as spans and steps.
 
-In: JSON of one of three shapes, distinguished by content: MegatronApp's events of one rank (`rel_ts` in ns
+Reads JSON of one of three forms, distinguished by content: MegatronApp's events of one rank (`rel_ts` in ns
 since the iteration began), MegatronApp's events of all ranks (`ts` in us), and Primus' lists of times by
-iteration (ms). Out: a `RankTrace` per rank: forward and backward as kernels on one stream, communication on
-streams of its own. What launched the work, or what it waited for, is not in such a trace.
+iteration (ms). Returns a `RankTrace` per rank: forward and backward as kernels on one stream, communication
+on separate streams. Such a trace does not record launches or dependencies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WORK = {
 
 
 class _Args(msgspec.Struct):
-    """What a MegatronApp event holds besides its time; in a rank's own file these are fields of the event."""
+    """Fields of a MegatronApp event besides its time; in a rank's own file these are fields of the event."""
 
     microbatch: int = -1
     model_chunk: int = -1
@@ -46,7 +46,7 @@ class _Args(msgspec.Struct):
 
 
 class _Event(_Args):
-    """One event of MegatronApp: begin, end or instant."""
+    """A MegatronApp event: begin, end or instant."""
 
     name: str = ""
     ph: str = ""
@@ -59,7 +59,7 @@ class _Event(_Args):
 
 
 class _Times(msgspec.Struct):
-    """One iteration of Primus: ms since it began, in the order in which micro-batches ran."""
+    """An iteration of Primus: ms since it began, in the order in which micro-batches ran."""
 
     fwd_start: list[float]
     fwd_end: list[float]
@@ -70,14 +70,14 @@ class _Times(msgspec.Struct):
 
 @dataclass(frozen=True)
 class _Timeline:
-    """What a file holds.
+    """Content of a file.
 
     Attributes:
         work: columns `_WORK`.
         steps: `rank`, `step`, `start_ns`, `duration_ns`.
-        stages: pipeline stage of each rank, -1 unknown.
-        num_stages: of the job, -1 unknown.
-        skipped, warnings: as of a `RankTrace`, once per file.
+        stages: pipeline stage of each rank; -1 unknown.
+        num_stages: stages of the job; -1 unknown.
+        skipped, warnings: see `RankTrace`; once per file.
     """
 
     work: pl.DataFrame
@@ -89,7 +89,7 @@ class _Timeline:
 
 
 def is_pp_timeline(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of a pipeline timeline."""
+    """Return whether the first bytes of a file are those of a pipeline timeline."""
     start = head.lstrip()[:1]
     if start == b"{" and all(key in head for key in (b'"fwd_start"', b'"fwd_end"', b'"bwd_start"')):
         return True
@@ -100,12 +100,12 @@ def read_pp_timeline(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     """Read the ranks of a file.
 
     Args:
-        path: the file; its name gives the rank where its content does not. Of Primus, the other ranks' files
+        path: the file; its name gives the rank where its content does not. For Primus, the other ranks' files
             in its folder give the duration of each iteration of the job.
         rank: the rank of a file of one rank, where the caller knows better.
 
     Raises:
-        InputError: the file is damaged, is no pipeline timeline, or holds no work.
+        InputError: the file is damaged, is not a pipeline timeline, or has no work.
     """
     data = read_bytes(path)
     try:
@@ -128,10 +128,11 @@ def read_pp_timeline(path: Path, *, rank: int | None = None) -> list[RankTrace]:
 
 
 def _trace(timeline: _Timeline, recorded: int, rank: int) -> RankTrace:
-    """One rank's tables.
+    """Return one rank's tables.
 
     Args:
-        recorded: the rank by which the timeline knows it.
+        recorded: the rank in the timeline.
+        rank: the rank in the result.
     """
     stage = timeline.stages[recorded]
     work = timeline.work.filter(pl.col("rank") == recorded).sort("start_ns", "duration_ns", "name")
@@ -168,7 +169,7 @@ def _trace(timeline: _Timeline, recorded: int, rank: int) -> RankTrace:
 
 
 def _communication(name: str) -> str:
-    """What an operation does between stages, by its name; empty for work of the stage itself."""
+    """Return the kind of communication between stages, by an operation's name; empty for compute."""
     words = set(re.split(r"[^a-z]+", name.lower()))
     sends, receives = "send" in words, bool(words & {"recv", "receive"})
     if sends or receives:
@@ -177,7 +178,7 @@ def _communication(name: str) -> str:
 
 
 def _peer(name: str, op: str, stage: int, num_stages: int) -> int:
-    """The stage that a send goes to or a receive comes from: forward up, backward down, round the end."""
+    """Return the peer stage of a send or receive: forward goes up, backward down, cyclic; else -1."""
     if op not in ("send", "recv") or stage < 0 or num_stages < 1:
         return -1
     up = (op == "send") == ("backward" not in name.lower())
@@ -185,10 +186,10 @@ def _peer(name: str, op: str, stage: int, num_stages: int) -> int:
 
 
 def _megatron(events: list[_Event], path: Path) -> _Timeline:
-    """Begins joined with ends, whether of one rank or of all.
+    """Join begins with ends, whether of one rank or of all.
 
-    Where times are relative to their iteration, iterations are laid out by their duration on the wall clock
-    and the pause before them: those sums are equal on all ranks, those of the GPU's clock are not.
+    Where times are relative to their iteration, iterations are laid out by their wall-clock duration and the
+    pause before them: those sums are equal on all ranks, unlike those of the GPU's clock.
     """
     of_all = any(event.ts is not None for event in events)
     stages_named = sorted({event.pp_rank for event in events if event.pp_rank >= 0})
@@ -198,7 +199,7 @@ def _megatron(events: list[_Event], path: Path) -> _Timeline:
         )
     named, stage = rank_of_name(path.name), stages_named[0] if stages_named else -1
     rank = named if named >= 0 else stage
-    # `time_ns` is since the iteration began in a rank's own file.
+    # In a rank's own file, `time_ns` counts from the start of the iteration.
     facts = [event.args if of_all else event for event in events]
     times = [event.ts if of_all else event.rel_ts for event in events]
     frame = pl.DataFrame(
@@ -239,9 +240,9 @@ def _megatron(events: list[_Event], path: Path) -> _Timeline:
 
 
 def _joined(events: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """Each begin with its end, and how many have none.
+    """Join each begin with its end; also return the number of begins without one.
 
-    The n-th begin of a name in a step belongs to the n-th end: events of one name do not nest.
+    The n-th begin of a name in a step matches the n-th end: events of one name do not nest.
     """
     key = ["rank", "step", "name", "nth"]
     nth = pl.int_range(pl.len()).over("rank", "step", "name").alias("nth")
@@ -254,7 +255,7 @@ def _joined(events: pl.DataFrame) -> tuple[pl.DataFrame, int]:
 
 
 def _on_one_clock(events: pl.DataFrame) -> pl.DataFrame:
-    """One rank's events with their iterations numbered from 0 and laid one behind the other."""
+    """Number one rank's iterations from 0 and lay them one after the other."""
     marks = pl.col("name") == "iteration"
     numbered = events.with_columns(step=(marks & (pl.col("ph") == "B")).cast(pl.Int64).cum_sum() - 1)
     lengths = numbered.group_by("step").agg(
@@ -271,7 +272,7 @@ def _on_one_clock(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _primus(iterations: dict[str, _Times], path: Path) -> _Timeline:
-    """One rank's iterations, laid one behind the other by how long each took the slowest rank."""
+    """Lay one rank's iterations one after the other, each as long as on the slowest rank."""
     rank, config = rank_of_name(path.name), _config(path)
     uneven = [
         number
@@ -292,7 +293,7 @@ def _primus(iterations: dict[str, _Times], path: Path) -> _Timeline:
     whole = work.filter(pl.col("duration_ns") >= 0)
     warnings = []
     if config.get("vp_size", 1) > 1:
-        # The lists then hold several chunks of each micro-batch, in an order that the file does not state.
+        # The lists then have several chunks of each micro-batch, in an unknown order.
         whole = whole.with_columns(micro_batch=pl.lit(-1, pl.Int64))
         warnings.append(f"{path.name}: with virtual stages the micro-batch of each span is not known")
     if config.get("world_size", 0) > config.get("pp_size", 0):
@@ -311,7 +312,7 @@ def _primus(iterations: dict[str, _Times], path: Path) -> _Timeline:
 def _numbered(
     rank: int, step: int, name: str, begins: list[float], ends: list[float], base_ns: int
 ) -> pl.DataFrame:
-    """The k-th entry of a list is the k-th micro-batch: without virtual stages they run in order."""
+    """Return the k-th entry of a list as the k-th micro-batch: without virtual stages they run in order."""
     start, end = (
         (pl.Series(times, dtype=pl.Float64) * NS_PER_MS).round().cast(pl.Int64, strict=False)
         for times in (begins, ends)
@@ -328,7 +329,7 @@ def _numbered(
 
 
 def _extents(path: Path, iterations: dict[str, _Times]) -> pl.DataFrame:
-    """Start and duration of each iteration: the job continues when the slowest rank has ended it.
+    """Return start and duration of each iteration: the job continues when the slowest rank has ended it.
 
     A rank's own total ends with its own last backward, so the other ranks' files are read for theirs.
     """
@@ -348,11 +349,11 @@ def _extents(path: Path, iterations: dict[str, _Times]) -> pl.DataFrame:
 
 class _Total(msgspec.Struct):
     total: float
-    fwd_start: msgspec.Raw  # what makes it an iteration; not looked at
+    fwd_start: msgspec.Raw  # required in an iteration; not parsed
 
 
 def _totals(path: Path) -> dict[str, float]:
-    """Duration of each iteration (ms) of another rank's file; empty for a file of another kind."""
+    """Return the duration of each iteration (ms) in another rank's file; empty for a file of another kind."""
     try:
         if b'"fwd_start"' not in read_head(path):
             return {}
@@ -363,7 +364,7 @@ def _totals(path: Path) -> dict[str, float]:
 
 
 def _config(path: Path) -> dict[str, int]:
-    """Sizes of the job from the `config.json` beside the file; empty where there is none."""
+    """Return sizes of the job from the `config.json` beside the file; empty where there is none."""
     for name in ("config.json", "config.json.gz"):
         beside = path.with_name(name)
         if beside.is_file():

@@ -1,7 +1,7 @@
-"""From logs of requests to rows of the table `requests`.
+"""Rows of table `requests` from request logs of a server.
 
-In: files. Out: rows in order of arrival, and what was left out, by reason, with the line of the first.
-Moments stay on the clock of the log: seconds since its start, or since 1970.
+Reads files; returns rows in order of arrival, and the number of rows left out, by reason, with the first line
+of each. Times stay on the clock of the log: since its start, or since 1970.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from dpro.words import whole_number
 
 NO_ARRIVAL = "without a moment of arrival"
 OTHER_SPAN = "of spans without a model"
-MODEL = "gen_ai_"  # in names of attributes of spans about models
+MODEL = "gen_ai_"  # part of the attribute names of spans with a model
 BACKWARDS = "with moments that run backwards"
-APART_NS = 5_000_000  # how far before its arrival another process may have noted a moment of a request
+APART_NS = 5_000_000  # times from another process may precede a request's arrival by this much
 _ORDER = ("arrival_ns", "scheduled_ns", "first_token_ns", "end_ns")
 
 
 @dataclass
 class RequestLog:
-    """What files say of requests.
+    """Requests in log files.
 
     Attributes:
-        warnings: one line for each reason, with the first line that it holds for.
+        requests: rows of `requests`.
+        skipped: number of rows left out, by reason.
+        warnings: one line for each reason, with the first line that it applies to.
     """
 
     requests: pl.DataFrame
@@ -66,7 +68,7 @@ def read_requests(paths: Sequence[Path]) -> RequestLog:
             warnings.append(
                 f"{path.name}: {len(lines)} rows left out, {reason}, the first in line {lines[0]}"
             )
-    said = {name: _SCHEMA[name] for name in rows[0]}  # a log does not say the rest
+    said = {name: _SCHEMA[name] for name in rows[0]}  # a log lacks the other columns
     frame = pl.DataFrame(rows, schema=said).sort("arrival_ns", maintain_order=True)
     replicas = {text: number for number, text in enumerate(sorted(frame["replica"].unique(), key=_as_number))}
     numbered = frame.with_columns(
@@ -79,7 +81,7 @@ def read_requests(paths: Sequence[Path]) -> RequestLog:
 
 
 def is_log(head: bytes) -> bool:
-    """Whether a file that begins like this is a log of requests: when each came, how long it was or took."""
+    """Return whether a file that begins with `head` is a request log: arrivals with durations or sizes."""
     row = next((row for _, row in rows_of(head.decode(errors="ignore"))), None)
     if not isinstance(row, dict):
         return False
@@ -89,7 +91,7 @@ def is_log(head: bytes) -> bool:
 
 
 def add_requests(run: Path, log: RequestLog) -> Manifest:
-    """Add requests to a run, and say in its manifest what was left out; return the manifest."""
+    """Add requests to a run and the rows left out to its manifest; return the manifest."""
     opened = open_run(run)
     first = max(opened.table(REQUESTS, ["request"])["request"].to_list(), default=-1) + 1
     write_part(
@@ -117,7 +119,7 @@ def _as_number(text: str) -> tuple[int, str]:
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], dict[str, list[int]]]:
-    """The requests of a file, and the lines that are none, by reason."""
+    """Return the requests of a file, and the numbers of lines left out, by reason."""
     columns_by_names: dict[tuple[str, ...], LogColumns] = {}
     taken, left = [], dict[str, list[int]]()
     for line, row in _of_requests(read_rows(path)):
@@ -135,7 +137,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], dict[str, list[int]]]:
 
 
 def _of_requests(rows: Iterable[tuple[int, Row | str]]) -> Iterator[tuple[int, Row | str]]:
-    """The rows; where some are spans about models, those of other spans are said to be none."""
+    """Mark rows of other spans as left out, where some rows are spans with a model."""
     read = list(rows)
     about = [isinstance(row, dict) and any(MODEL in name for name in row) for _, row in read]
     some_are = any(about)
@@ -145,7 +147,7 @@ def _of_requests(rows: Iterable[tuple[int, Row | str]]) -> Iterator[tuple[int, R
 
 
 def _request(row: Row, columns: LogColumns) -> dict[str, Any] | str:
-    """One request, or why a row is none."""
+    """Return a row as a request, or why it is not one."""
     moments: dict[str, int] = {}
     for meaning, (name, factor) in columns.moments.items():
         moment = moment_ns(row[name], factor) if name else None
@@ -157,7 +159,7 @@ def _request(row: Row, columns: LogColumns) -> dict[str, Any] | str:
         lasted = duration_ns(row[name], factor) if name else None
         if lasted is not None:
             moments.setdefault(meaning, moments["arrival_ns"] + lasted)
-    for name in _ORDER[1:]:  # processes of one server write their moments a little apart
+    for name in _ORDER[1:]:  # clocks of a server's processes differ a little
         if 0 <= moments["arrival_ns"] - moments.get(name, -1) <= APART_NS and name in moments:
             moments[name] = moments["arrival_ns"]
     ordered = [moments[name] for name in _ORDER if name in moments]
@@ -187,7 +189,7 @@ def _why(left: dict[str, list[int]]) -> str:
     return f"{len(lines)} rows {reason}, the first in line {lines[0]}{columns}"
 
 
-# What the columns of a log of requests mean, and in which unit they are.
+# Meaning and unit of the columns of a request log.
 
 UNITS_NS = {
     "unix_nano": 1.0, "nanoseconds": 1.0, "ns": 1.0, "us": 1e3, "microseconds": 1e3, "ms": 1e6,
@@ -355,10 +357,10 @@ _ENDED = ("abort", "cancel", "error", "fail", "false", "timeout", "reject", "0")
 
 
 class LogColumns:
-    """Which columns of a log mean what, found once for each set of names."""
+    """Meaning of the columns of a log, found once for each set of names."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
-        """Find them among the names of a row."""
+        """Find the columns among the names of a row."""
         self.moments = {meaning: self._timed(names, spellings) for meaning, spellings in MOMENTS.items()}
         self.durations = {meaning: self._timed(names, spellings) for meaning, spellings in DURATIONS.items()}
         self.counts = {meaning: self._named(names, spellings) for meaning, spellings in COUNTS.items()}
@@ -367,13 +369,13 @@ class LogColumns:
 
     @staticmethod
     def _named(names: Mapping[str, Any], spellings: tuple[str, ...]) -> str:
-        """The column with the first of the known names; empty for none."""
+        """Return the column with the first of the known names; empty for none."""
         inner = {_inner(name): name for name in reversed(list(names))}
         return next((inner[spelling] for spelling in spellings if spelling in inner), "")
 
     @staticmethod
     def _timed(names: Mapping[str, Any], spellings: tuple[str, ...]) -> tuple[str, float]:
-        """The same, and ns per unit of it; 0 where its name has no unit."""
+        """Return the column with the first of the known names (empty for none), and its unit in ns or 0."""
         columns: dict[str, tuple[str, float]] = {}
         for name in names:
             plain, factor = without_unit(_inner(name))
@@ -382,7 +384,7 @@ class LogColumns:
 
 
 def _inner(name: str) -> str:
-    """A name without what the objects that it was in are called, one within the other."""
+    """Strip the names of enclosing objects from the beginning of a name."""
     while (outer := next((outer_name for outer_name in _OUTER if name.startswith(outer_name)), "")) not in (
         "",
         name,
@@ -392,7 +394,7 @@ def _inner(name: str) -> str:
 
 
 def without_unit(name: str) -> tuple[str, float]:
-    """A name without its unit, and ns per unit; 0 where it has none."""
+    """Split a name into the part before its unit and the unit in ns; 0 without one."""
     for unit, factor in UNITS_NS.items():
         if name.endswith(f"_{unit}"):
             return name[: -len(unit) - 1], factor
@@ -400,14 +402,11 @@ def without_unit(name: str) -> tuple[str, float]:
 
 
 def moment_ns(value: Any, factor: float) -> int | None:
-    """A moment in ns.
+    """Return a time in ns; None where it is invalid.
 
     Args:
-        value: a number, or a date as ISO 8601 has it.
-        factor: ns per unit; 0 where the name has no unit.
-
-    Returns:
-        None where it is no moment.
+        value: a number, or an ISO 8601 date.
+        factor: unit in ns; 0 where the name has no unit.
     """
     number = _number(value)
     if number is not None:
@@ -424,16 +423,16 @@ def moment_ns(value: Any, factor: float) -> int | None:
     return ns if abs(ns) <= MAX_NS else None
 
 
-_EPOCHS = ((1e17, 1.0), (1e14, 1e3), (1e11, 1e6))  # what makes a number a date after 1973, and ns per unit
-MAX_NS = 1 << 62  # of a moment, the year 2116; twice what a request may last
-MAX_TOKENS = 1 << 24  # of a prompt or an output
+_EPOCHS = ((1e17, 1.0), (1e14, 1e3), (1e11, 1e6))  # least number that is a date after 1973, and unit in ns
+MAX_NS = 1 << 62  # latest time, the year 2116; twice the maximum duration of a request
+MAX_TOKENS = 1 << 24  # maximum count of tokens
 
 
 def duration_ns(value: Any, factor: float) -> int | None:
-    """A duration in ns, in seconds where its name has no unit; None where it is none.
+    """Return a duration in ns, read as seconds where its name has no unit; None where it is invalid.
 
     Args:
-        factor: ns per unit; 0 where the name has no unit.
+        factor: unit in ns; 0 where the name has no unit.
     """
     number = _number(value)
     ns = -1.0 if number is None else number * (factor or 1e9)
@@ -441,7 +440,7 @@ def duration_ns(value: Any, factor: float) -> int | None:
 
 
 def count(value: Any) -> int:
-    """A count; -1 where it is none."""
+    """Return a count; -1 where it is invalid."""
     number = _number(value)
     return int(number) if number is not None and 0 <= number <= MAX_TOKENS else -1
 
@@ -462,10 +461,10 @@ def _integer(value: Any) -> int | None:
 
 
 def outcome(values: Mapping[str, Any]) -> str:
-    """How a request ended, by the columns that say so.
+    """Return how a request ended: `aborted`, `finished` or `unknown`.
 
     Args:
-        values: of these columns, by name.
+        values: values of the outcome columns, by name.
     """
     said = [_outcome(_inner(name), value) for name, value in values.items()]
     return next((word for word in ("aborted", "finished") if word in said), "unknown")
@@ -486,13 +485,13 @@ def _outcome(name: str, value: Any) -> str:
     return "finished" if text in _GOOD else "unknown"
 
 
-# The rows of a log of requests, whatever it is written in.
+# Rows of a request log in JSON, JSON lines or CSV.
 
 Row: TypeAlias = dict[str, Any]
 BAD = "not a JSON object"
 DEEP = f"nested more than {MAX_NESTING} deep"
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")
-_VALUES = ("string_value", "int_value", "double_value", "bool_value")  # of attributes of OpenTelemetry
+_VALUES = ("string_value", "int_value", "double_value", "bool_value")  # types of OpenTelemetry attributes
 _LISTS = (
     "input_lens",
     "output_lens",
@@ -500,7 +499,7 @@ _LISTS = (
     "start_times",
     "itls",
     "errors",
-)  # of vLLM's and SGLang's benchmarks
+)  # keys of vLLM's and SGLang's benchmarks
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
@@ -517,7 +516,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | str]]:
 
 
 def rows_of(text: str) -> Iterator[tuple[int, Row | str]]:
-    """The same of the content of a file."""
+    """Yield the number of each line or entry of a text, with its row, or with what is wrong with it."""
     if not text.lstrip().startswith(("{", "[")):
         reader = csv.DictReader(io.StringIO(text, newline=None))
         try:
@@ -547,7 +546,6 @@ def rows_of(text: str) -> Iterator[tuple[int, Row | str]]:
 
 
 def _entries(number: int, entry: Any) -> Iterator[tuple[int, Row | str]]:
-    """The rows of one JSON value."""
     if not isinstance(entry, dict):
         yield number, BAD
     elif _is_deep(entry):
@@ -562,7 +560,7 @@ def _entries(number: int, entry: Any) -> Iterator[tuple[int, Row | str]]:
 
 
 def _is_deep(entry: Any) -> bool:
-    """Whether a JSON value lies deeper in itself than what follows may descend."""
+    """Return whether a JSON value is nested more deeply than `MAX_NESTING`."""
     level = [entry]
     for _ in range(MAX_NESTING):
         held = (part.values() if isinstance(part, dict) else part for part in level)
@@ -573,7 +571,7 @@ def _is_deep(entry: Any) -> bool:
 
 
 def _spans(entry: Any) -> Iterator[Row]:
-    """The spans of an export of OpenTelemetry, however deep they lie."""
+    """Yield the spans of an OpenTelemetry export, at any depth."""
     if isinstance(entry, dict):
         if "startTimeUnixNano" in entry or "start_time_unix_nano" in entry:
             yield flat(entry)
@@ -603,7 +601,7 @@ _SINGULAR = {
 
 
 def flat(entry: Mapping[str, Any]) -> Row:
-    """One level of names; attributes of OpenTelemetry, lists of keys and values, are names as well."""
+    """Flatten nested objects to one level of names; OpenTelemetry's lists of keys and values, too."""
     row: Row = {}
     for name, value in entry.items():
         if isinstance(value, dict):
@@ -626,5 +624,5 @@ def _attribute(value: Any) -> Any:
 
 
 def snake(name: str) -> str:
-    """A name in lower case with underscores between its words."""
+    """Return a name in snake case."""
     return "_".join(word for word in _WORDS.split(name.strip()) if word).lower()

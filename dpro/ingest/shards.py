@@ -1,9 +1,9 @@
-"""One run imported by several processes that share nothing but a file system, or an object store.
+"""Import of one run by several processes that share only a file system or an object store.
 
-In: the same sources in every shard, and which shard this is. Out: the run, assembled by the shard that ends
-last. A shard leaves a mark when its files are staged, so shards run in any order, at the same time, or again
-after a failure: what is staged already is not read again. The lock only avoids repeated work: assembling
-changes nothing that is staged, and ends with one rename.
+Takes the same sources in every shard, and the number of this shard. The shard that ends last assembles the
+run. A shard leaves a mark when its files are staged, so shards run in any order, at the same time, or again
+after a failure: staged files are not read again. The lock only avoids repeated work: assembling changes no
+staged file, and ends with one rename.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ class Shard:
 
 @dataclass(frozen=True)
 class WaitingImport:
-    """A run that is not whole yet: the shards that have not ended, and the folder of staged files."""
+    """A run that is not complete yet: shards that have not ended, and the folder of staged files."""
 
     missing: list[int]
     staging: Path | str
 
 
 class ShardDocument(Document, frozen=True, kw_only=True):
-    """A shard of an import has ended, and others have not.
+    """An import of which this shard has ended, and others have not.
 
     Attributes:
-        run: the run that is to be.
-        complete: false; the shard that ends last answers with what the run holds.
-        missing_shards: those that have not ended, counted from 0.
+        run: the future run directory.
+        complete: false; the shard that ends last answers with the content of the run.
+        missing_shards: shards that have not ended, counted from 0.
     """
 
     run: str
@@ -76,7 +76,7 @@ class ShardDocument(Document, frozen=True, kw_only=True):
 
 
 def parse_shard(text: str) -> Shard:
-    """A shard written as `i/n`; job arrays that count from 0 and from 1 both work.
+    """Parse a shard written as `i/n`; job arrays that count from 0 and from 1 both work.
 
     Raises:
         UsageError: it is not of that form, or there is no such shard.
@@ -93,11 +93,11 @@ def import_shard(
     """Import a shard's part of the files; the last shard makes the run.
 
     Returns:
-        The manifest of the run, where this was the last shard; else which ones have not ended.
+        The manifest of the run if this was the last shard; else the shards that have not ended.
 
     Raises:
         UsageError: the run directory exists and is not empty, or other shards were given other sources.
-        InputError: as in `import_sources`.
+        InputError: see `import_sources`.
     """
     refuse_existing(run)
     traces = find_traces(sources)
@@ -109,29 +109,29 @@ def import_shard(
         with reading.by_workers([*sources, staging]) as divided:
             stage_part(traces, staging, shard, divided)
         missing = [index for index in range(shard.count) if not mark_of(staging, index).exists()]
-        if is_run(run):  # looked at last: marks are gone only once the run is there
+        if is_run(run):  # checked after the marks, which are removed once the run exists
             return open_run(run).manifest
         return WaitingImport(missing, staging) if missing else finish(traces, staging, run, reading)
     except OSError as error:
-        # Shards that end together find the run made, and what it was made of gone.
+        # Another shard that ended at the same time may have made the run and removed the staged files.
         if is_run(run):
             return open_run(run).manifest
         raise unwritable(run, error) from error
 
 
 def mark_of(staging: Path, index: int) -> Path:
-    """The file that says that a shard has ended."""
+    """Return the file that marks a shard as ended."""
     return staging / MARKS / f"{index:05d}"
 
 
 def agree(staging: Path, traces: Traces, shard: Shard, shared: Path | str) -> None:
-    """Refuse files, or a number of shards, other than those that the first shard wrote down.
+    """Raise unless this shard has the files and number of shards that the first shard wrote down.
 
     Args:
         shared: the folder that all shards see: `staging`, or its place in a store.
 
     Raises:
-        UsageError: other shards were given other sources, or are another number.
+        UsageError: other shards were given other sources, or have another count.
     """
     names = "\0".join(f"{source.label}\0{name}" for source, name in traces.files)
     digest = hashlib.sha256(os.fsencode(names)).hexdigest()
@@ -163,18 +163,18 @@ def stage_part(traces: Traces, staging: Path, shard: Shard, reading: Reading) ->
 
 
 def finish(traces: Traces, staging: Path, run: Path, reading: Reading) -> Manifest:
-    """Make the run from what all shards have staged, and remove that.
+    """Make the run from the staged files of all shards, and remove them.
 
     Raises:
         OSError: the run cannot be written.
     """
     with _one_at_a_time(staging):
-        if is_run(run):  # another shard that ended at the same time has made it
+        if is_run(run):  # made by another shard that ended at the same time
             return open_run(run).manifest
         tasks = traces.tasks(staging)
         spread = reading.spread_over(tasks)
         manifest = assemble(staging, run, tasks, spread, skipped=traces.passed_over, warnings=traces.warnings)
-    # Renamed first: half a staging folder must not look like the beginning of another import.
+    # Renamed first, since a partly deleted staging folder would look like the beginning of another import.
     done = staging.with_name(f"{staging.name}.{socket.gethostname()}.{os.getpid()}.done{STAGING_SUFFIX}")
     shutil.rmtree(staging.rename(done), ignore_errors=True)
     return manifest
@@ -182,19 +182,19 @@ def finish(traces: Traces, staging: Path, run: Path, reading: Reading) -> Manife
 
 @contextmanager
 def _one_at_a_time(staging: Path) -> Iterator[None]:
-    """Keep other shards from assembling at the same time, where the file system can lock."""
+    """Keep other shards from assembling at the same time, where the file system supports locks."""
     with (staging / "lock").open("w") as file:
         with suppress(OSError):
             lock(file)
         yield
 
 
-# A run imported into an object store; its manifest is put last, so a run that has one is whole. A shard
-# stages its files on its own disk, and puts them, and then its mark, beside the run's place. The one that
-# finds the marks of all fetches what they have staged and makes the run. Two that end together both make it,
-# of the same bytes.
+# A run imported into an object store; its manifest is put last, so a run that has one is complete. A shard
+# stages its files on its own disk, and puts them, and then its mark, beside the place of the run. The shard
+# that finds all marks fetches the staged files and makes the run. Two that end together both make it, with
+# the same bytes.
 
-PATTERN = re.compile(r"[*?\[]")  # in a path that fsspec removes or fetches: any that match
+PATTERN = re.compile(r"[*?\[]")  # fsspec would remove or fetch all paths that match
 
 
 def import_to_store(
@@ -204,17 +204,17 @@ def import_to_store(
 
     Args:
         sources: the same in all shards.
-        shard: which part of the files to read; None for all.
-        here: an empty folder on this host, with room for what is staged; workers of an executor see it.
+        url: place of the run in the store.
+        shard: the part of the files to read; None for all.
+        here: an empty folder on this host, with room for staged files, visible to workers of an executor.
 
     Returns:
-        The copy of the run in `here`, or of its manifest where another shard has made it at the same time;
-        while other shards have not ended, which ones.
+        The copy of the run in `here`, or only its manifest where another shard has made the run at the same
+        time; while other shards have not ended, their numbers.
 
     Raises:
-        UsageError: there is something at the URL, or it is no name for a run, or other shards were given
-            other sources.
-        InputError: as in `import_sources`, or the store cannot be read or written.
+        UsageError: the URL exists or is not valid for a run, or other shards were given other sources.
+        InputError: see `import_sources`; or the store cannot be read or written.
     """
     store, root = open_store(url)
     root = root.rstrip("/")
@@ -239,7 +239,7 @@ def import_to_store(
 def _import_shard(
     store: Any, root: str, run: Path, traces: Traces, shard: Shard, reading: Reading
 ) -> WaitingImport | None:
-    """Put a shard's part into the store, and the run if it is the last; return which have not ended."""
+    """Put a shard's part into the store, and the run if it is complete; None unless shards are missing."""
     staging, there = run.with_name(STAGING_SUFFIX), root + STAGING_SUFFIX
     place = store.unstrip_protocol(there)
     make_staging(staging)
@@ -247,7 +247,7 @@ def _import_shard(
     if store.exists(f"{there}/{PLAN}"):
         store.get_file(f"{there}/{PLAN}", str(staging / PLAN))
         agree(staging, traces, shard, place)
-    else:  # put before the files are read, so that others that are given other sources find it
+    else:  # put before files are read, so that shards with other sources find it
         agree(staging, traces, shard, place)
         store.put_file(str(staging / PLAN), f"{there}/{PLAN}")
     own_mark = mark_of(staging, shard.index)
@@ -255,7 +255,7 @@ def _import_shard(
     stage_part(traces, staging, shard, reading)
     _put(store, staging, there, last=own_mark)
     try:
-        store.invalidate_cache()  # other processes write there too
+        store.invalidate_cache()  # other processes write to the store, too
         marks = [_there(there, staging, mark_of(staging, index)) for index in range(shard.count)]
         missing = [index for index, mark in enumerate(marks) if not store.exists(mark)]
         if not missing:
@@ -263,10 +263,10 @@ def _import_shard(
             finish(traces, staging, run, reading)
             _put(store, run, root, last=run / MANIFEST)
             _remove(store, there)
-    except FileNotFoundError:  # another shard has removed what was staged, which it does at the end
+    except FileNotFoundError:  # another shard has made the run and removed the staged files
         store.invalidate_cache()
         missing = []
-    if missing and not store.exists(f"{root}/{MANIFEST}"):  # looked at last
+    if missing and not store.exists(f"{root}/{MANIFEST}"):  # checked after the marks
         return WaitingImport(missing, place)
     if not is_run(run):
         if not store.exists(f"{root}/{MANIFEST}"):
@@ -277,7 +277,7 @@ def _import_shard(
 
 
 def _put(store: Any, folder: Path, to: str, *, last: Path) -> None:
-    """Put all files of a folder below a path of the store, one of them when all others are there."""
+    """Put all files of a folder below a path of the store, `last` after all others."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != last]
     for part in (files, [last]):
         store.put([str(path) for path in part], [_there(to, folder, path) for path in part])
@@ -290,13 +290,13 @@ def _there(to: str, folder: Path, path: Path) -> str:
 def _remove(store: Any, path: str) -> None:
     try:
         store.rm(path, recursive=True)
-    except FileNotFoundError:  # another shard that has made the run has removed it
+    except FileNotFoundError:  # removed by another shard that has made the run
         return
 
 
 @contextmanager
 def _store_errors(url: str) -> Iterator[None]:
-    """Raise what the store's library raises as one line."""
+    """Raise errors of the store's library as one line."""
     try:
         yield
     except DproError:

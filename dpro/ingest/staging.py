@@ -1,8 +1,8 @@
-"""One source file read, and kept on disk as the tables of its ranks until the run is assembled.
+"""Reading of one source file into a staging folder, until the run is assembled.
 
-In: a file and its format. Out: a folder with the file's tables as parts, and a note that describes them; the
-folder takes its name when it is whole, so a task that dies leaves nothing, and can be repeated. Only the
-note, counts and facts, returns to the calling process. `importer` distributes the tasks.
+Takes a file and its format; makes a folder with the file's tables as parts, and a note that describes them.
+The folder gets its name when it is complete, so a task that dies leaves nothing, and can be repeated. Only
+the note, counts and facts, returns to the calling process. `importer` distributes the tasks.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _NOTE = "note.json"
 
 @dataclass(frozen=True)
 class ImportTask:
-    """Read one file of an import.
+    """Task: read one file of an import.
 
     Attributes:
-        number: place of the file in the order of names.
+        number: index of the file in the order of names.
         source: the file, which may be the member of an archive.
         bytes: size on disk.
-        staging: folder that the import is gathered in.
+        staging: folder in which the import is prepared.
         rank: the rank to read it as; None for the one that the file states.
     """
 
@@ -56,18 +56,18 @@ class ImportTask:
 
     @property
     def folder(self) -> Path:
-        """The folder of its tables."""
+        """Folder of its tables."""
         return self.staging / _FILES / f"{self.number:06d}"
 
     @property
     def unpacked(self) -> Path:
-        """Where the member of an archive is, if it has been unpacked."""
+        """Path of a member of an archive, if it has been unpacked."""
         return self.staging / "unpacked" / f"{self.number:06d}" / self.source.name
 
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a file says about one rank: the facts of its `RankTrace`, and which tables have rows."""
+    """A file's facts about one rank: those of its `RankTrace`, and which tables have rows."""
 
     rank: int
     world_size: int
@@ -81,12 +81,14 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class FileNote:
-    """What became of one file.
+    """Result of reading one file.
 
     Attributes:
-        number: place of the file in the order of names.
-        failure: why it could not be read, empty where it could.
-        stamp: size and time of change of the file as it was read.
+        number: index of the file in the order of names.
+        path: its label.
+        shares: facts about each of its ranks.
+        failure: why it could not be read; empty where it could.
+        stamp: size and modification time of the file when it was read.
         rank: the rank it was read as, where neither the file nor its name states one; else None.
     """
 
@@ -100,14 +102,14 @@ class FileNote:
 
     @property
     def states_its_rank(self) -> bool:
-        """Whether all that it holds belongs to ranks that it names."""
+        """Whether the file states the ranks of all its content."""
         return self.rank is None
 
 
 def stage(task: ImportTask) -> FileNote:
-    """Read one file and keep its tables; a file that cannot be read becomes a note that says why.
+    """Read one file and store its tables; for a file that cannot be read, store only the reason.
 
-    Until `settle`, a file that does not state its rank is read as the rank of its place among the files.
+    Until `settle`, a file that does not state its rank is read as the rank of its index among the files.
 
     Raises:
         OSError: the staging folder cannot be written.
@@ -129,7 +131,7 @@ def stage(task: ImportTask) -> FileNote:
 
 
 def settle(task: ImportTask) -> FileNote:
-    """Give a staged file that does not state its rank the one of its task.
+    """Change the rank of a staged file that does not state one to that of its task.
 
     Raises:
         OSError: the staging folder cannot be written.
@@ -148,7 +150,7 @@ def settle(task: ImportTask) -> FileNote:
 
 
 def give_up(task: ImportTask, why: str) -> FileNote:
-    """Note that a file cannot be read because the process that read it died."""
+    """Store that a file cannot be read because the process that read it died."""
     label = task.source.label
     note = FileNote(task.number, label, task.format, failure=f"{label}: {why}")
     with _made_whole(task) as folder:
@@ -158,10 +160,10 @@ def give_up(task: ImportTask, why: str) -> FileNote:
 
 @contextmanager
 def _made_whole(task: ImportTask) -> Iterator[Path]:
-    """A folder that replaces the task's folder when the block ends without an error."""
+    """Yield a folder that replaces the task's folder when the block ends without an error."""
     temporary = task.folder.with_name(f".{task.folder.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()  # and no folder above it: a task that outlives its import must not begin another
+    temporary.mkdir()  # without parents: a task that outlives its import must not begin another
     try:
         yield temporary
         shutil.rmtree(task.folder, ignore_errors=True)
@@ -174,7 +176,7 @@ def read_task(importer: Importer, task: ImportTask) -> Iterator[RankTrace]:
     """Read a file rank by rank; an error of the importer names the importer.
 
     Raises:
-        DproError: the file cannot be read as what it should be, or the importer failed.
+        DproError: the file cannot be read in its format, or the importer failed.
     """
     label = task.source.label
     try:
@@ -190,9 +192,9 @@ def read_task(importer: Importer, task: ImportTask) -> Iterator[RankTrace]:
 
 
 def _of_the_file(importer: Importer, label: str, error: BaseException) -> BaseException:
-    """An error of an importer as one line that names the file; other errors stay as they are."""
+    """Return an importer's error as one line that names the file; other errors stay as they are."""
     if is_panic(error) and KeyboardInterrupt.__name__ in str(error):
-        return KeyboardInterrupt()  # Ctrl-C came while a library in Rust called Python
+        return KeyboardInterrupt()  # Ctrl-C while a library in Rust called Python
     if isinstance(error, MemoryError):
         return InputError(f"{label}: takes more memory than there is; read it on a larger machine")
     if isinstance(error, DproError) or not (isinstance(error, Exception) or is_panic(error)):
@@ -207,7 +209,7 @@ def _of_the_file(importer: Importer, label: str, error: BaseException) -> BaseEx
 
 
 def _read_source(importer: Importer, task: ImportTask) -> RankTrace | list[RankTrace]:
-    """Call an importer with its file; a member of an archive is unpacked first for those that need a path."""
+    """Call an importer with its file; unpack a member of an archive first if the importer needs a path."""
     source = task.source
     if source.member and task.unpacked.exists():
         source = Source(source.label, task.unpacked)
@@ -218,7 +220,7 @@ def _read_source(importer: Importer, task: ImportTask) -> RankTrace | list[RankT
     with TemporaryDirectory(dir=task.staging, prefix="unpacked.") as folder:
         path = Path(folder) / source.name
         with path.open("wb") as file:
-            file.writelines(blocks(source, []))  # damage shows in what is missing
+            file.writelines(blocks(source, []))  # a damaged member is truncated
         return _read_path(importer, path, task)
 
 
@@ -231,11 +233,11 @@ def _read_path(importer: Importer, path: Path, task: ImportTask) -> RankTrace | 
 
 
 def _with_rank(importer: Importer, task: ImportTask) -> tuple[list[RankTrace], int | None]:
-    """The traces of a file, and the rank that it is read as; None where it states its own."""
+    """Return the traces of a file, and the rank that it is read as; None where it states its own."""
     traces = list(read_task(importer, task))
     if task.rank is not None or all(trace.rank >= 0 for trace in traces):
         return traces, task.rank
-    rank = task.number  # its final rank, where no file states its own
+    rank = task.number  # the final rank if no file states its rank
     if any(_peers_follow_from_rank(trace.frames.items()) for trace in traces):
         return list(read_task(importer, replace(task, rank=rank))), rank
     return [trace if trace.rank >= 0 else _taken_as(rank, trace) for trace in traces], rank
@@ -246,7 +248,7 @@ def _taken_as(rank: int, trace: RankTrace) -> RankTrace:
 
 
 def _peers_follow_from_rank(tables: Iterable[tuple[str, pl.DataFrame]]) -> bool:
-    """Whether a rank sends or receives within a group: its peer then depends on its own rank."""
+    """Return whether a rank sends or receives within a group: its peer then depends on its own rank."""
     within_group = pl.col("op").is_in(["send", "recv"]) & (pl.col("group_ranks") != "")
     return any(
         name == COLLECTIVES.name
@@ -257,13 +259,12 @@ def _peers_follow_from_rank(tables: Iterable[tuple[str, pl.DataFrame]]) -> bool:
 
 
 def _staged(task: ImportTask, share: RankFacts) -> Iterator[tuple[str, pl.DataFrame]]:
-    """The tables of a rank as they are staged, one at a time."""
     for name in share.tables:
         yield name, pl.read_parquet(task.folder / name / f"{part_name(share.rank)}.parquet", glob=False)
 
 
 def _share(trace: RankTrace, folder: Path) -> RankFacts:
-    """Write one rank's tables."""
+    """Write one rank's tables; return its facts."""
     tables = []
     for name, frame in trace.frames.items():
         if write_part(folder, TABLES[name], part_name(trace.rank), frame):
@@ -281,27 +282,27 @@ def _share(trace: RankTrace, folder: Path) -> RankFacts:
 
 
 def part_name(rank: int) -> str:
-    """Name of a rank's part of every table."""
+    """Return the name of a rank's part in every table."""
     return f"rank{rank:05d}"
 
 
 def make_staging(staging: Path) -> None:
-    """Make the folder that an import is gathered in; it may exist."""
+    """Make the folder in which an import is prepared; it may exist."""
     (staging / _FILES).mkdir(parents=True, exist_ok=True)
 
 
 def read_notes(staging: Path) -> list[FileNote]:
-    """The notes of all staged files, in order of their names."""
+    """Read the notes of all staged files, in order of their names."""
     return [_note(path) for path in sorted((staging / _FILES).glob(f"[0-9]*/{_NOTE}"))]
 
 
 def note_of(task: ImportTask) -> FileNote:
-    """The note of a staged file."""
+    """Read the note of a staged file."""
     return _note(task.folder / _NOTE)
 
 
 def is_staged(task: ImportTask) -> bool:
-    """Whether a file is staged already, was readable, and has not changed since."""
+    """Return whether a file is staged already, was readable, and has not changed since."""
     try:
         note = note_of(task)
         return not note.failure and note.stamp == _stamp(task.source)

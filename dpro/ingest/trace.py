@@ -1,4 +1,4 @@
-"""What an importer returns: one rank's tables, and facts of their source."""
+"""The result of an importer: the tables of one rank, and facts about their source."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ class RankTrace:
     """One rank's share of a run, as read from one source.
 
     Attributes:
-        rank: global rank, -1 where the source does not state it.
-        world_size: number of ranks of the job, -1 where the source does not state it.
+        rank: global rank; -1 where the source does not state it.
+        world_size: number of ranks of the job; -1 where the source does not state it.
         frames: rows by table name, with columns of `dpro.schema` in their types (missing ones are filled when
             written).
-        host: host name, empty where unknown.
+        host: host name; empty where unknown.
+        gpus: GPU models.
         versions: library versions by name.
-        skipped: rows that were not taken, by reason.
+        skipped: number of rows left out, by reason.
         warnings: one line each, for the user.
     """
 
@@ -35,10 +36,10 @@ class RankTrace:
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Cast the frames to their declarations.
+        """Cast the frames to their declared types.
 
         Raises:
-            SchemaError: a table or column that is not declared, or a value that does not fit its type.
+            SchemaError: a table or column is not declared, or a value does not fit its type.
         """
         unknown = self.frames.keys() - TABLES.keys()
         if unknown:
@@ -50,12 +51,12 @@ class RankTrace:
 
 
 def of_rank(frame: pl.DataFrame, rank: int) -> pl.DataFrame:
-    """The frame as rows of a rank."""
+    """Return the frame with `rank` set in all rows."""
     return frame.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
 
 
 def _in_range(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame with numbers that are too large for their column unknown: no such number is true."""
+    """Replace numbers that are too large for their column by its default, since no such number is valid."""
     wider = [
         name
         for name, dtype in frame.schema.items()

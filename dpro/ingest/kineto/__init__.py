@@ -1,4 +1,4 @@
-"""Kineto traces (torch.profiler), read in chunks as far as they go: `reader` is where to begin."""
+"""Kineto traces (torch.profiler), read in chunks, damaged ones in part; start with `reader`."""
 
 from dpro.ingest.kineto.reader import read_trace
 

@@ -1,7 +1,7 @@
 """Communication on GPU in a Kineto trace: rows of `collectives` from kernels (NCCL, RCCL, DeepEP and others).
 
-In: spans of one rank and the arguments of their events. Out: one row per communication kernel: its bytes, its
-group or peer, and the call that launched it. Matching the ranks with each other is left to `dpro.replay`.
+Reads spans of one rank and the arguments of their events; returns one row per communication kernel, with
+bytes, group or peer, and launching call. Matching the ranks with each other is left to `dpro.replay`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ _ALGORITHM = re.compile(r"_(RING|TREE|COLLNET\w*?|NVLS\w*?|PAT)_(LL128|LL|SIMPLE
 def gpu_collectives(
     spans: pl.DataFrame, args: Sequence[EventArguments], groups: Groups, rank: int
 ) -> pl.DataFrame:
-    """One row per communication kernel.
+    """Return one row per communication kernel, or per message that it carries.
 
     Args:
         spans: all spans of the rank, with `span_id` and `position`.
+        args: details by `position`.
         groups: ranks by name of process group.
     """
     kernels = spans.filter(pl.col("kind") == "kernel")
@@ -72,9 +73,9 @@ def gpu_collectives(
 def _batched(
     kernels: pl.DataFrame, spans: pl.DataFrame, args: Sequence[EventArguments]
 ) -> dict[int, list[int]]:
-    """Messages that were called one by one and launched together, by the kernel that carries them.
+    """Return messages that were called one by one and launched together, by the kernel that carries them.
 
-    Their calls launch nothing: the next launch on their thread that lies in no other call carries them all.
+    Their calls launch nothing: the next launch on their thread that is in no other call carries them all.
 
     Returns:
         Positions of the calls' records, by span of the kernel.
@@ -132,18 +133,18 @@ def _row(
     }
 
 
-# Bytes, group and peer of one communication call, from the arguments that the profiler kept.
+# Bytes, group and peer of one communication call, from the recorded arguments.
 
-NOT_DESCRIBED = ("", "undefined")  # the latter is what PyTorch says of a group that the job did not describe
+NOT_DESCRIBED = ("", "undefined")  # the latter is PyTorch's default description of a group
 Groups = Mapping[str, Sequence[int]]
-"""Global ranks of every process group of the job, by name; empty where the trace does not list them."""
+"""Global ranks of every process group of the job, by name; empty where the trace lacks them."""
 
 
 def group_columns(recorded: EventArguments, groups: Groups) -> dict[str, Any]:
-    """Name and ranks of the group; the name with what the job says of it, `35 TENSOR_MODEL_PARALLEL_GROUP`.
+    """Return name and ranks of the group; the name may have a description, `35 TENSOR_MODEL_PARALLEL_GROUP`.
 
-    A job with one group has no other to communicate in: that one is taken where no group is recorded. A list
-    of ranks that the profiler cut short (`[0, 1, ..., 63]`) is looked up by the group's name.
+    In a job with a single group, that group is taken where none is recorded. An abbreviated list of ranks
+    (`[0, 1, ..., 63]`) is looked up by the group's name.
 
     Args:
         recorded: arguments that may name the group.
@@ -158,13 +159,13 @@ def group_columns(recorded: EventArguments, groups: Groups) -> dict[str, Any]:
 
 
 def calls_of(rows: list[dict[str, Any]], columns: Mapping[str, Any]) -> pl.DataFrame:
-    """Rows of `collectives`; the ranks of a group, which its calls share, are held once.
+    """Return rows of `collectives`; the ranks of a group, which its calls share, are stored once.
 
     Args:
-        columns: their types, in order.
+        columns: types of the columns, in order.
     """
     ranks = [row.pop(GROUP_RANKS) for row in rows]
-    groups = {id(group): group for group in ranks}  # mostly the same object: to compare them takes long
+    groups = {id(group): group for group in ranks}  # mostly one object; comparing lists is slow
     numbers = {identifier: number for number, identifier in enumerate(groups)}
     of_call = np.array([numbers[id(group)] for group in ranks], np.int64)
     rest = {name: dtype for name, dtype in columns.items() if name != GROUP_RANKS}
@@ -175,12 +176,12 @@ def calls_of(rows: list[dict[str, Any]], columns: Mapping[str, Any]) -> pl.DataF
 def payload_columns(
     op: str, recorded: EventArguments, ranged: EventArguments, group_size: int
 ) -> dict[str, Any]:
-    """Bytes in and out and element type: as recorded, else from the shapes of the range that issued the call.
+    """Return bytes in and out and element type: as recorded, else from the shapes of the issuing range.
 
     Args:
-        recorded: arguments that may hold element counts.
-        ranged: arguments of the `nccl:*` or `gloo:*` range, which may hold shapes.
-        group_size: number of ranks of the group, 0 unknown.
+        recorded: arguments that may have element counts.
+        ranged: arguments of the `nccl:*` or `gloo:*` range, which may have shapes.
+        group_size: number of ranks of the group; 0 unknown.
     """
     dtype = str(recorded.dtype or "")
     size = dtype_bytes(dtype)
@@ -195,7 +196,7 @@ def payload_columns(
 
 
 def peer_of(op: str, recorded: EventArguments, call: EventArguments, rank: int, ranks: Sequence[int]) -> int:
-    """The other global rank of a send or receive, from its arguments or those of its `c10d` call; else -1.
+    """Return the other global rank of a send or receive, from its arguments or its `c10d` call; else -1.
 
     Args:
         recorded: arguments that may name the peer.
@@ -212,10 +213,10 @@ def peer_of(op: str, recorded: EventArguments, call: EventArguments, rank: int, 
 
 
 def whole(value: Any, default: int = -1) -> int:
-    """A whole number that a column can hold, also one written as text.
+    """Return a number as int64, also one written as text.
 
     Args:
-        default: where it is no such number.
+        default: returned where it is not a number, or does not fit.
     """
     try:
         number = int(value)
@@ -225,7 +226,7 @@ def whole(value: Any, default: int = -1) -> int:
 
 
 def _shaped_bytes(ranged: EventArguments) -> tuple[int, str]:
-    """Bytes of the tensors that a range was given, and their element type; -1 where either is unknown."""
+    """Return bytes and element type of the tensors of a range; -1 and empty where either is unknown."""
     shapes, types = _json(ranged.shapes), _json(ranged.types)
     if not isinstance(types, list) or not isinstance(shapes, list) or not 0 < len(types) == len(shapes):
         return -1, ""
@@ -237,7 +238,7 @@ def _shaped_bytes(ranged: EventArguments) -> tuple[int, str]:
 
 
 def _bytes_out(op: str, bytes_in: int, group_size: int) -> int:
-    """What a rank gets for what it puts in, where that follows from the operation."""
+    """Derive the output bytes of a rank from its input bytes; -1 if the operation does not determine them."""
     if op in ("all_reduce", "all_to_all", "broadcast", "barrier", "send", "recv"):
         return bytes_in
     if op == "all_gather" and group_size and bytes_in >= 0:

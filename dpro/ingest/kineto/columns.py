@@ -1,8 +1,8 @@
 """Events of a Kineto trace as compact columns.
 
-In: decoded events, chunk by chunk. Out: frames, sorted by time, with the columns of `spans`; the rarer
-arguments of the few events that communicate or synchronise. Nothing else of an event is kept. It does not
-relate rows to each other.
+Takes decoded events, chunk by chunk; returns frames, sorted by time, with the columns of `spans`, and the
+rarer arguments of the few events that communicate or synchronise. Nothing else of an event is kept. Rows are
+not related to each other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dpro.ingest.reading.symbols import demangled
 Array = npt.NDArray[Any]
 
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
-UNTAKEN, FRAME = len(KINDS), len(KINDS) + 1  # of events that are no spans
+UNTAKEN, FRAME = len(KINDS), len(KINDS) + 1  # codes of events that are not spans
 KERNEL, PYTHON, SYNC_KIND = (_CODES[kind] for kind in ("kernel", "python", SYNC))
 _ON_GPU = np.isin(np.arange(len(KINDS)), [_CODES[kind] for kind in GPU_KINDS])
 _ON_CPU = ~_ON_GPU & (np.arange(len(KINDS)) != SYNC_KIND)
@@ -46,35 +46,31 @@ _DETAILED = re.compile(r"nccl:|gloo:|c10d::|record_param_comms$")
 
 
 class ValueCodes(dict[Any, int]):
-    """A number for every value: what a function says, else the order of first appearance."""
+    """A code for every value: the result of a function, else the order of first appearance."""
 
     def __init__(self, number: Callable[[Any], int] | None = None) -> None:
-        """Begin with none."""
+        """Begin without values."""
         self._number = number
 
     def __missing__(self, value: Any) -> int:
-        """Number a value that is new."""
+        """Assign a code to a new value."""
         number = self[value] = len(self) if self._number is None else self._number(value)
         return number
 
     def of(self, values: Sequence[Any], dtype: type[np.generic]) -> Array:
-        """The numbers of some.
-
-        Args:
-            values: `[N]`.
-        """
+        """Return [N] codes of [N] values."""
         return np.fromiter(map(self.__getitem__, values), dtype, len(values))
 
 
 class Columns:
-    """The columns of all events that were added.
+    """Columns of all events that were added.
 
     Attributes:
         details: rare arguments, by a frame's `position`.
-        lost: events that were not taken, by reason.
-        names: codes of names, as of the next two.
-        shapes: of JSON texts.
-        kinds: by category; `UNTAKEN` and `FRAME` are none of spans.
+        lost: number of events left out, by reason.
+        names: codes of names.
+        shapes: codes of JSON texts.
+        kinds: codes of kinds, by category; `UNTAKEN` and `FRAME` are not spans.
     """
 
     def __init__(self) -> None:
@@ -85,12 +81,12 @@ class Columns:
         self.names = ValueCodes()
         self.shapes = ValueCodes()
         self.kinds = ValueCodes(_kind_code)
-        self._texts: list[str] = []  # by code of a name, as is the next
+        self._texts: list[str] = []  # this and the next are indexed by code of a name
         self._detailed: Array = np.zeros(0, dtype=np.bool_)
         self._communicates = ValueCodes(is_communication)
 
     def add(self, spans: list[TraceEvent]) -> None:
-        """Take the complete events (phase X) of a chunk."""
+        """Add the complete events (phase X) of a chunk."""
         kinds = self.kinds.of([event.category for event in spans], np.uint8)
         if kinds.size and kinds.max() >= UNTAKEN:
             for event, kind in zip(spans, kinds.tolist()):
@@ -117,10 +113,10 @@ class Columns:
         self._add_arguments(spans, kinds, names)
 
     def add_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """Take spans by columns, `UNTAKEN` and `FRAME` left out.
+        """Add spans by columns, without `UNTAKEN` and `FRAME`.
 
         Args:
-            arrays: `[N]` by column of `spans`, and `external_id_2021`; names and shapes are codes.
+            arrays: [N] by column of `spans`, and `external_id_2021`; names and shapes are codes.
         """
         taken = np.flatnonzero(arrays["kind"] < UNTAKEN)
         kind = arrays["kind"][taken]
@@ -135,15 +131,15 @@ class Columns:
         )
 
     def note_untaken(self, category: str | None, count: int) -> None:
-        """Count events that are not taken."""
+        """Count events of a category that is left out."""
         self.lost[f"category {category or '(none)'}"] += count
 
     def communicates(self, kernel: str) -> bool:
-        """Whether a kernel communicates, by its name."""
+        """Return whether a kernel communicates, by its name."""
         return bool(self._communicates[kernel])
 
     def keep(self, args: EventArguments) -> int:
-        """Keep the details of a span, and return where."""
+        """Keep the details of a span; return their position."""
         self.details.append(unbound(args))
         return len(self.details) - 1
 
@@ -152,12 +148,11 @@ class Columns:
             self._parts[name].append(part)
 
     def _add_gpu(self, args: list[EventArguments], pids: Array, tids: Array) -> None:
-        """Columns of GPU work alone."""
         device, stream = whole_numbers([a.device for a in args]), whole_numbers([a.stream for a in args])
         self._add_places(device, stream, whole_numbers([a.bytes for a in args]), pids, tids)
 
     def _add_places(self, device: Array, stream: Array, moved: Array, pids: Array, tids: Array) -> None:
-        """Where no argument says device and stream, process and thread do."""
+        """Add device and stream of GPU work; where arguments lack them, process and thread are used."""
         device = np.where(device < 0, pids, device)
         self._add(
             device=np.where(np.abs(device) < 1 << 31, device, -1).astype(np.int32),
@@ -166,7 +161,7 @@ class Columns:
         )
 
     def _add_arguments(self, spans: list[TraceEvent], kinds: Array, names: Array) -> None:
-        """Columns that all but Python calls have, and the details of what communicates or synchronises."""
+        """Add columns of all spans but Python calls, and details of communication and synchronisation."""
         chosen = kinds != PYTHON
         args = [event.args or NO_ARGS for event in compress(spans, chosen.tolist())]
         external = whole_numbers([a.external_id for a in args])
@@ -182,7 +177,7 @@ class Columns:
         )
 
     def _positions(self, args: list[EventArguments], kinds: Array, names: Array) -> Array:
-        """Where the details of each event are kept, -1 where none are."""
+        """Keep the details of relevant events; return their positions, -1 where none are kept."""
         if len(self._texts) < len(self.names):
             self._texts.extend(islice(self.names, len(self._texts), None))
             new = self._texts[self._detailed.size :]
@@ -198,12 +193,12 @@ class Columns:
         return positions
 
     def frames(self, base_ns: int) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Spans, and the events that explain synchronising calls, by start and then the longer first.
+        """Return spans, and the events that explain synchronising calls, by start and then the longer first.
 
-        Columns are built one after the other, and their source is freed: may be called once.
+        Columns are built one after the other and their source is freed, so this may be called once.
 
         Args:
-            base_ns: what is added to every time, ns.
+            base_ns: added to every time, ns.
         """
         if not self._parts:
             return _empty(), _empty()
@@ -217,7 +212,7 @@ class Columns:
             _by_time(start, duration, np.flatnonzero(timed & which))
             for which in (kind != SYNC_KIND, kind == SYNC_KIND)
         ]
-        # Where each order finds rows that only a part has columns for: -1 where it has none.
+        # Row of each span in the columns that only part of the spans have; -1 where it has none.
         parts = {"gpu": _ON_GPU[kind], "rich": kind != PYTHON}
         rows = {"all": list(orders)}
         for name, has in parts.items():
@@ -235,12 +230,12 @@ class Columns:
         return spans, syncs
 
     def _take(self, name: str, *more: int) -> Array:
-        """A whole column, and more values at its end."""
+        """Return a whole column with more values appended, and free its parts."""
         parts = self._parts.pop(name)
         return np.concatenate([*parts, np.array(more, dtype=parts[0].dtype)])
 
     def _series(self, name: str, column: Array) -> pl.Series:
-        """Codes become what they stand for; -1 an empty text."""
+        """Replace codes by their values; -1 by an empty text."""
         if name == "shapes":
             column = np.where(column < 0, len(self.shapes), column)
         series = pl.Series(name, column)
@@ -254,7 +249,7 @@ class Columns:
 
 
 _RICH = ("correlation", "sequence_number", "forward_thread", "shapes", "position")
-# Columns in order, and which rows have them.
+# Columns in order, and the part of the rows that has them.
 _LAYOUT = {
     "kind": "all",
     "name": "all",
@@ -275,12 +270,12 @@ _LAYOUT = {
 
 
 def is_detailed(name: str) -> bool:
-    """Whether the details of spans on CPU that have a name are kept."""
+    """Return whether the details of CPU spans with a name are kept."""
     return bool(_DETAILED.match(name))
 
 
 def _shapes(args: list[EventArguments]) -> list[bytes]:
-    """Shapes as they are written, empty where there are none: most often, so that comes first."""
+    """Return shapes as written; empty where there are none, the most common case, which is tested first."""
     none = NO_ARGS.shapes
     return [
         b"" if a.shapes is none and a.shapes_2020 is none else bytes(a.shapes) or bytes(a.shapes_2020)
@@ -294,7 +289,7 @@ def _kind_code(category: str | None) -> int:
 
 
 def _by_time(start: Array, duration: Array, rows: Array) -> Array:
-    """The rows by start, and of those that start together the longer first."""
+    """Return the rows by start; of those with equal starts, the longer first."""
     rows = rows[np.argsort(start[rows], kind="stable")]
     tied = start[rows[1:]] == start[rows[:-1]]
     if tied.any():
@@ -305,7 +300,7 @@ def _by_time(start: Array, duration: Array, rows: Array) -> Array:
 
 
 def _dense(text: bytes) -> str:
-    """JSON without blanks; empty where there is none."""
+    """Return JSON without blanks; empty for null."""
     dense = b"".join(text.split()).decode("utf-8", errors="replace")
     return "" if dense == "null" else dense
 
@@ -314,12 +309,12 @@ def _empty() -> pl.DataFrame:
     return pl.DataFrame(schema=dict.fromkeys(_LAYOUT, pl.Int64) | {"name": pl.String, "shapes": pl.String})
 
 
-# Memory events of a Kineto trace: how much its allocator had given out, and held, after each call of it.
+# Memory events of a Kineto trace: bytes allocated and reserved after each call of the allocator.
 
 ALLOCATED, RESERVED = "memory_allocated_bytes", "memory_reserved_bytes"
 INSTANT = "i"
 NAME = "[memory]"
-_CPU = 0  # PyTorch's number for that type of device
+_CPU = 0  # PyTorch's number of that device type
 _COLUMNS = {"device": pl.String, "counter": pl.String, "time_ns": pl.Int64, "value": pl.Float64}
 
 
@@ -327,7 +322,7 @@ class Memory:
     """Memory events that were added.
 
     Attributes:
-        without_total: number of events that state an allocation, but not the total in use: PyTorch before
+        without_total: number of events with an allocation but without the total in use, as in PyTorch before
             2022.
     """
 
@@ -337,7 +332,7 @@ class Memory:
         self._parts: list[tuple[Ints, ...]] = []
 
     def add(self, events: Iterable[TraceEvent]) -> None:
-        """Take the memory events of a chunk."""
+        """Add the memory events of a chunk."""
         samples = [event for event in events if event.phase == INSTANT and event.name == NAME]
         if not samples:
             return
@@ -362,14 +357,14 @@ class Memory:
         allocated: Ints,
         reserved: Ints,
     ) -> None:
-        """Take memory events by columns.
+        """Add memory events by columns.
 
         Args:
-            time_ns: `[N]`, `MISSING_NS` where there is none.
-            kind: `[N]` PyTorch's number of the type of device.
-            number: `[N]` of the device among those of its type.
-            allocated: `[N]` bytes in use; negative where the event does not say.
-            reserved: `[N]` bytes that the allocator holds.
+            time_ns: [N]; `MISSING_NS` without a time.
+            kind: [N] PyTorch's number of the device type.
+            number: [N] number of the device among those of its type.
+            allocated: [N] bytes in use; negative where unknown.
+            reserved: [N] bytes that the allocator holds.
         """
         columns = time_ns, kind, number, allocated, reserved
         is_known = (time_ns != MISSING_NS) & (allocated >= 0)
@@ -377,10 +372,10 @@ class Memory:
         self._parts.append(tuple(column[is_known] for column in columns))
 
     def rows(self, base_ns: int) -> pl.DataFrame:
-        """Rows of `counters`, without those that repeat the value before.
+        """Return rows of `counters`, without those that repeat the previous value.
 
         Args:
-            base_ns: what is added to every time, ns.
+            base_ns: added to every time, ns.
         """
         if not self._parts:
             return pl.DataFrame(schema=_COLUMNS)
@@ -402,7 +397,7 @@ class Memory:
         changes = [
             _changes(events, device, counter)
             for device, events in sorted(devices.items())
-            for counter in ([ALLOCATED, RESERVED] if device else [ALLOCATED])  # a CPU's allocator holds none
+            for counter in ([ALLOCATED, RESERVED] if device else [ALLOCATED])  # CPUs reserve none
         ]
         return pl.concat([pl.DataFrame(schema=_COLUMNS), *changes])
 

@@ -1,11 +1,10 @@
-"""The JSON of a Kineto trace, decoded chunk by chunk into typed records that hold only what dpro takes.
+"""JSON of a Kineto trace, decoded chunk by chunk into typed records of the fields that dpro uses.
 
-In: a source. Out: an `EventReader`, which yields lists of events while it reads and then knows the facts that
-stand around them and what could not be read. Never more than a chunk of text is held. It does not interpret
-the events.
+Reads a source. An `EventReader` yields lists of events while it reads; at the end it has the facts around the
+events, and what could not be read. At most one chunk of text is in memory. Events are not interpreted.
 
-Numbers, however they are written (as numbers, texts, JSON text, or not at all), become int64 arrays: exact
-times, and ids. No value stops that.
+Numbers in any form (number, text, JSON text, or missing) become int64 arrays of exact times and ids. No value
+raises an error.
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ from dpro.limits import MAX_FACTS_BYTES
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
 from dpro.units import format_bytes
 
-LAST_NS = 1 << 62  # no clock shows a later time
+LAST_NS = 1 << 62  # later than any valid time
 MISSING_NS = -LAST_NS
-FLOAT_LOSES_NS = float(1 << 43)  # µs: from here on a float no longer distinguishes neighbouring nanoseconds
-_PLAIN_US = float(1 << 42)  # µs: below, a product in ns is off by less than half of one
-_LARGEST_US = float(1 << 53)  # beyond, a float skips whole microseconds, and no clock shows such a time
+FLOAT_LOSES_NS = float(1 << 43)  # µs: above, a float no longer distinguishes neighbouring nanoseconds
+_PLAIN_US = float(1 << 42)  # µs: below, the product in ns is off by less than half a ns
+_LARGEST_US = float(1 << 53)  # above, a float skips whole microseconds; no valid time is that large
 _NS_PER_US = 1000
-_MAX_CHARACTERS = 21  # of a whole number: what is longer does not fit
+_MAX_CHARACTERS = 21  # longer whole numbers do not fit int64
 
 
 def nanoseconds(times: Sequence[int | float | Raw | None]) -> Ints:
-    """Microseconds in ns, to the last digit that is written. What one becomes depends on no other.
+    """Convert microseconds to ns, exact to the last written digit; each independent of the others.
 
     Returns:
-        `[N]`, `MISSING_NS` where there is no number.
+        [N]; `MISSING_NS` where there is no number.
     """
     values = _floats(times)
-    if values.size and values.min() > -_PLAIN_US and values.max() < _PLAIN_US:  # not so if one is nan
+    if values.size and values.min() > -_PLAIN_US and values.max() < _PLAIN_US:  # false if any is nan
         values *= _NS_PER_US
         return np.rint(values, out=values).astype(np.int64)
-    sound = np.abs(values) < _LARGEST_US  # not so for nan either
+    sound = np.abs(values) < _LARGEST_US  # false for nan
     values = np.where(sound, values, 0)
-    # In two parts, since the product of a late time would lose its last digits.
+    # In two parts, since the product of a large time would lose its last digits.
     whole = np.floor(values)
     ns = whole.astype(np.int64) * _NS_PER_US + np.rint((values - whole) * _NS_PER_US).astype(np.int64)
     late = [row for row in np.flatnonzero(values >= FLOAT_LOSES_NS).tolist() if isinstance(times[row], Raw)]
@@ -58,7 +57,7 @@ def nanoseconds(times: Sequence[int | float | Raw | None]) -> Ints:
 
 
 def _floats(times: Sequence[int | float | Raw | None]) -> Floats:
-    """As floats, nan where there is no number."""
+    """Return times as floats; nan where there is no number."""
     try:
         return np.fromiter(times, np.float64, len(times))
     except (TypeError, ValueError, OverflowError):
@@ -73,10 +72,10 @@ def _float(time: int | float | Raw | None) -> float:
 
 
 def whole_numbers(values: Sequence[Any]) -> Ints:
-    """Whole numbers, also those written as text (`"7"`, `stream 7`); -1 where there is none.
+    """Return whole numbers, also those written as text (`"7"`, `stream 7`); -1 where there is none.
 
     Args:
-        values: `[N]` of any type.
+        values: [N] of any type.
     """
     try:
         return np.fromiter(values, np.int64, len(values))
@@ -96,7 +95,7 @@ def _whole_number(value: Any) -> int:
 
 
 def _from_texts(times: Sequence[Any]) -> Ints:
-    """JSON texts through decimals: exact, and slower."""
+    """Convert JSON texts to ns through decimals: exact, but slower."""
     written = (
         pl.Series(map(bytes, times), dtype=pl.Binary).cast(pl.String, strict=False).str.strip_chars(' "')
     )
@@ -107,12 +106,12 @@ def _from_texts(times: Sequence[Any]) -> Ints:
 _NOTHING = Raw(b"")
 MISSING_TIME = -(1 << 62)  # µs
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-PADDING = bytes(64)  # behind a text that is scanned: no value reaches beyond its first zero
+PADDING = bytes(64)  # follows a scanned text: no value extends beyond its first zero
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
 
 
 class EventArguments(msgspec.Struct, gc=False, frozen=True):
-    """The arguments of an event that dpro takes; the rest is passed over while decoding."""
+    """The arguments of an event that dpro uses; others are skipped while decoding."""
 
     external_id: Any = msgspec.field(default=-1, name="External id")
     sequence_number: Any = msgspec.field(default=-1, name="Sequence number")
@@ -139,11 +138,11 @@ class EventArguments(msgspec.Struct, gc=False, frozen=True):
     wait_on_stream: Any = None
     wait_on_record: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
     wait_on_event: Any = msgspec.field(default=None, name="wait_on_cuda_event_id")
-    allocated: Any = msgspec.field(default=-1, name="Total Allocated")  # this and the next three: of memory
+    allocated: Any = msgspec.field(default=-1, name="Total Allocated")  # this and the next three: memory
     reserved: Any = msgspec.field(default=-1, name="Total Reserved")
     device_type: Any = msgspec.field(default=-1, name="Device Type")
     device_id: Any = msgspec.field(default=-1, name="Device Id")
-    name: Any = None  # this and the next two: of metadata events
+    name: Any = None  # this and the next two: metadata events
     labels: Any = None
     value: Any = None
 
@@ -152,7 +151,7 @@ NO_ARGS = EventArguments()
 
 
 class TraceEvent(msgspec.Struct, gc=False, frozen=True):
-    """One entry of `traceEvents`; times in µs, None or `MISSING_TIME` where there is none."""
+    """An entry of `traceEvents`; times in µs, None or `MISSING_TIME` where missing."""
 
     phase: str = msgspec.field(default="", name="ph")
     category: str | None = msgspec.field(default=None, name="cat")
@@ -165,18 +164,18 @@ class TraceEvent(msgspec.Struct, gc=False, frozen=True):
 
 
 class ExactEvent(TraceEvent, gc=False, frozen=True):
-    """The same with times as they are written, where a float would lose digits."""
+    """A `TraceEvent` with times as written, where a float would lose digits."""
 
     time: Raw = msgspec.field(default=_NOTHING, name="ts")  # type: ignore[assignment]
     duration: Raw = msgspec.field(default=_NOTHING, name="dur")  # type: ignore[assignment]
 
 
 class Scanned(NamedTuple):
-    """What a list of events held whose spans were taken while it was scanned.
+    """Result of scanning a list of events whose spans went directly into columns.
 
     Attributes:
-        others: events that are no spans, of those that are read.
-        events: count of all.
+        others: events that are not spans, of the phases that are read.
+        events: number of all events.
     """
 
     others: list[TraceEvent]
@@ -184,11 +183,11 @@ class Scanned(NamedTuple):
 
 
 Scan: TypeAlias = Callable[[bytes], Scanned | None]
-"""Given the text of a list of events and `PADDING`; None where it refuses the list."""
+"""Takes the text of a list of events and `PADDING`; returns None where it refuses the list."""
 
 
 class TraceFacts(msgspec.Struct):
-    """The facts of a trace outside of its events."""
+    """Facts of a trace outside its events."""
 
     base_ns: Any = msgspec.field(default=None, name="baseTimeNanoseconds")
     distributed: Any = msgspec.field(default=None, name="distributedInfo")
@@ -208,20 +207,20 @@ _EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent], strict=False)
 
 
 class EventReader:
-    """Reads a trace once, from its beginning to its end or to where it is cut.
+    """Reader of a trace, once, from its beginning to its end or to where it is truncated.
 
     Attributes:
-        facts: what stands around the events; whole when the last event has been read.
+        facts: facts around the events; complete when the last event has been read.
         read: number of events so far.
         malformed: number of entries so far that are not events.
         truncated: what is wrong, where the file ends before its JSON does; else empty.
     """
 
     def __init__(self, source: Source, scan: Scan | None = None) -> None:
-        """Prepare; nothing is read yet.
+        """Prepare to read; nothing is read yet.
 
         Args:
-            scan: takes the spans of a list of events instead, unless it refuses the list.
+            scan: takes the spans of a list of events before decoding, unless it refuses the list.
         """
         self.facts = TraceFacts()
         self.read = 0
@@ -232,11 +231,11 @@ class EventReader:
         self._damage: list[str] = []
         self._bare = False  # a list of events without facts around it
         self._closed = False
-        self._adrift = False  # within an event that never ends: the next one is still to come
+        self._adrift = False  # within an event that never ends; skip to the next one
         self._exact = False
 
     def chunks(self) -> Iterator[list[TraceEvent]]:
-        """The events, some thousands at a time.
+        """Yield the events, some thousands at a time.
 
         Raises:
             InputError: the file cannot be read, is empty, or does not begin like a trace.
@@ -257,7 +256,7 @@ class EventReader:
         self._finish(rest + tail)
 
     def _open(self, content: Iterator[bytes]) -> bytes:
-        """Read up to the list of events; what has been read of it."""
+        """Read up to the list of events; return the bytes read beyond its start."""
         head, searched = bytearray(), 0
         for block in content:
             head += block
@@ -273,7 +272,7 @@ class EventReader:
         raise InputError(f"{self._source.label}: {_why_no_trace(bytes(head), self._damage)}")
 
     def _take(self, rest: bytes, block: bytes) -> tuple[list[TraceEvent], bytes]:
-        """Events of the rest of a block and of the next one, and the rest of that."""
+        """Return the events of `rest` and of the next block, and the unfinished end."""
         if self._adrift:
             rest, block = b"", rest + block
             begin = next_boundary(block, 0)
@@ -282,7 +281,7 @@ class EventReader:
             self._adrift, block = False, block[begin:]
         cut = last_boundary(block)
         if cut:
-            whole = memoryview(block)[: cut[0]]  # as a view: the text is copied once
+            whole = memoryview(block)[: cut[0]]  # a view, so that the text is copied only once
             events = self._events(b"[", rest, whole, b"]")
             if events is not None:
                 return events, block[cut[1] :]
@@ -290,7 +289,7 @@ class EventReader:
         return self._salvage(text, last=False) if cut or len(text) >= LONGEST_EVENT_BYTES else ([], text)
 
     def _events(self, *pieces: bytes | memoryview) -> list[TraceEvent] | None:
-        """The events of a list, without those that the scan has taken; None where it is no list."""
+        """Return the events of a list, without those taken by the scan; None where the text is not a list."""
         scanned = self._scan(b"".join((*pieces, PADDING))) if self._scan else None
         if scanned is None:
             return self._decode(b"".join(pieces))
@@ -298,7 +297,7 @@ class EventReader:
         return scanned.others
 
     def _salvage(self, text: bytes, *, last: bool) -> tuple[list[TraceEvent], bytes]:
-        """The same event by event: where the list ends, where an event is damaged, or cut in two."""
+        """Read event by event, at the list's end or a damaged event; return events and the unread end."""
         texts, end, closed = split(text)
         while not closed and (last or len(text) - end > LONGEST_EVENT_BYTES):
             begin = next_boundary(text, end)
@@ -314,7 +313,7 @@ class EventReader:
         return list(self._decode_each(texts)), text[end:]
 
     def _decode_each(self, texts: list[bytes]) -> Iterator[TraceEvent]:
-        """Events one by one; where one swallowed others, because it lost its end, those too."""
+        """Yield events one by one; where one lost its end and swallowed others, those too."""
         waiting = texts[::-1]
         while waiting:
             text = waiting.pop()
@@ -325,7 +324,7 @@ class EventReader:
                 waiting += split(text, begin).texts[::-1]
 
     def _decode(self, text: bytes, *, is_mended: bool = False) -> list[TraceEvent] | None:
-        """A list of events; None where it cannot be read as a whole."""
+        """Return a list of events; None where it cannot be decoded as a whole."""
         try:
             try:
                 return self._typed(text)
@@ -343,7 +342,7 @@ class EventReader:
         return list(_EXACT_EVENTS.decode(text)) if self._exact else events
 
     def _decode_one(self, text: bytes, *, is_mended: bool = False) -> TraceEvent | None:
-        """One event, its fields of other types than usual taken as far as they make sense; else None."""
+        """Return one event, with fields of unusual types converted where possible; else None."""
         try:
             event = _event(text)
         except UNREADABLE:
@@ -354,7 +353,7 @@ class EventReader:
         return event
 
     def _finish(self, text: bytes) -> None:
-        """Note what follows the events, or that the file ends before they do."""
+        """Read the facts after the events, or record that the file is truncated."""
         whole = self._closed and (self._bare or text.rstrip().endswith(b"}"))
         if not whole or self._damage:
             self.truncated = self._damage[0] if self._damage else "JSON cut short"
@@ -366,7 +365,7 @@ class EventReader:
 
 
 def _loses_digits(events: list[TraceEvent]) -> bool:
-    """Whether a time or duration has decimals and is too large for a float."""
+    """Return whether a time or duration has decimals and is too large for a float."""
     return any(map(_lose_digits, ([event.time for event in events], [event.duration for event in events])))
 
 
@@ -380,7 +379,7 @@ def _lose_digits(times: Sequence[int | float | None]) -> bool:
 
 
 def _facts(text: bytes) -> TraceFacts:
-    """Facts of a trace without its events; of damaged ones, only the base of its times."""
+    """Return the facts around the events of a trace; from damaged JSON, only the base of its times."""
     for attempt in (text, mended(text)):
         try:
             return _FACTS.decode(attempt)
@@ -391,7 +390,7 @@ def _facts(text: bytes) -> TraceFacts:
 
 
 def decode_events(texts: Sequence[bytes]) -> list[TraceEvent]:
-    """Events one by one given, as they would be decoded within one list; entries that are no events left out.
+    """Decode events given one by one as within one list; entries that are not events are left out.
 
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: a text is not JSON.
@@ -405,7 +404,7 @@ def decode_events(texts: Sequence[bytes]) -> list[TraceEvent]:
 
 
 def _event(text: bytes) -> TraceEvent | None:
-    """One event, None where it is none.
+    """Decode one event; None where it is not an event.
 
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: the text is not JSON.
@@ -418,7 +417,7 @@ def _event(text: bytes) -> TraceEvent | None:
 
 
 def _lenient(text: bytes) -> TraceEvent | None:
-    """An event whose fields have other types than usual; None where it has no name or is no object."""
+    """Return an event whose fields have unusual types; None without a phase, or if not an object."""
     fields = msgspec.json.decode(text)
     name = fields.get("name", "") if isinstance(fields, dict) else None
     if not isinstance(name, str) or not isinstance(fields.get("ph"), str):
@@ -450,7 +449,7 @@ def _number(value: Any) -> int | float | None:
 
 
 def _why_no_trace(text: bytes, damage: list[str]) -> str:
-    """Why a file is not read: what is wrong, and what to do."""
+    """Word why a file is not read, and what to do."""
     if damage:
         return f"truncated or damaged before the first event ({damage[0]}); copy the file again"
     if not text:
@@ -464,13 +463,14 @@ def _why_no_trace(text: bytes, damage: list[str]) -> str:
     return "JSON, but not a trace (no list of traceEvents); give a torch.profiler trace"
 
 
-# The text of a Kineto trace: where one event ends and the next begins, and how to mend what is not JSON.
+# Text of a Kineto trace: boundaries between events, and repair of invalid JSON.
 
-LONGEST_EVENT_BYTES = 1 << 20  # what does not end by then is damaged
-LONGEST_BOUNDARY_BYTES = 1 << 11  # separates two events, with the beginning of the next
+LONGEST_EVENT_BYTES = 1 << 20  # an event that is longer is damaged
+LONGEST_BOUNDARY_BYTES = 1 << 11  # separator of two events, with the beginning of the second
 
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
-# Between two events; the key nearly always distinguishes them from objects in a list within an event.
+# Boundary of two events; the key nearly always distinguishes it from one of objects in a list within an
+# event.
 _BOUNDARY = re.compile(rb'\}\s*+,\s*+(?=\{\s*+"(?:ph|cat|name|pid|tid|ts|dur|args|id|bp|s)"\s*+:)')
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _STRUCTURE = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)
@@ -486,8 +486,8 @@ class JsonObjects(NamedTuple):
     """Whole objects found in a text.
 
     Attributes:
-        texts: one each.
-        end: where the last one ends, or the list that holds them.
+        texts: one text per object.
+        end: end of the last object, or of the list around them.
         closed: whether that list ends there.
     """
 
@@ -497,7 +497,7 @@ class JsonObjects(NamedTuple):
 
 
 def find_start(text: bytes | bytearray, searched: int = 0) -> int:
-    """Where the list of events begins, behind its bracket; -1 where it does not (yet).
+    """Return where the list of events begins, after its bracket; -1 where it does not (yet).
 
     Args:
         searched: number of bytes that were searched before.
@@ -509,7 +509,7 @@ def find_start(text: bytes | bytearray, searched: int = 0) -> int:
 
 
 def last_boundary(text: bytes) -> tuple[int, int] | None:
-    """Where the last event that is surely whole ends, and the one after it begins; None where none is."""
+    """Return the end of the last event that is surely whole and the start of the next; None without one."""
     window = LONGEST_BOUNDARY_BYTES
     while True:
         boundaries = list(_BOUNDARY.finditer(text, max(0, len(text) - window)))
@@ -521,13 +521,13 @@ def last_boundary(text: bytes) -> tuple[int, int] | None:
 
 
 def next_boundary(text: bytes, position: int) -> int:
-    """Where the next event begins, -1 where none does."""
+    """Return where the next event begins; -1 where none does."""
     match = _BOUNDARY.search(text, position)
     return match.end() if match else -1
 
 
 def split(text: bytes, position: int = 0) -> JsonObjects:
-    """The objects of a list one by one, up to one that does not end."""
+    """Split a list into its objects, up to one that does not end."""
     texts: list[bytes] = []
     depth, begin, end = 0, position, position
     for match in _STRUCTURE.finditer(text, position):
@@ -549,10 +549,10 @@ def split(text: bytes, position: int = 0) -> JsonObjects:
 
 
 def mended(text: bytes) -> bytes:
-    """The text without what some profilers write and JSON forbids.
+    """Repair what some profilers write and JSON forbids.
 
-    Bare inf, nan and N/A become null, control characters in strings blanks, bytes that are not UTF-8 the mark
-    for such; commas that nothing follows are left out.
+    Bare inf, nan and N/A become null, control characters in strings become blanks, bytes that are not UTF-8
+    become replacement characters; trailing commas are removed.
     """
     valid = text.decode("utf-8", errors="replace").encode()
     return _NOT_JSON.sub(_mend, valid)
@@ -565,9 +565,9 @@ def _mend(match: re.Match[bytes]) -> bytes:
     return b" " if text == b"," or text < b" " else b"null"
 
 
-# The kind of span that an event of a Kineto trace is, by its category.
+# Kinds of spans by category of event.
 
-SYNC = "sync"  # events that explain a runtime call; they are no spans
+SYNC = "sync"  # events that explain a runtime call and are not spans
 KINDS = (*SPAN_KINDS, SYNC)
 GPU_KINDS = (*GPU_WORK_KINDS, "gpu_annotation")
 
@@ -597,29 +597,29 @@ _ENDINGS = {
 
 
 def kind_of(category: str | None) -> str:
-    """The kind of an event, or `SYNC`; empty where it is neither."""
+    """Return the kind of an event, or `SYNC`; empty for other categories."""
     lower = (category or "").lower()
     by_ending = (kind for ending, kind in _ENDINGS.items() if lower.endswith(ending))
     return _KINDS.get(lower) or next(by_ending, "")
 
 
 def is_frame(category: str | None) -> bool:
-    """Whether an event is only the profiler's own frame around the recording."""
+    """Return whether an event is only the profiler's own frame around the recording."""
     return (category or "").lower() == "trace"
 
 
-# Events of a Kineto trace that are not whole spans: begin and end marks, and metadata.
+# Events that are not whole spans: begin and end marks, and metadata.
 
 _BEGIN, _END, _METADATA = "B", "E", "M"
 _MARKS = frozenset((_BEGIN, _END, _METADATA))
 
 
 class Marks:
-    """Marks that were added.
+    """Begin and end marks and metadata that were added.
 
     Attributes:
-        rank: the rank that metadata state, -1 where they do not.
-        rank_source: name of the metadata that state it.
+        rank: rank in the metadata; -1 where they state none.
+        rank_source: name of the metadata event that states it.
     """
 
     def __init__(self) -> None:
@@ -629,8 +629,8 @@ class Marks:
         self._ends: list[TraceEvent] = []
 
     def add(self, events: Iterable[TraceEvent]) -> None:
-        """Take the marks of a chunk."""
-        for event in [event for event in events if event.phase in _MARKS]:  # most are others: flow arrows
+        """Add the marks of a chunk."""
+        for event in [event for event in events if event.phase in _MARKS]:  # most events are flow arrows
             if event.phase == _METADATA:
                 if self.rank < 0 and event.args:
                     rank = _stated_rank(event.name, event.args)
@@ -641,10 +641,10 @@ class Marks:
                 self._ends.append(msgspec.structs.replace(event, args=unbound(args)))
 
     def spans(self) -> tuple[list[TraceEvent], int]:
-        """Spans from each begin to its end, and the number of marks without the other.
+        """Return spans from each begin to its end, and the number of unmatched marks.
 
-        An end belongs to the last open begin on its thread, of its own name where it has one. What is neither
-        a known category is a named range: that is what such marks are for.
+        An end matches the last open begin on its thread, with the same name if the end has one. A span of
+        unknown category becomes a named range, the usual purpose of such marks.
         """
         times = nanoseconds([event.time for event in self._ends]).tolist()
         pids = whole_numbers([event.pid for event in self._ends]).tolist()
@@ -670,7 +670,7 @@ class Marks:
 
 
 def unbound(args: EventArguments) -> EventArguments:
-    """The same arguments, of which nothing refers to the text of the chunk, so that it can be freed."""
+    """Copy arguments so that none refers to the text of the chunk, which can then be freed."""
     raw = {
         name: value.copy()
         for name in ("shapes", "shapes_2020", "types", "inputs")
@@ -693,13 +693,13 @@ def _span(begin: TraceEvent, start_ns: int, duration_ns: int) -> TraceEvent:
 
 
 def _microseconds(ns: int) -> Any:
-    """As JSON text, which loses no digit."""
+    """Return ns as JSON text in µs, which loses no digit."""
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
     return Raw(f"{sign}{ns // 1000}.{ns % 1000:03}".encode())
 
 
 def _stated_rank(mark: str, args: EventArguments) -> int:
-    """The rank in one piece of metadata, -1 where it states none."""
+    """Return the rank in one metadata event; -1 where it states none."""
     if mark in ("global_rank", "rank") and args.value is not None:
         (rank,) = whole_numbers([args.value]).tolist()
         return int(rank)

@@ -1,8 +1,8 @@
-"""Kineto traces (torch.profiler): one rank's file into spans, collectives, syncs, steps and a worker.
+"""Kineto traces (torch.profiler): one rank's file converted to spans, collectives, syncs, steps and a worker.
 
-In: a `.json` file, compressed or not, of any PyTorch since 2020, of a job on NVIDIA, AMD or CPU. Out: a
-`RankTrace`. It reads one file; the importer decides which files make a run. Flow arrows and counter
-events are not read: the arrows repeat what correlation and sequence numbers say.
+Reads a `.json` file, compressed or not, of any PyTorch since 2020, of a job on NVIDIA, AMD or CPU; returns a
+`RankTrace`. Reads a single file; the importer decides which files make a run. Flow arrows and counter events
+are not read: correlation and sequence numbers contain the information of the arrows.
 """
 
 from __future__ import annotations
@@ -43,24 +43,25 @@ if TYPE_CHECKING:
 
 
 SOURCE = "kineto"
-_KEPT_BYTES = (1 << 25) - (1 << 12)  # with what comes before a block, below that limit
-_OF_RPD2TRACING = b'{"traceEvents": [ {}'  # as that writes the head of a file
+_KEPT_BYTES = (1 << 25) - (1 << 12)  # with the header of a block, below glibc's limit of 32 MB
+_OF_RPD2TRACING = b'{"traceEvents": [ {}'  # head of a file from rpd2tracing.py
 
 
 def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0) -> RankTrace:
-    """Read one rank's trace, a damaged one as far as it can be read.
+    """Read one rank's trace, a damaged one up to where it can be read.
 
     Args:
         path: the file; its name gives the rank where its content does not.
+        rank: the rank, where the caller knows better.
         window: number given to all rows, where one rank has several files.
 
     Raises:
         InputError: the file is not a trace, or no span can be read from it.
     """
     source = path if isinstance(path, Source) else Source(str(path), path)
-    # The C library keeps what one chunk frees for the next: requesting it again took 10% of the time. glibc
-    # hands blocks back that are larger than any which it has seen freed, 32 MB at most.
-    bytes(_KEPT_BYTES)  # never touched, so that it takes address space alone
+    # Make the C library keep the memory that a chunk frees for the next: requesting it again took 10% of the
+    # time. glibc returns freed blocks that are larger than any freed before, 32 MB at most.
+    bytes(_KEPT_BYTES)  # never touched, so it takes only address space
     columns, marks, memory = Columns(), Marks(), Memory()
     scanner = scanner_of(source, columns, memory)
     reader = EventReader(source, scanner.take if scanner else None)
@@ -108,7 +109,7 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
 
 
 def _known_rank(distributed: dict[str, Any], marks: Marks, source: Source) -> tuple[int, list[str]]:
-    """The rank by distributedInfo, else by metadata events, else by the file's name; and warnings."""
+    """Return the rank by distributedInfo, else by metadata events, else by the file's name; and warnings."""
     rank = int32(distributed.get("rank"))
     if rank >= 0:
         return rank, []
@@ -120,7 +121,7 @@ def _known_rank(distributed: dict[str, Any], marks: Marks, source: Source) -> tu
 
 
 def _base_ns(facts: TraceFacts) -> int:
-    """What is added to every time, ns; 0 where none is recorded, or none that a clock can show."""
+    """Return the base of all times, ns; 0 where it is missing or invalid."""
     base_ns = whole(facts.base_ns, default=0)
     return base_ns if abs(base_ns) < LAST_NS else 0
 
@@ -136,9 +137,9 @@ def _tables(
     facts: TraceFacts,
     rank: int,
 ) -> dict[str, pl.DataFrame]:
-    """All tables, without the columns that are equal in every row."""
+    """Return all tables, without the columns that are equal in every row."""
     distributed = _distributed(facts)
-    # A list of ranks that is itself abbreviated is left out.
+    # Abbreviated lists of ranks are left out.
     groups = {}
     configs = distributed.get("pg_config")
     for config in configs if isinstance(configs, list) else []:
@@ -146,11 +147,11 @@ def _tables(
         if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
             groups[str(config.get("pg_name"))] = ranks_of(ranks)
     spans = spans.with_columns(span_id=pl.int_range(pl.len()))
-    # Of Python calls, which are often the most, only some have more derived from them.
+    # Most spans are often Python calls, of which only some are needed for further tables.
     is_other = pl.col("kind") != "python"
     calls = model_calls(columns.names)
     others = spans.filter(is_other | pl.col("name").is_in(calls) if calls else is_other)
-    details = [*columns.details, NO_ARGS]  # position -1 is of no details
+    details = [*columns.details, NO_ARGS]  # position -1 means no details
     collectives = pl.concat(
         [read(others, details, groups, rank) for read in (gpu_collectives, gloo_collectives)]
     )
@@ -165,7 +166,7 @@ def _tables(
 
 
 def _damage(reader: EventReader, source: Source) -> list[str]:
-    """One line on what a damaged file lacks and how much of it was read."""
+    """Word what a damaged file lacks and how much of it was read, in at most one line."""
     if not reader.truncated and not reader.malformed:
         return []
     what = [reader.truncated] if reader.truncated else []
@@ -206,9 +207,9 @@ def _worker(spans: pl.DataFrame, facts: TraceFacts, distributed: dict[str, Any])
 
 
 def _gpu_name(facts: TraceFacts, spans: pl.DataFrame) -> str:
-    """Model of the device that ran most of the rank's kernels; the trace lists all devices of the host.
+    """Return the model of the device with most of the rank's kernels; the trace lists the host's devices.
 
-    Devices that are all of one model need no number: ROCm numbers agents in kernels, and GPUs in the list.
+    Devices of a single model need no number: ROCm numbers agents in kernels, but GPUs in the list.
     """
     used = spans.select("kind", "device").filter(pl.col("kind") == "kernel")["device"].mode().sort()
     devices = facts.devices if used.len() and isinstance(facts.devices, list) else []
@@ -230,7 +231,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-# Communication on CPU in a Kineto trace: rows of `collectives` from gloo's ranges.
+# Communication on CPU: rows of `collectives` from gloo's ranges.
 
 _POINT_TO_POINT = ("send", "recv")
 
@@ -238,10 +239,11 @@ _POINT_TO_POINT = ("send", "recv")
 def gloo_collectives(
     spans: pl.DataFrame, args: Sequence[EventArguments], groups: Groups, rank: int
 ) -> pl.DataFrame:
-    """One row per `gloo:*` range.
+    """Return one row per `gloo:*` range.
 
     Args:
         spans: all spans of the rank, with `span_id` and `position`.
+        args: details by `position`.
         groups: ranks by name of process group.
     """
     ranges = spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.starts_with("gloo:"))
@@ -258,7 +260,7 @@ def gloo_collectives(
 
 
 def _calls(spans: pl.DataFrame) -> pl.DataFrame:
-    """Calls into c10d that gloo may have run: those that hold no `nccl:*` range."""
+    """Return calls into c10d that gloo may have run: those without an `nccl:*` range inside."""
     calls = spans.filter((pl.col("kind") == "cpu_op") & pl.col("name").str.starts_with("c10d::"))
     nccl = spans.filter((pl.col("kind") == "annotation") & pl.col("name").str.starts_with("nccl:")).select(
         "span_id",
@@ -271,17 +273,17 @@ def _calls(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_operation(frame: pl.DataFrame) -> pl.DataFrame:
-    """The rows that are a collective, send or receive, in the order they began, with its name as `op`."""
+    """Return the rows that are a collective, send or receive, ordered by start, with its name as `op`."""
     names = frame["name"].unique().to_list()
     ops = pl.col("name").replace_strict(names, [operation(name) for name in names], return_dtype=pl.String)
     return frame.with_columns(op=ops).filter(pl.col("op") != "").sort("start_ns", "span_id")
 
 
 def _paired(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """The k-th range with the k-th call, after the ranges whose call was made before the window opened.
+    """Pair the k-th range with the k-th call, after the ranges that were called before the window.
 
-    How many those are is not recorded. A range never starts before its call and is of its call's operation:
-    the smallest number for which most pairs agree is taken, and a pair that does not agree is not made.
+    The number of those ranges is not recorded. A range never starts before its call and has the operation of
+    its call: the smallest number with the most agreeing pairs is used, and pairs that disagree are dropped.
     """
     orphans, agree = _best_shift(ranges, calls)
     linked = calls.select(
@@ -294,10 +296,10 @@ def _paired(ranges: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _best_shift(ranges: pl.DataFrame, calls: pl.DataFrame) -> tuple[int, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Number of leading ranges without a call, and which of the pairs that follow agree."""
+    """Return the number of leading ranges without a call, and which of the following pairs agree."""
     starts, issued = ranges["start_ns"].to_numpy(), calls["start_ns"].to_numpy()
     ops = ranges["op"].to_numpy()
-    # Gloo carries a reduce-scatter out as an all-reduce, and names its range so.
+    # Gloo implements reduce-scatter as an all-reduce, and names its range so.
     called = calls["op"].replace("reduce_scatter", "all_reduce").to_numpy()
     best = 0, np.zeros(0, dtype=np.bool_)
     for shift in range(len(starts)):
@@ -336,7 +338,7 @@ def _row(
     }
 
 
-# Synchronisation in a Kineto trace: the calls that waited, and the streams or events they waited for.
+# Synchronisation: the calls that waited, and the streams or events they waited for.
 
 _EVENT_NAMES = {
     "Stream Wait Event": "stream_wait_event",
@@ -347,11 +349,12 @@ _EVENT_NAMES = {
 
 
 def read_syncs(spans: pl.DataFrame, events: pl.DataFrame, args: Sequence[EventArguments]) -> pl.DataFrame:
-    """Rows of `syncs`.
+    """Return rows of `syncs`.
 
     Args:
         spans: all spans of the rank, with `span_id`.
         events: the `cuda_sync` events, with `position`.
+        args: details by `position`.
     """
     columns = spans.select("kind", "name", "correlation", "start_ns", "duration_ns", "span_id")
     calls = columns.filter(pl.col("kind") == "runtime").drop("kind")
@@ -361,7 +364,7 @@ def read_syncs(spans: pl.DataFrame, events: pl.DataFrame, args: Sequence[EventAr
 
 
 def _explained(events: pl.DataFrame, args: Sequence[EventArguments], calls: pl.DataFrame) -> pl.DataFrame:
-    """Sync events, each with the span of its call; the time is the call's where there is one."""
+    """Return sync events with the span of their call."""
     of_events = [args[position] for position in events["position"]]
     details = {
         "device": [a.device for a in of_events],
@@ -376,7 +379,7 @@ def _explained(events: pl.DataFrame, args: Sequence[EventArguments], calls: pl.D
         "start_ns",
         "duration_ns",
     ).with_columns(pl.Series(name, values, dtype=pl.Int64, strict=False) for name, values in details.items())
-    # Kineto up to pull request 1339 keeps the latest record of an event only, which may follow the wait.
+    # Kineto before pull request 1339 keeps only the latest record of an event, which may follow the wait.
     is_later = pl.col("record_correlation") >= pl.col("correlation")
     rows = rows.with_columns(
         pl.when(is_later).then(-1).otherwise(name).alias(name)
@@ -398,26 +401,26 @@ def _columns(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.select(name for name in SYNCS.columns if name not in ("rank", "window"))
 
 
-# Whether a trace is scanned by compiled loops: where that saves more than loading them takes. Else every
-# event is decoded, with the same result. A process that reads many traces loads the loops once, when it has
-# seen as much JSON as they are worth.
+# A trace is scanned by compiled loops where that saves more time than loading them takes. Else every event is
+# decoded, with the same result. A process that reads many traces loads the loops once it has seen enough
+# JSON.
 
 
-# Scanning saves 1 µs of CPU time per event, of which a MB of JSON holds 2,400 to 4,400; loading numba and the
-# loops takes 0.27 s, if nothing else in the process has loaded them.
+# Scanning saves 1 µs of CPU time per event, and a MB of JSON has 2,400 to 4,400 events; loading numba and the
+# loops takes 0.27 s if nothing else in the process has loaded them.
 MIN_BYTES = 96 << 20
-MIN_FILE_BYTES = 2 << 20  # of each file: to begin a scan takes 1 ms
+MIN_FILE_BYTES = 2 << 20  # smaller files are decoded, since starting a scan takes 1 ms
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_MIN_EXPANSION = 4  # of a compressed trace; usual are 10 to 20
+_MIN_EXPANSION = 4  # minimum expansion of a compressed trace; 10 to 20 are usual
 _SCANNER = "dpro.ingest.kineto.scanner"
-seen_bytes = 0  # of JSON in the traces that this process was asked about
+seen_bytes = 0  # bytes of JSON in the traces that this process has read
 
 
 def scanner_of(source: Source, columns: Columns, memory: Memory) -> Scanner | None:
-    """A scanner for a trace, None where it is not worth the while, or is not compiled yet.
+    """Return a scanner for a trace; None where it is not worthwhile, or not compiled yet.
 
-    Compiling takes longer than decoding most files. A process beside does it, for the files that come later.
+    Compiling takes longer than decoding most files, so a process in the background does it for later files.
     """
     global seen_bytes
     of_file = text_bytes(source)
@@ -438,7 +441,7 @@ def scanner_of(source: Source, columns: Columns, memory: Memory) -> Scanner | No
 
 
 def text_bytes(source: Source) -> int:
-    """About how many bytes of JSON a file holds; 0 where that is not known, as of a member of an archive."""
+    """Estimate the bytes of JSON in a file; 0 where unknown, as for a member of an archive."""
     if source.member:
         return 0
     try:

@@ -1,13 +1,13 @@
-"""The compiled loops that read Kineto events from text into rows: no Python object is made of an event.
+"""Compiled loops that read Kineto events from text into rows, without a Python object per event.
 
-In: the text of a list of events, with `PADDING` behind it, at whose zeros each loop stops. Out: a row of
+Takes the text of a list of events, followed by `PADDING`, at whose zeros each loop stops. Fills a row of
 numbers for each event that is read, and a table of strings, numbered in the order of their first occurrence.
 
-Keys are predicted: after each text between two values the one that followed last time is compared first,
+Keys are predicted: after each text between two values, the one that followed last time is compared first,
 eight bytes at a time. Lists (`Input Dims`) are looked up by their text, and parsed only when new.
 
-A function named `..._end` returns the place behind what begins at a place, or `ODD`: not JSON, or JSON of an
-unusual form, which the typed decoder is given. `FULL` says that a table has no room.
+A function named `..._end` returns the index after the item that begins at an index, or `ODD`: not JSON, or
+JSON of an unusual form, which is left to the typed decoder. `FULL` means that a table has no room.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 from dpro.compiled import inlined
 from dpro.ingest.kineto.events import PADDING
 
-# Text as words, eight bytes at a time: where blanks, strings and digits end, and what digits are worth.
+# Text as words of eight bytes: ends of blanks, strings and digits, and the value of digits.
 
-ODD = -1  # instead of a place: not JSON, or JSON of an unusual form
+ODD = -1  # instead of an index: not JSON, or JSON of an unusual form
 
 NONE, _ONE, _SEVEN, _EIGHT, _THIRTY_TWO, _FIFTY_SIX = map(np.uint64, (0, 1, 7, 8, 32, 56))
 _ONES, HIGHS, _LOWS = map(np.uint64, (0x0101010101010101, 0x8080808080808080, 0x7F7F7F7F7F7F7F7F))
@@ -36,7 +36,7 @@ _B, _F, _N, _R, _SLASH, _T = b"bfnr/t"
 
 @inlined
 def word_at(text: Any, index: int) -> Any:
-    """Eight bytes, by one load."""
+    """Load eight bytes as one word."""
     first = np.uint64(index)
     word = np.uint64(text[first])
     for offset in range(1, 8):
@@ -46,19 +46,19 @@ def word_at(text: Any, index: int) -> Any:
 
 @inlined
 def first_byte(marks: Any) -> Any:
-    """Of a word whose bytes are 0 or 128, which byte is the first that is not 0."""
+    """Return the index of the first byte that is not 0, in a word whose bytes are 0 or 128."""
     return np.int64((((marks & (~marks + _ONE)) >> _SEVEN) * _COUNTING) >> _FIFTY_SIX)
 
 
 @inlined
 def zeros(word: Any) -> Any:
-    """128 in each byte that is 0, up to the first one; what is above it may be wrong."""
+    """Return 128 in each byte that is 0, up to the first; later bytes may be wrong."""
     return (word - _ONES) & ~word & HIGHS
 
 
 @inlined
 def blank_end(text: Any, index: int) -> int:
-    """Where blanks end."""
+    """Return the index after blanks."""
     if text[index] > _SPACE:
         return index
     while True:
@@ -74,10 +74,10 @@ def blank_end(text: Any, index: int) -> int:
 
 @inlined
 def closing_quote(text: Any, index: int, refused: Any) -> int:
-    """Where the string ends whose first byte is at a place; its escapes are of one letter.
+    """Return the index of the closing quote of the string at `index`; `ODD` for unusual bytes or escapes.
 
     Args:
-        refused: a word of the bits that no byte may have: `HIGHS`, or `NONE` where not all need be ASCII.
+        refused: a word of the bits that no byte may have: `HIGHS`, or `NONE` where text may be non-ASCII.
     """
     while True:
         word = word_at(text, index)
@@ -105,7 +105,7 @@ def closing_quote(text: Any, index: int, refused: Any) -> int:
 
 @inlined
 def digits_end(text: Any, index: int) -> int:
-    """Where digits end."""
+    """Return the index after digits."""
     while _ZERO <= text[index] <= _NINE:
         index += 1
     return index
@@ -113,7 +113,7 @@ def digits_end(text: Any, index: int) -> int:
 
 @inlined
 def digits_value(text: Any, index: int, end: int) -> Any:
-    """What digits are worth."""
+    """Return the value of digits."""
     value = 0
     for place in range(index, end):
         value = value * 10 + (np.int64(text[place]) - _ZERO)  # type: ignore[assignment]
@@ -122,14 +122,14 @@ def digits_value(text: Any, index: int, end: int) -> Any:
 
 @inlined
 def string_word(text: Any, index: int, left: int) -> Any:
-    """The next word of a string, zeros behind its last byte."""
+    """Return the next word of a string, with zeros after its last byte."""
     word = word_at(text, index)
     return word if left >= 8 else word & ((_ONE << (_EIGHT * np.uint64(left))) - _ONE)
 
 
 @inlined
 def hash_of(text: Any, index: int, size: int) -> Any:
-    """The hash of a string."""
+    """Return the hash of a string."""
     mixed = np.uint64(size)
     for offset in range(0, size, 8):
         mixed = (mixed ^ string_word(text, index + offset, size - offset)) * _FACTOR
@@ -137,29 +137,29 @@ def hash_of(text: Any, index: int, size: int) -> Any:
     return np.int64(mixed)
 
 
-FULL, REFUSED = ODD - 1, ODD - 2  # instead of a place or row; refused is a list that is not of the usual form
+FULL, REFUSED = ODD - 1, ODD - 2  # instead of an index or row; REFUSED: a list of an unusual form
 
-# Columns of a row. Keys of events and of their arguments stand for most of them.
+# Columns of a row; most are also the fields of keys.
 START, DURATION, PID, TID, DEVICE, STREAM, BYTES, CORRELATION, EXTERNAL_ID, EXTERNAL_ID_2021 = range(10)
 SEQUENCE_NUMBER, FORWARD_THREAD, DEVICE_TYPE, DEVICE_ID, ALLOCATED, RESERVED = range(10, 16)
 CATEGORY, NAME, SHAPES, SHAPES_2020, PHASE, BEGIN, END, COLUMNS = range(16, 24)
-ARGUMENTS, PASSED_OVER = COLUMNS, COLUMNS + 1  # what other keys stand for
-STRINGS, POOLED, EVENTS, MARKED = range(4)  # counts: of strings, words in their pool, events, marked rows
-# Columns of a string: its hash, its bytes, its first word in the pool. Of a key with what surrounds it: which
-# of these came next the last time, and the code of the key alone; of the text of a value, that it is JSON.
-# Of a category and of a name bits: a row is marked where its category asks for one that its name lacks.
+ARGUMENTS, PASSED_OVER = COLUMNS, COLUMNS + 1  # fields of other keys
+STRINGS, POOLED, EVENTS, MARKED = range(4)  # counts of strings, words in the pool, events, marked rows
+# Columns of a string: hash, size in bytes, first word in the pool. For a key with its punctuation: the code
+# of the one that followed last time, and the code of the key alone; for the text of a value: that it is JSON.
+# For categories and names, bits: a row is marked where its category has a bit that its name lacks.
 HASH, SIZE, PLACE, NEXT, KEY, ASKS, PLAIN, STRING_COLUMNS = range(8)
 _IS_JSON = 1
 
-MISSING_NS = -(1 << 62)  # as `kineto.numbers`
+MISSING_NS = -(1 << 62)  # as in `dpro.ingest.kineto.events`
 MISSING_DURATION_NS = -1000
-TEXT = -(1 << 61)  # minus its code: a number that is written as a string; of digits there are fewer
+TEXT = -(1 << 61)  # minus a code: a number written as a string; plain numbers are above
 _MAX_DIGITS = 18
 _EXPONENT, _SIGNS = tuple(b"eE"), tuple(b"+-")
-_MAX_SIZE = 200  # of a number that is passed over: a much larger one is none for the typed decoder
-_MAX_DECIMALS, _MAX_US = 3, (1 << 53) - 1  # of microseconds: no clock shows more
-_MAX_DEPTH = 64  # of lists in lists
-_MAX_LISTS = 1 << 16  # strings, beyond which lists that are passed over are read again each time
+_MAX_SIZE = 200  # bytes of a skipped number; the typed decoder refuses much longer ones
+_MAX_DECIMALS, _MAX_US = 3, (1 << 53) - 1  # of microseconds; no valid time has more
+_MAX_DEPTH = 64  # nesting of lists
+_MAX_LISTS = 1 << 16  # strings in the table; beyond, skipped lists are not stored but parsed each time
 _NS_PER_US = 1000
 
 _COMMA, _MINUS, _POINT, _ZERO, _NINE, _COLON = b",-.09:"
@@ -167,13 +167,13 @@ _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 _LITERALS = (b"\xff\xff\xff\xff", b"true", b"null", b"fals")
 _HALF, _TRUE, _NULL, _FALS = (np.uint64(int.from_bytes(text, "little")) for text in _LITERALS)
 (_LAST_OF_FALSE,) = b"e"
-_SPAN, _BEGIN_MARK, _END_MARK, _METADATA, _INSTANT = b"XBEMi"  # phases of events that are read
+_SPAN, _BEGIN_MARK, _END_MARK, _METADATA, _INSTANT = b"XBEMi"  # phases that are read
 _PADDING_SIZE = len(PADDING)
 
 
 @inlined
 def _whole_end(text: Any, index: int) -> int:
-    """Behind the whole part of a number, which has no needless zero."""
+    """Return the index after the whole part of a number; `ODD` for a leading zero."""
     if text[index] == _MINUS:
         index += 1
     end = digits_end(text, index)
@@ -182,7 +182,7 @@ def _whole_end(text: Any, index: int) -> int:
 
 @inlined
 def _number_end(text: Any, index: int) -> int:
-    """Behind a number that is passed over, with an exponent or without."""
+    """Return the index after a skipped number, with or without exponent."""
     end = _whole_end(text, index)
     if end != ODD and text[end] == _POINT:
         begin = end + 1
@@ -213,7 +213,7 @@ def _scalar_end(text: Any, index: int) -> int:
 
 @inlined
 def _value_end(text: Any, index: int) -> int:
-    """Behind a scalar, or a list of such and of lists; an object is odd."""
+    """Return the index after a scalar, or a list of scalars and lists; an object is `ODD`."""
     depth = 0
     while True:
         if text[index] == _OPEN_LIST:
@@ -240,7 +240,7 @@ def _value_end(text: Any, index: int) -> int:
 
 @inlined
 def _likely_list_end(text: Any, index: int) -> int:
-    """Behind the bracket that likely closes a list in an object: a key follows, or the end of the object."""
+    """Return the index after the likely end of a list in an object: a key or the object's end follows."""
     while True:
         word = word_at(text, index)
         marks = zeros(word ^ CLOSE_LISTS) | zeros(word)
@@ -260,7 +260,7 @@ def _likely_list_end(text: Any, index: int) -> int:
 
 @inlined
 def _nanoseconds(text: Any, index: int) -> tuple[int, int]:
-    """Microseconds with at most three decimals in ns, and the place behind."""
+    """Convert microseconds with at most three decimals to ns; also return the index after them."""
     end = _whole_end(text, index)
     if end == ODD or end - index > _MAX_DIGITS or text[index] == _MINUS:
         return 0, ODD
@@ -288,9 +288,9 @@ def _is_string(text: Any, index: int, size: int, pool: Any, place: int) -> bool:
 
 @inlined
 def _code(text: Any, index: int, end: int, adds: bool, table: Any) -> Any:
-    """The code of a string. Where it is new: the next code, or `FULL`; `ODD` where it is not to be added.
+    """Return the code of a string: if new, the next code, or `FULL`; `ODD` where it is not to be added.
 
-    Open addressing: a string is in the slot that its hash says, or in the first one behind that was free.
+    Open addressing: a string is in the slot of its hash, or in the first later one that was free.
     """
     slots, strings, pool, counts = table
     size = end - index
@@ -317,7 +317,7 @@ def _code(text: Any, index: int, end: int, adds: bool, table: Any) -> Any:
 
 @inlined
 def _string(text: Any, index: int, refused: Any, table: Any) -> tuple[int, int]:
-    """The code of the string that begins with a quote at a place, and the place behind."""
+    """Return the code of the string that begins with a quote at `index`, and the index after it."""
     closing = closing_quote(text, index + 1, refused) if text[index] == QUOTE else ODD
     if closing == ODD:
         return ODD, ODD
@@ -327,7 +327,7 @@ def _string(text: Any, index: int, refused: Any, table: Any) -> tuple[int, int]:
 
 @inlined
 def _whole_number(text: Any, index: int, table: Any) -> tuple[int, int]:
-    """A whole number, or `TEXT` minus the code of the string that stands for it; and the place behind."""
+    """Return a whole number, or `TEXT` minus the code of a string; and the index after it."""
     if text[index] == QUOTE:
         code, end = _string(text, index, HIGHS, table)
         return TEXT - code, end
@@ -341,9 +341,9 @@ def _whole_number(text: Any, index: int, table: Any) -> tuple[int, int]:
 
 @inlined
 def _text_of_value(text: Any, index: int, is_kept: bool, table: Any) -> tuple[int, int]:
-    """The code of the JSON text of a value, and the place behind.
+    """Return the code of the JSON text of a value, and the index after it.
 
-    Most lists occur again and again: one that is in the table already is JSON, and need not be read again.
+    Most lists recur: one that is in the table already is JSON, and is not parsed again.
     """
     code = ODD
     if text[index] == _OPEN_LIST:
@@ -361,7 +361,7 @@ def _text_of_value(text: Any, index: int, is_kept: bool, table: Any) -> tuple[in
 
 @inlined
 def _put_end(text: Any, index: int, field: int, rows: Any, row: int, table: Any) -> int:
-    """Behind a value, which is put into its column."""
+    """Store a value in its column; return the index after it."""
     if field <= DURATION:
         rows[field, row], end = _nanoseconds(text, index)
     elif field < CATEGORY:
@@ -382,9 +382,9 @@ def _put_end(text: Any, index: int, field: int, rows: Any, row: int, table: Any)
 
 @inlined
 def _key_end(text: Any, index: int, last: int, table: Any) -> tuple[int, int]:
-    """Behind a comma or brace with the key and the colon that follow, where a value begins; and its code.
+    """Read a comma or brace, a key and a colon; return the index of the value and the code of this text.
 
-    The code is that of all this text, blanks included. `last` is the code of what stood before.
+    The text includes blanks. `last` is the code of the previous such text.
     """
     begin = index
     key, index = _string(text, blank_end(text, index + 1), HIGHS, table)
@@ -405,11 +405,11 @@ def _key_end(text: Any, index: int, last: int, table: Any) -> tuple[int, int]:
 
 @inlined
 def _event_end(text: Any, index: int, rows: Any, row: int, keys: Any, table: Any) -> int:
-    """Behind an event, which is put into a row."""
+    """Store an event in a row; return the index after it."""
     _, strings, pool, _ = table
     in_arguments, had_arguments, opener, last = 0, False, _OPEN_OBJECT, 0
     while True:
-        # Mostly the key that followed the last one before follows again, with the same blanks.
+        # Usually the key that followed last time follows again, with the same blanks.
         code = strings[last, NEXT]
         size = strings[code, SIZE]
         if text[index] != opener:
@@ -427,9 +427,9 @@ def _event_end(text: Any, index: int, rows: Any, row: int, keys: Any, table: Any
             last, key = code, strings[code, KEY]
             field = keys[in_arguments, key] if key < keys.shape[1] else PASSED_OVER
             if field == ARGUMENTS:
-                if had_arguments or text[index] != _OPEN_OBJECT:  # of several the last would count
+                if had_arguments or text[index] != _OPEN_OBJECT:  # in JSON, the last of several counts
                     return ODD
-                # Which arguments an event has, its category says.
+                # The arguments of an event are predicted from its category.
                 in_arguments, had_arguments, opener = 1, True, _OPEN_OBJECT
                 last = rows[CATEGORY, row]
                 continue
@@ -449,16 +449,16 @@ def scan(text: Any, first: int, rows: Any, marked: Any, keys: Any, table: Any) -
     """Read a list of events into rows.
 
     Args:
-        text: the list, from its bracket to its bracket, and `PADDING`.
-        rows: `[COLUMNS, R]`.
-        marked: `[R]` becomes the rows of which more than the columns may be kept.
-        keys: `[2, K]` what a string stands for, by its code, as a key of an event or of its arguments.
-        table: of strings: `[S]` codes or -1, where S is a power of two; `[C, STRING_COLUMNS]` strings by
-            code, the empty one first; their bytes, as words; and `[4]` counts, of which events and marked
-            rows are added to.
+        text: the list, from bracket to bracket, and `PADDING`.
+        rows: [COLUMNS, R].
+        marked: [R] receives the rows of which more than the columns may be kept.
+        keys: [2, K] field of a string, by its code, as a key of an event or of its arguments.
+        table: of strings: [S] codes or -1, where S is a power of two; [C, STRING_COLUMNS] strings by code,
+            the empty one first; their bytes, as words; and [4] counts, of which events and marked rows are
+            increased.
 
     Returns:
-        The row behind the last one; or `REFUSED`; or `FULL`, after which the list has to be read again.
+        The row after the last one; or `REFUSED`; or `FULL`, after which the list must be read again.
     """
     _, strings, _, counts = table
     row, index = first, blank_end(text, 1)

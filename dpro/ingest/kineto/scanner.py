@@ -1,7 +1,7 @@
-"""Spans of a Kineto trace without a Python object for each: the rows of the compiled loop, as columns.
+"""Spans of a Kineto trace as columns, from the rows of the compiled loop, without a Python object per span.
 
-In: the text of lists of events. Out: rows for `Columns`; the other events that are read. A list of which
-anything is not JSON of the usual form is refused as a whole: the typed decoder reads it instead.
+Takes the text of lists of events; adds rows to `Columns` and returns the other events that are read. A list
+with any JSON of an unusual form is refused as a whole and read by the typed decoder instead.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from dpro.ingest.kineto.events import (
 )
 from dpro.ingest.kineto.scan_kernel import scan
 
-_ROWS = (1 << 14) + 8  # no power of two, so that a row's columns do not compete for one place in the cache
-_FLUSHED_AT = 1 << 13  # rows, so that those of a list find room
-_STRINGS = 1 << 13  # of which there is room at first
+_ROWS = (1 << 14) + 8  # not a power of two, so that a row's columns do not share one cache set
+_FLUSHED_AT = 1 << 13  # rows; leaves room for those of a list
+_STRINGS = 1 << 13  # initial capacity
 _WORDS_PER_STRING = 16
-# What a category asks of a name, that no details are kept of its spans: of kernels, of others, of all.
+# Bits of a category: keep details unless the name is plain, for kernels or for others; or always.
 _OF_KERNELS, _OF_OTHERS, _ALWAYS = 1, 2, 4
-_MAX_REFUSED = 8  # lists, after which more of them have to be taken than refused
+_MAX_REFUSED = 8  # excess of refused over accepted lists at which scanning stops
 _X, _INSTANT = ord("X"), ord(INSTANT)
 _MEMORY = [kernel.START, kernel.DEVICE_TYPE, kernel.DEVICE_ID, kernel.ALLOCATED, kernel.RESERVED]
 _EVENT_KEYS = {
@@ -92,20 +92,20 @@ _NUMBERS = {
 
 
 class Strings:
-    """Strings by code, as `scan` numbers them.
+    """Table of strings by code, as `scan` numbers them.
 
     Attributes:
-        slots: `[S]` codes or -1, a power of two, at least twice as many as there is room for.
-        strings: `[C, STRING_COLUMNS]` what is known of each.
-        pool: the bytes of all.
-        counts: `[4]` of strings, of words in the pool, of events, of marked rows.
+        slots: [S] codes or -1; S is a power of two, at least twice the capacity.
+        strings: [C, STRING_COLUMNS] facts about each string.
+        pool: bytes of all strings, as words.
+        counts: [4] numbers of strings, words in the pool, events, and marked rows.
     """
 
     def __init__(self, room: int) -> None:
-        """Begin with none.
+        """Begin without strings.
 
         Args:
-            room: how many there may be.
+            room: capacity.
         """
         self.slots = np.full(1 << (2 * room).bit_length(), -1, np.int64)
         self.strings = np.zeros((room, kernel.STRING_COLUMNS), np.int64)
@@ -114,38 +114,34 @@ class Strings:
         self.counts = np.zeros(4, np.int64)
 
     def arrays(self) -> tuple[npt.NDArray[Any], ...]:
-        """What `scan` is given."""
+        """Return the arguments of `scan`."""
         return self.slots, self.strings, self.pool, self.counts
 
     def text(self, code: int) -> bytes:
-        """The bytes of a string."""
+        """Return the bytes of a string."""
         _, size, place, *_ = self.strings[code].tolist()
         return self.pool[place : place + -(-size // 8)].tobytes()[:size]
 
     def texts(self) -> Iterator[bytes]:
-        """All of them, by code."""
+        """Return the bytes of all strings, by code."""
         return map(self.text, range(int(self.counts[kernel.STRINGS])))
 
 
 class Meanings:
-    """What strings stand for: a number for each, found when one is first asked for."""
+    """A number for each string, computed when first needed."""
 
     def __init__(self, strings: Strings, number: Callable[[bytes], int]) -> None:
-        """Begin with none.
+        """Begin without numbers.
 
         Args:
-            number: of the bytes of one.
+            number: computes a number from the bytes of a string.
         """
         self._strings = strings
         self._number = number
         self._known = np.full(strings.strings.shape[0], -1, np.int32)
 
     def of(self, codes: Ints) -> npt.NDArray[np.int32]:
-        """The numbers of some.
-
-        Args:
-            codes: `[N]`.
-        """
+        """Return [N] numbers of [N] codes."""
         numbers = self._known[codes]
         if numbers.size and numbers.min() < 0:
             for code in set(codes[numbers < 0].tolist()):
@@ -155,13 +151,13 @@ class Meanings:
 
 
 class Scanner:
-    """Reads spans and memory events into columns."""
+    """Reader of spans and memory events into columns."""
 
     def __init__(self, columns: Columns, memory: Memory) -> None:
         """Begin without rows.
 
         Args:
-            columns: to which spans are added, by `flush` at the latest.
+            columns: receives spans, at the latest in `flush`.
         """
         self._columns = columns
         self._memory = memory
@@ -169,11 +165,11 @@ class Scanner:
         self._marked = np.empty(_ROWS, np.int64)
         self._positions = np.full(_ROWS, -1, np.int32)
         self._count = 0
-        self._refused = 0  # lists, less those that were taken
+        self._refused = 0  # refused lists minus accepted ones, at least 0
         self._make_room(_STRINGS)
 
     def _make_room(self, room: int) -> None:
-        """Number strings anew, in a table for more of them."""
+        """Replace the table of strings by an empty, larger one."""
         columns, self._strings = self._columns, Strings(room)
         self._keys = _keys(self._strings)
         self._kinds = Meanings(self._strings, lambda text: columns.kinds[_decoded(text)])
@@ -184,10 +180,10 @@ class Scanner:
         self._communicate = Meanings(self._strings, lambda text: columns.communicates(_decoded(text)))
 
     def take(self, text: bytes) -> Scanned | None:
-        """Read a list of events; None where it is refused, after which nothing of it has been taken.
+        """Read a list of events; None where it is refused, in which case none of it has been taken.
 
         Args:
-            text: from its bracket to its bracket, and `PADDING`.
+            text: from bracket to bracket, and `PADDING`.
         """
         if self._refused > _MAX_REFUSED:
             return None
@@ -207,7 +203,7 @@ class Scanner:
         return Scanned(others, int(self._strings.counts[kernel.EVENTS]))
 
     def _scan(self, text: bytes) -> int:
-        """Fill rows, in as much room as they need."""
+        """Fill rows, growing the tables as needed; return the end row or `REFUSED`."""
         array = np.frombuffer(text, np.uint8)
         while True:
             self._strings.counts[kernel.EVENTS :] = 0
@@ -221,7 +217,7 @@ class Scanner:
             self._positions = np.append(self._positions, np.full_like(self._positions, -1))
 
     def _others(self, text: bytes) -> list[TraceEvent]:
-        """Events that are neither spans nor of memory; the details of spans that have such are kept."""
+        """Return events that are neither spans nor memory events; keep details of spans that need them."""
         rows = self._marked[: self._strings.counts[kernel.MARKED]]
         if not rows.size:
             return []
@@ -235,7 +231,7 @@ class Scanner:
         detailed = self._detailed.of(names) > 0
         kernels = np.flatnonzero(kinds == KERNEL)
         detailed[kernels] = self._communicate.of(names[kernels])
-        # Have spans like these be marked only where details of them are kept.
+        # From now on `scan` marks such spans only where details of them are kept.
         untold = (kinds == PYTHON) | (kinds >= UNTAKEN)
         asked = np.where(kinds == KERNEL, _OF_KERNELS, _OF_OTHERS)
         strings = self._strings.strings
@@ -248,7 +244,7 @@ class Scanner:
         return others
 
     def _events(self, text: bytes, rows: Ints) -> list[TraceEvent]:
-        """The typed decoder's view of some rows of a list."""
+        """Decode some rows of a list by the typed decoder."""
         places = self._rows[kernel.BEGIN : kernel.END + 1, rows].T.tolist()
         events = decode_events([text[begin:end] for begin, end in places]) if places else []
         if len(events) < len(places):
@@ -262,7 +258,7 @@ class Scanner:
         fields = self._rows[:, : self._count]
         numbers = fields[: kernel.CATEGORY]
         if numbers[kernel.PID :].min() <= kernel.TEXT:
-            # Numbers that are written as strings take the place of the codes of these strings.
+            # Replace codes of strings that are numbers by the numbers.
             for column in numbers[kernel.PID :]:
                 rows = np.flatnonzero(column <= kernel.TEXT)
                 codes = (kernel.TEXT - column[rows]).tolist()
@@ -291,7 +287,7 @@ class Scanner:
 
 
 def _keys(strings: Strings) -> Ints:
-    """What strings stand for as keys, by code: of an event, and of its arguments."""
+    """Return the fields that strings mean as keys, by code: [2, K] for events and for their arguments."""
     names = dict.fromkeys(["", *_EVENT_KEYS, *_ARGUMENT_KEYS])
     text = msgspec.json.encode([dict.fromkeys(names, 0)]).replace(b":0", b':""') + PADDING
     rows, marked = np.empty((kernel.COLUMNS, 1), np.int64), np.empty(1, np.int64)
@@ -307,9 +303,9 @@ def _keys(strings: Strings) -> Ints:
 
 
 def _decoded(text: bytes) -> str:
-    """The string of JSON whose bytes between quotes are given."""
+    """Decode a JSON string from the bytes between its quotes."""
     return msgspec.json.decode(b'"%b"' % text, type=str)
 
 
-if __name__ == "__main__":  # beside a process that decodes meanwhile
+if __name__ == "__main__":  # compiles in the background of a process that decodes
     compile_beside(lambda: Scanner(Columns(), Memory()))

@@ -1,1 +1,1 @@
-"""Bytes and values of source files: within limits, and never an exception that is not one line."""
+"""Bytes and values of source files, within limits; every error is a single line."""

@@ -1,7 +1,7 @@
-"""Source files: plain, compressed, or inside an archive; their content as a stream.
+"""Source files, plain, compressed, or inside an archive, as streams of their content.
 
-In: a path. Out: `Source`s, each of which opens as a stream of decompressed bytes; or one line that says what
-is wrong with the file. It does not interpret the bytes.
+Takes a path; returns `Source`s, each of which opens as a stream of decompressed bytes, or raises one line
+that states what is wrong with the file. Does not interpret the bytes.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from dpro.units import format_bytes
 from dpro.words import counted
 
 HEAD_BYTES = 1 << 16
-_BLOCK_BYTES = 1 << 19  # fits a processor's cache together with its decoded content
-_STORED_HEAD_BYTES = 1 << 18  # decompresses to as much as a head at least
+_BLOCK_BYTES = 1 << 19  # fits into a processor's cache together with its decoded content
+_STORED_HEAD_BYTES = 1 << 18  # decompresses to at least HEAD_BYTES
 _MAX_NAME = 120  # characters
 _ZIP = b"PK\x03\x04"
 _TAR_MAGIC = slice(257, 262)
-# What the standard library raises on a damaged archive; ValueError on names and numbers that are none.
+# Errors of the standard library on a damaged archive; ValueError on invalid names and numbers.
 _ARCHIVE_ERRORS = (
     *(zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, struct.error),
     *(NotImplementedError, RuntimeError, KeyError, ValueError, OverflowError),
@@ -53,12 +53,12 @@ _DAMAGE = (EOFError, zlib.error, *_ARCHIVE_ERRORS)
 
 @dataclass(frozen=True, order=True)
 class Source:
-    """One file to import: a path of its own, or a member of an archive.
+    """A file to import: a separate file, or a member of an archive.
 
     Attributes:
-        label: what to call it in messages.
+        label: its name in messages.
         path: the file, or the archive.
-        member: name within the archive, empty where there is none.
+        member: name within the archive; empty for a separate file.
     """
 
     label: str
@@ -67,17 +67,17 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The file's name without folders; of an archive's member, one that a file can have."""
+        """The file's name without folders; for a member of an archive, one that is valid as a file name."""
         if not self.member:
             return self.path.name
-        # Its end, where the rank stands, if it is too long.
+        # Of a name that is too long, keep the end, which usually has the rank.
         name = PurePath(self.member.replace("\0", "")).name[-_MAX_NAME:]
         return "member" if name in ("", "..") else name
 
     def open(self) -> BinaryIO:
-        """The content, decompressed.
+        """Open the decompressed content.
 
-        Reading raises `EOFError` where the file is damaged, after all that could be read.
+        Reading raises `EOFError` where the file is damaged, after all readable content.
 
         Raises:
             InputError: the file cannot be opened.
@@ -96,7 +96,7 @@ class Source:
             ) from error
 
     def head(self) -> bytes:
-        """The first bytes, decompressed, as far as they can be read.
+        """Return the first bytes, decompressed, up to where they can be read.
 
         Raises:
             InputError: the file cannot be opened.
@@ -111,12 +111,12 @@ class Source:
 
 
 def heads(path: Path) -> Iterator[tuple[Source, bytes]]:
-    """The files that a path holds, each with its first bytes.
+    """Yield the files at a path, each with its first bytes.
 
     Those are the members of a `.zip`, `.tar` or compressed `.tar`, which is read once, else the file.
 
     Raises:
-        InputError: the file cannot be opened, or is a damaged archive: after what can be read of it.
+        InputError: the file cannot be opened, or is a damaged archive; raised after its readable members.
         MissingExtra: it needs a library that is not installed.
     """
     whole = Source(str(path), path)
@@ -139,17 +139,17 @@ def heads(path: Path) -> Iterator[tuple[Source, bytes]]:
 
 
 def goes_forward_only(path: Path) -> bool:
-    """Whether a file is an archive that must be read from its beginning for each member: a compressed tar."""
+    """Return whether a file is a compressed tar, which must be read from its beginning for each member."""
     with path.open("rb") as file:
         start = file.read(_TAR_MAGIC.stop)
     return not _is_archive(start) and _is_archive(read_head(path))
 
 
 def unpack(archive: Path, places: Mapping[str, Path]) -> None:
-    """Write some members of an archive to files, as they are stored, in one pass; damaged ones in part.
+    """Write some members of an archive to files, as stored, in one pass; damaged ones in part.
 
     Args:
-        places: where to write each, by the member's name.
+        places: target file by name of member.
 
     Raises:
         OSError: a file cannot be written.
@@ -162,7 +162,7 @@ def unpack(archive: Path, places: Mapping[str, Path]) -> None:
                 try:
                     with place.open("wb") as file:
                         _copy(content, cast(BinaryIO, file))
-                except InputError:  # reading the member will report it again
+                except InputError:  # reading the member later reports it again
                     place.unlink()
                     return
             if not left:
@@ -170,16 +170,16 @@ def unpack(archive: Path, places: Mapping[str, Path]) -> None:
 
 
 def blocks(source: Source, damage: list[str]) -> Iterator[bytes]:
-    """The content piece by piece, as far as it can be read.
+    """Yield the content block by block, up to where it can be read.
 
     Args:
-        damage: what is wrong is appended where the content ends early.
+        damage: a reason is appended where the content ends early.
 
     Raises:
         InputError: the file cannot be opened, or the disk fails.
     """
     with source.open() as stream:
-        raw = cast(io.BufferedReader, stream).raw  # below the buffer, since blocks are larger than that
+        raw = cast(io.BufferedReader, stream).raw  # unbuffered, since blocks are larger than the buffer
         try:
             while block := raw.read(_BLOCK_BYTES):
                 yield block
@@ -190,7 +190,7 @@ def blocks(source: Source, damage: list[str]) -> Iterator[bytes]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole content of a file, decompressed.
+    """Return the whole content of a file, decompressed.
 
     Raises:
         InputError: it cannot be read, is empty, is damaged, or takes too much memory for its size.
@@ -214,7 +214,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _refuse_many_values(content: bytes, path: Path) -> None:
-    """Refuse JSON whose values would take too much memory when decoded: a bomb may be many small lists."""
+    """Raise if JSON would take too much memory when decoded; many small lists can be a bomb."""
     if len(content) * BYTES_PER_VALUE < MIN_DECODED_BYTES:
         return
     decoded_bytes = BYTES_PER_VALUE * sum(map(content.count, (b",", b"[", b"{")))
@@ -227,7 +227,7 @@ def _refuse_many_values(content: bytes, path: Path) -> None:
 
 
 def read_head(path: Path) -> bytes:
-    """The first bytes of a file, decompressed, as far as they can be read.
+    """Return the first bytes of a file, decompressed, up to where they can be read.
 
     Raises:
         InputError: the file cannot be opened.
@@ -236,7 +236,7 @@ def read_head(path: Path) -> bytes:
 
 
 def rank_of_name(name: str) -> int:
-    """The rank in a file's name (`rank3`, `rank-3`, `worker3`), -1 where there is none."""
+    """Return the rank in a file's name (`rank3`, `rank-3`, `worker3`); -1 where there is none."""
     match = re.search(r"(?:rank|worker)[-_ ]?(\d+)", name, re.IGNORECASE)
     return int32(match[1]) if match else -1
 
@@ -246,7 +246,7 @@ def _is_archive(head: bytes) -> bool:
 
 
 class _Header(tarfile.TarInfo):
-    """The header of a tar's member; one so long that it can only be a bomb is refused."""
+    """Header of a tar member; raises on one so long that it can only be a bomb."""
 
     _OF_THE_NEXT_MEMBER = (
         *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
@@ -260,7 +260,7 @@ class _Header(tarfile.TarInfo):
 
 
 def _members(archive: Source) -> Iterator[tuple[str, BinaryIO]]:
-    """Each file in an archive and its bytes as stored, which are to be read before the next is asked for."""
+    """Yield each file in an archive and its stored bytes, which must be read before the next is requested."""
     with archive.open() as stream:
         if archive.head().startswith(_ZIP):
             with zipfile.ZipFile(archive.path) as opened:
@@ -283,7 +283,6 @@ def _refuse_many(number: int) -> None:
 
 
 def _head_of_stored(content: BinaryIO, label: str) -> bytes:
-    """The first bytes of a member, decompressed."""
     stored = io.BytesIO()
     _copy(content, stored, _STORED_HEAD_BYTES)
     stored.seek(0)
@@ -291,21 +290,21 @@ def _head_of_stored(content: BinaryIO, label: str) -> bytes:
     with (
         contextlib.suppress(*_DAMAGE),
         decompressed(stored, label, _STORED_HEAD_BYTES) as stream,
-    ):  # cut, if long
+    ):  # a long member is truncated here
         while len(head) < HEAD_BYTES and (block := stream.read(HEAD_BYTES)):
             head += block
     return bytes(head[:HEAD_BYTES])
 
 
 def _copy(content: BinaryIO, target: BinaryIO, limit: int | None = None) -> None:
-    """Copy what can be read, in small steps: the one that meets damage is lost."""
+    """Copy readable content in small steps, since the step that meets damage is lost."""
     with contextlib.suppress(*_DAMAGE):
         while (limit is None or target.tell() < limit) and (piece := content.read(tarfile.RECORDSIZE)):
             target.write(piece)
 
 
 def _open_member(path: Path, member: str) -> tuple[BinaryIO, int]:
-    """A member of an archive as a seekable stream of its bytes as stored, and what it takes on disk."""
+    """Open a member of an archive as a seekable stream of its stored bytes; also return its size on disk."""
     with path.open("rb") as file:
         start = file.read(_TAR_MAGIC.stop)
     if start.startswith(_ZIP):
@@ -314,14 +313,14 @@ def _open_member(path: Path, member: str) -> tuple[BinaryIO, int]:
     if start[_TAR_MAGIC] == b"ustar":
         tar = tarfile.open(path, "r:", tarinfo=_Header)  # noqa: SIM115 (closed with the stream)
         content = tar.extractfile(member)
-        if content is None:  # a later member of that name is no file
+        if content is None:  # a later member of that name is not a file
             raise KeyError(member)
         return cast(BinaryIO, content), path.stat().st_size
     return _spooled(path, member), path.stat().st_size
 
 
 def _spooled(path: Path, member: str) -> BinaryIO:
-    """A member of a compressed tar, in a temporary file: a compressed archive can only be read forward."""
+    """Copy a member of a compressed tar to a temporary file, since such an archive is not seekable."""
     spool = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 (closed with the stream)
     for name, content in _members(Source(str(path), path)):
         if name == member:
@@ -331,17 +330,17 @@ def _spooled(path: Path, member: str) -> BinaryIO:
     raise KeyError(member)
 
 
-# Compressed files as streams of their content, damaged ones as far as they can be read.
+# Streams of the content of compressed files, up to where damaged ones can be read.
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _BLANKS = b"\0 \t\r\n"
 _INPUT_BYTES = 1 << 17
-_CAREFUL_BYTES = 64  # of compressed input at a time, to lose little before the damage
+_CAREFUL_BYTES = 64  # compressed bytes per step, to lose little before the damage
 
 
 def decompressed(file: BinaryIO, label: str, stored_bytes: int) -> BinaryIO:
-    """The content of a file that may be compressed (gzip, zstandard), as a stream that keeps to `limits`.
+    """Return the content of a file that may be compressed (gzip, zstandard), as a stream bounded by `limits`.
 
     Raises:
         MissingExtra: it needs a library that is not installed.
@@ -353,7 +352,7 @@ def decompressed(file: BinaryIO, label: str, stored_bytes: int) -> BinaryIO:
 
 
 class _Stream(io.RawIOBase):
-    """Content that is made from a file; `read` makes it."""
+    """Content derived from a file; subclasses implement `read`."""
 
     _file: BinaryIO | io.RawIOBase
 
@@ -371,9 +370,9 @@ class _Stream(io.RawIOBase):
 
 
 class _Bounded(_Stream):
-    """Content of a file, up to a long stretch of nothing but blanks, which is damage.
+    """Content of a file, up to a long run of blanks, which is damage.
 
-    Reading raises `InputError` where the content is more than such a file can hold.
+    Reading raises `InputError` where the content exceeds what a file of its size can hold.
     """
 
     def __init__(self, file: BinaryIO | io.RawIOBase, label: str, stored_bytes: int) -> None:
@@ -381,7 +380,7 @@ class _Bounded(_Stream):
         self._label = label
         self._stored_bytes = stored_bytes
         self._read_bytes = 0
-        self._blank_bytes = 0  # in a row, up to here
+        self._blank_bytes = 0  # length of the current run of blanks
 
     def read(self, size: int = -1, /) -> bytes:
         """Read at most `size` bytes, without the copy that `readinto` makes."""
@@ -390,7 +389,7 @@ class _Bounded(_Stream):
         content = self._file.read(size) or b""
         self._read_bytes += len(content)
         refuse_bomb(self._label, self._read_bytes, self._stored_bytes)
-        # The beginning first: it shows of nearly all content that it is not blank.
+        # Test the beginning first: it is enough for nearly all content.
         blank = not content[:64].strip(_BLANKS) and not content.strip(_BLANKS)
         self._blank_bytes = self._blank_bytes + len(content) if blank else 0
         if self._blank_bytes > MAX_BLANK_BYTES:
@@ -399,7 +398,7 @@ class _Bounded(_Stream):
 
 
 class _Gunzip(_Stream):
-    """Content of all members of a gzip file; zeros and foreign bytes after the last are passed over."""
+    """Content of all members of a gzip file; zeros and foreign bytes after the last are ignored."""
 
     _file: BinaryIO
 
@@ -408,7 +407,7 @@ class _Gunzip(_Stream):
         self._engine = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         self._delivered = 0
         self._salvage: Iterator[bytes] | None = None
-        self._kept = b""  # salvaged and not yet delivered
+        self._kept = b""  # salvaged but not yet delivered
 
     def read(self, size: int = -1, /) -> bytes:
         """Read at most `size` bytes, without the copy that `readinto` makes."""
@@ -433,7 +432,7 @@ class _Gunzip(_Stream):
             return self._salvaged(size)
 
     def _next_member(self) -> bool:
-        """Continue with the member that follows, if one does."""
+        """Continue with the next member; return whether there is one."""
         left = self._engine.unused_data.lstrip(b"\0")
         left = left if len(left) > 1 else left + self._file.read(_INPUT_BYTES)
         if not left.startswith(_GZIP):
@@ -450,9 +449,9 @@ class _Gunzip(_Stream):
 
 
 def _carefully(file: BinaryIO, delivered: int, what: str) -> Iterator[bytes]:
-    """What a damaged gzip file holds after the bytes that were delivered already.
+    """Yield the content of a damaged gzip file after the bytes that were delivered already.
 
-    The fast decoder loses a whole block of output where it meets damage: this one reads again in small steps.
+    The fast decoder loses a whole block of output at damage; this one reads again in small steps.
 
     Raises:
         EOFError: at the damage.
@@ -488,7 +487,6 @@ class _Unzstd(_Stream):
         self._reader = cast(BinaryIO, reader)
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read at most `size` bytes."""
         if size < 0:
             return self.readall()
         try:

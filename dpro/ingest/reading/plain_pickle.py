@@ -1,6 +1,6 @@
 """Pickles of numbers, texts and containers, read without trusting them.
 
-In: bytes. Out: the values; nothing that would import a class, and nothing that would take all memory.
+Takes bytes; returns the values. Refuses anything that would import a class or take all memory.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, ClassVar
 from dpro.limits import MAX_REPETITION
 
 # Most opcodes in pickles of plain values, by the bytes of their argument. Opcodes that drop or duplicate a
-# value, or memoise a tuple, are not among them: so each tuple is in one place, and a key takes no longer to
-# look up than to read. Of those that are harmless with some arguments only, `h` gets what is memoised, `r`
-# memoises it and `\x8a` is a number that says how many bytes it has.
+# value, or memoise a tuple, are not included: so each tuple is in one place, and a key takes no longer to
+# look up than to read. Three are harmless only with some arguments: `h` reads the memo, `r` writes it, and
+# `\x8a` is a number with its length in bytes.
 FIXED = {0: b"]}(.Nadelsu\x88\x89\x94)", 2: b"M", 1: b"\x80Kq", 4: b"Jj", 8: b"G\x95"}
 _BARE, *_WITH_ARGUMENT = (b"[%b]" % re.escape(opcodes) + b"." * size for size, opcodes in FIXED.items())
 _LONGS = b"|".join(b"\\x%02x.{%d}" % (size, size) for size in (8, 4, 3, 5, 6, 7, 2, 1, 0))
 _OPCODES = (
-    rb"h.(?:h.\x86(?![pqr\x94]))?+",  # twice, and a pair of both that is not memoised
-    rb"r..[\x00-\x0f]\x00",  # at a place below a million, for which there is room in any case
+    rb"h.(?:h.\x86(?![pqr\x94]))?+",  # also two, and a pair of both that is not memoised
+    rb"r..[\x00-\x0f]\x00",  # memo index below a million, which always fits into memory
     *_WITH_ARGUMENT,
     rb"\x8a(?:" + _LONGS + b")",
     _BARE,
@@ -34,13 +34,14 @@ _OPCODES = (
 _HARMLESS = re.compile(b"(?:%b)*+" % b"|".join(b"%b%b*+" % (opcode, _BARE) for opcode in _OPCODES), re.DOTALL)
 TEXTS = {ord("U"): 1, ord("X"): 4, 0x8C: 1, 0x8D: 8}  # opcodes of texts, with the bytes of their length
 _SMALL_TUPLE = re.compile(rb"[\x85-\x87](?![pqr\x94])")  # of one to three values, not memoised
-MAX_SMALL_TUPLES = 64  # more might be nested deeply
-MAX_MEMO = 1 << 20  # places, as in the expression above
-# Bytes of pickles after which a process loads the compiled loop: that takes 0.43 s, as much as it then saves.
+MAX_SMALL_TUPLES = 64  # more could be deeply nested
+MAX_MEMO = 1 << 20  # memo indices, as in the expression above
+# Bytes of pickles after which a process loads the compiled loop: loading takes 0.43 s, as much as it then
+# saves.
 _MUCH = 52 << 20
 _KEYS = (str, bytes, int, bool, float, type(None))
-_MAX_KEY_BITS = 64  # of a number: its hash goes through all of it
-_MIN_COUNTED_BYTES = 1 << 23  # that values may always take when they are written out
+_MAX_KEY_BITS = 64  # of a number, since hashing reads all of its bits
+_MIN_COUNTED_BYTES = 1 << 23  # values may always take this much when written out
 _PLAIN = (
     *("EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "LIST", "APPEND", "APPENDS"),
     *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "MARK", "STOP", "POP", "POP_MARK", "DUP"),
@@ -59,18 +60,18 @@ _PLAIN = (
     *("GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT"),
     *("GLOBAL", "STACK_GLOBAL"),  # refused, with the name of what they load
 )
-_InPython: Any = vars(pickle)["_Unpickler"]  # some 30 times slower than the one in C
+_InPython: Any = vars(pickle)["_Unpickler"]  # about 30 times slower than the one in C
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Loads numbers, texts and containers; anything that would import a class is refused."""
+    """Unpickler of numbers, texts and containers, which refuses to import any class."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         raise pickle.UnpicklingError(f"it wants to load {module_name}.{global_name}")
 
 
 class _CarefulUnpickler(_InPython):  # type: ignore[misc]
-    """Knows only the opcodes of plain values, and only keys whose hash takes no time."""
+    """Unpickler limited to the opcodes of plain values, and to keys that are cheap to hash."""
 
     dispatch: ClassVar[dict[int, Any]] = {
         ord(opcode.code): _InPython.dispatch[ord(opcode.code)]
@@ -97,10 +98,10 @@ class _CarefulUnpickler(_InPython):  # type: ignore[misc]
 
 
 def _with_plain_keys(items: list[Any]) -> dict[Any, Any]:
-    """Keys and values in turn as a dictionary.
+    """Return alternating keys and values as a dictionary.
 
     Raises:
-        pickle.UnpicklingError: a key is something else than a text or number.
+        pickle.UnpicklingError: a key is not a text or number.
     """
     for key in items[::2]:
         if type(key) not in _KEYS or (isinstance(key, int) and key.bit_length() > _MAX_KEY_BITS):
@@ -109,20 +110,20 @@ def _with_plain_keys(items: list[Any]) -> dict[Any, Any]:
 
 
 def loads(data: bytes) -> Any:
-    """The plain values of a pickle.
+    """Return the plain values of a pickle.
 
-    Pickles can request far more memory than they hold: a memo of a billion values, keys that are tuples of
-    tuples of the same tuple. A pickle that may contain that is read by an unpickler that checks each key, and
+    Pickles can request far more memory than their size: a memo of a billion values, keys that are tuples of
+    tuples of the same tuple. A pickle that may contain such is read by an unpickler that checks each key, and
     whose memo grows with the values.
 
     Raises:
-        Exception: whatever a damaged pickle makes the unpickler raise.
+        Exception: any error that a damaged pickle makes the unpickler raise.
     """
-    # From a file that lets it look ahead the unpickler reads blocks, from another a few bytes at a time.
+    # From a file that supports `peek` the unpickler reads blocks, from others a few bytes at a time.
     file = io.BufferedReader(io.BytesIO(data))
     with without_collection():
         value = _PlainUnpickler(file).load() if is_harmless(data) else _CarefulUnpickler(file).load()
-        # A value is refused that is far larger when shared parts are written out in each place.
+        # Refuse a value that is far larger when shared parts are written out in each place.
         written = pickle.Pickler(_Counter(max(_MIN_COUNTED_BYTES, MAX_REPETITION * len(data))), protocol=4)
         written.fast = True  # nothing is memoised
         written.dump(value)
@@ -130,7 +131,7 @@ def loads(data: bytes) -> Any:
 
 
 class _Counter(io.RawIOBase):
-    """A file that keeps nothing, and refuses more than a number of bytes."""
+    """A file that keeps nothing, and raises once more than a number of bytes are written."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
@@ -144,9 +145,9 @@ class _Counter(io.RawIOBase):
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Pause garbage collection: to collect once per this many containers takes longer than to decode them.
+    """Pause garbage collection, which takes longer than decoding many containers.
 
-    Best left when the values are gone: the first collection afterwards visits all that were made.
+    Should end after the values are freed: the first collection afterwards visits all that were made.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -158,19 +159,19 @@ def without_collection() -> Iterator[None]:
 
 
 def is_harmless(data: bytes) -> bool:
-    """Whether all opcodes are harmless, which they nearly always are: a quick check."""
+    """Return whether all opcodes are harmless, which is nearly always so: a quick check."""
     global _looked_at
     _looked_at += len(data)
     loop = _loop() if _looked_at > _MUCH else None
     return loop(data) if loop else is_harmless_by_expression(data)
 
 
-_looked_at = 0  # bytes, by this process
+_looked_at = 0  # bytes checked by this process
 
 
 @cache
 def _loop() -> Callable[[bytes], bool] | None:
-    """The compiled loop; None where numba is not installed."""
+    """Return the compiled loop; None where numba is not installed."""
     from dpro.compiled import can_compile
 
     if not can_compile():
@@ -181,7 +182,7 @@ def _loop() -> Callable[[bytes], bool] | None:
 
 
 def is_harmless_by_expression(data: bytes) -> bool:
-    """The same by an expression that matches all opcodes but texts."""
+    """Return whether all opcodes are harmless, by a regular expression that matches all opcodes but texts."""
     place, tuples = 0, 0
     while place < len(data):
         match = _HARMLESS.match(data, place)

@@ -1,7 +1,7 @@
-"""Values of loosely typed files (JSON, pickles) in the types of their columns, or as unknown.
+"""Values of loosely typed files (JSON, pickles) converted to the types of their columns, or to unknown.
 
-In: any parsed value. Out: numbers that fit their column, texts, containers, and peers as global ranks; never
-an exception.
+Takes any parsed value; returns numbers that fit their column, texts, containers, and peers as global ranks.
+Never raises an exception.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INT64 = 1 << 63
 
 
 def int64(value: Any) -> int:
-    """A number that fits int64, also one written as text; -1 for anything else."""
+    """Return a number that fits int64, also one written as text; -1 for anything else."""
     try:
         number = -1 if isinstance(value, bool) else int(value)
     except (TypeError, ValueError, OverflowError):
@@ -33,13 +33,13 @@ def int64(value: Any) -> int:
 
 
 def int32(value: Any) -> int:
-    """A number that fits int32, also one written as text; -1 for anything else."""
+    """Return a number that fits int32, also one written as text; -1 for anything else."""
     number = int64(value)
     return number if -_INT32 <= number < _INT32 else -1
 
 
 def rounded(value: Any, factor: int) -> int:
-    """A measured value in ns as int64; -1 where it is no number or negative.
+    """Return a measured value in ns as int64; -1 where it is negative or not a number.
 
     Args:
         factor: its unit in ns.
@@ -52,22 +52,22 @@ def rounded(value: Any, factor: int) -> int:
 
 
 def text(value: Any) -> str:
-    """A text that UTF-8 can hold; empty for anything else."""
+    """Return a text, with characters that UTF-8 cannot encode replaced; empty for anything else."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else ""
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """A mapping; empty for anything else."""
+    """Return a mapping; empty for anything else."""
     return value if isinstance(value, dict) else {}
 
 
 def sequence(value: Any) -> Sequence[Any]:
-    """A list or tuple; empty for anything else."""
+    """Return a list or tuple; empty for anything else."""
     return value if isinstance(value, list | tuple) else ()
 
 
 def elements(shape: Any) -> int:
-    """Number of elements of a tensor by its shape; -1 for what is none, or more than int64 holds."""
+    """Return the number of elements of a tensor by its shape; -1 for an invalid shape, or more than int64."""
     sizes = sequence(shape)
     is_shape = shape is sizes and len(sizes) <= MAX_DIMENSIONS
     if not is_shape or not all(type(size) is int and 0 <= size < _INT64 for size in sizes):
@@ -75,7 +75,7 @@ def elements(shape: Any) -> int:
     return int64(math.prod(sizes))
 
 
-# Element types by the names that profilers give them.
+# Element types by their names in profilers.
 
 _TYPES = {
     "float64": (8, ("double",)),
@@ -103,54 +103,55 @@ _NAMES = {alias: name for name, (_, aliases) in _TYPES.items() for alias in (nam
 
 @cache
 def dtype_name(recorded: str) -> str:
-    """Torch's name of an element type, empty where the recorded one is not known."""
+    """Return torch's name of an element type; empty where the recorded one is unknown."""
     lower = recorded.strip().lower()
     return _NAMES.get(lower) or _NAMES.get(lower.rsplit("::", 1)[-1], "")
 
 
 def dtype_bytes(recorded: str) -> int:
-    """Size of an element in bytes, -1 where the type is not known."""
+    """Return the size of an element in bytes; -1 where the type is unknown."""
     name = dtype_name(recorded)
     return _TYPES[name][0] if name else -1
 
 
-# Sends and receives as the tables state them: ranks may be numbered within the group or across the job
-# (PyTorch does both), and sizes given for both directions.
+# Sends and receives in the form of the tables: sources may number ranks within the group or across the job
+# (PyTorch does both), and give sizes for both directions.
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def ranks_of(listed: Sequence[Any]) -> Sequence[int]:
-    """The ranks of a group as recorded, numbers or texts; none where one of them is no rank."""
+    """Return the ranks of a group, recorded as numbers or texts; empty where one of them is invalid."""
     ranks = tuple(map(int32, listed))
     return ranks if min(ranks, default=0) >= 0 else ()
 
 
 @lru_cache(maxsize=64)
 def ranks_in(listed: str) -> Sequence[int]:
-    """The ranks in a text such as "[0, 1]", which is the same in all calls of a group."""
+    """Return the ranks in a text such as "[0, 1]"; cached, since all calls of a group have the same text."""
     return ranks_of(re.findall(r"\d+", listed))
 
 
 def of_each_call(ranks: Sequence[Sequence[int]], of_call: Array) -> pl.Series:
-    """The ranks of the group of each call, as text.
+    """Return the ranks of the group of each call, as text.
 
     Args:
-        of_call: [N] which of them each call is of.
+        ranks: ranks of each group.
+        of_call: [N] index of each call's group.
     """
     return pl.Series(GROUP_RANKS, list(map(members_text, ranks)), pl.String)[of_call]
 
 
 def global_peer(own_number: int, peer: int, rank: int, ranks: Sequence[int]) -> int:
-    """The other side as a global rank.
+    """Return the peer as a global rank.
 
     Args:
-        own_number: this side's number as recorded, -1 where only the peer is.
-        peer: the other side's number as recorded, -1 unknown.
+        own_number: this rank's number as recorded; -1 where only the peer is.
+        peer: the peer's number as recorded; -1 unknown.
         ranks: global ranks of the group, in order; empty unknown.
 
     Returns:
-        The global rank; the number as recorded where the group is not known.
+        The global rank; the number as recorded where the group is unknown.
     """
     if peer < 0 or not ranks:
         return peer
@@ -159,11 +160,10 @@ def global_peer(own_number: int, peer: int, rank: int, ranks: Sequence[int]) -> 
 
 
 def directed_bytes(op: str, bytes_in: int, bytes_out: int) -> tuple[int, int]:
-    """Bytes in and out of an operation: a send gets nothing, and a receive puts nothing in.
+    """Return bytes in and out of an operation: a send has no output, and a receive no input.
 
     Args:
-        bytes_in: as the source states them, -1 unknown.
-        bytes_out: as the source states them, -1 unknown.
+        bytes_in, bytes_out: as recorded; -1 unknown.
     """
     if op == "send":
         return bytes_in, 0 if bytes_in >= 0 else -1
