@@ -65,8 +65,7 @@ def attributed(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         `rank`, `window`, `span_id`, `name`, `duration_ns`, `module`, `operator`, `shapes` (empty where
-        unknown)
-        and `how`: launch, eager, ambiguous or unknown.
+        unknown) and `how`: launch, eager, ambiguous or unknown.
     """
     kernels = _launched(spans)
     graphs = kernels.filter("of_graph")

@@ -91,7 +91,7 @@ def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skelet
     window, step = np.full((2, kept.size), -1, np.int64)
     window[end], step[end] = ends.window[number], ends.step[number]
     left, (earliest, indptr, source, lag) = _fewer(cut, rank, lasts, flags, swept)
-    # No node starts before the earliest time in the graph; this bounds the virtual ends.
+    # Virtual ends have no earliest time; the nodes they follow start no earlier than this.
     earliest = np.maximum(earliest, nodes.earliest.min(initial=0))
     kept, rank, window, step, lasts = (column[left] for column in (kept, rank, window, step, lasts))
     return Skeletons(kept, rank, window, step, lasts, earliest, indptr, source, lag)
@@ -195,7 +195,7 @@ def ends_of(graph: Graph, cut: Cut, duration: Ints) -> Ends:
         (graph.indptr, graph.edges.source, graph.edges.lag), flags, (last, first, early), sizes,
     )  # fmt: skip
     last, first, early = (array[:count] for array, count in zip((last, first, early), sizes.tolist()))
-    # A window without a node before its steps begins at one of its other nodes, which has to stay.
+    # A window without a node before its steps begins at one of its `first` nodes, which have to stay.
     several = int(nodes.window[np.append(first, early)].max(initial=0)) + 2
     opens, before = (nodes.rank[some] * several + nodes.window[some] for some in (first, early))
     flags[first[~np.isin(opens, before)]] |= MUST_STAY

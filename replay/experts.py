@@ -29,10 +29,9 @@ def imbalances(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFra
 
     Returns:
         `source`, `layer`, `members` (number of ranks or experts), `mean` and `most` (mean and largest load of
-        a
-        member in a step: bytes of all-to-alls, else rows), `busiest` (the member with `most`) and `imbalance`
-        (largest over mean load of each step, averaged). All-to-alls are left out unless one layer's are
-        uneven.
+        a member in a step: bytes of all-to-alls, else rows), `busiest` (the member with `most`) and
+        `imbalance` (largest over mean load of each step, averaged). All-to-alls are included only if those of
+        at least one layer are uneven.
     """
     stretches = stretches_of(recorded_steps(spans, steps))
     sources = [_by_layer(_exchanged(collectives, stretches), spans), *_multiplied(spans, stretches)]

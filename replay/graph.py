@@ -107,7 +107,7 @@ class Nodes:
         kind: `NodeKind`.
         duration: ns.
         earliest: ns; a node may not start before. 0 unless the node is anchored.
-        anchored: whether its start was taken from the trace, since no recorded dependency explains it.
+        anchored: whether its start was taken from the trace, since no dependency explains it.
         rank: rank, -1 for a rendezvous.
         window: deep window.
         step: step number; -1 before the first whole step, -2 after the last.
@@ -119,7 +119,7 @@ class Nodes:
         bytes: payload of a transfer, the larger of input and output of its rank; -1 where unknown or none.
         message: index into `Graph.messages` of a transfer, -1 for other nodes.
         phase: number of collectives with other ranks that the rank has called in the step before this node, 0
-            before the first; equal numbers on all ranks; -1 outside steps.
+            before the first; the numbering is common to all ranks; -1 outside steps.
         measured_start, measured_end: ns on the aligned clock, as recorded.
     """
 
@@ -196,7 +196,7 @@ class Graph:
             for a graph made by hand.
         network: measured table of communication times, from `tables.read_frame`.
         facts: values cached by `once`; graphs that differ only in some columns share them.
-        products: measured times of matrix products on devices, from `devices.sources.PRODUCTS`.
+        products: measured times of matrix products on devices, as rows of `cost.kernels.products.PRODUCTS`.
         step_bytes: the most bytes that a step allocates beyond those allocated before it, in a job whose
             edits change that; None where it is as recorded.
     """

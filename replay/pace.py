@@ -1,6 +1,6 @@
 """The pace of hosts: the time each needs per step if it never waits for a device or other ranks.
 
-Takes a graph, as recorded or changed; returns one row per rank and window.
+Takes a graph, as recorded or changed; returns one row per rank, window and step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ def host_paces(graph: Graph) -> pl.DataFrame:
     """Replay the hosts alone, and measure the time each needs for a step.
 
     Returns:
-        `rank`, `window`, `pace_ns` (one row per step) and `later` (whether the step is after the first of its
-        window, so that its beginning is known); no rows where hosts launch no work on devices.
+        `rank`, `window`, `pace_ns` (of one step) and `later` (whether the step is after the first of its
+        window, so that its beginning is known), a row per step; no rows where hosts launch no work on
+        devices.
     """
     nodes = graph.nodes
     if not is_of(nodes.kind, GPU_KINDS).any() or not (graph.edges.kind == EdgeKind.LAUNCH).any():

@@ -1,11 +1,11 @@
 """Graphs of runs too large for memory: each rank is built and condensed by itself.
 
-First the ranks are matched: a `MatchedRun` has the facts about other ranks that building a rank requires, and
-reads only a few columns of spans, one part of the run at a time. Then each rank is built, and stored in a
-file until lags are pooled over all ranks. Finally it is condensed to a `RankSkeleton`, its graph with only
-the nodes that matter to other ranks, and all skeletons are joined to a `JoinedGraph`. Its nodes are in
-another order, but every start and every step equals that of the graph of the whole run, to the nanosecond.
-All values passed between processes can be pickled.
+First, `match_run` reads a few columns of spans, one part of the run at a time, and returns a `MatchedRun`
+with the facts about other ranks that building a rank requires. Then each rank is built, and stored in a file
+until lags are pooled over all ranks. Finally it is condensed to a `RankSkeleton`, its graph with only the
+nodes that matter to other ranks, and all skeletons are joined to a `JoinedGraph`. Its nodes are in another
+order, but every start and every step equals that of the graph of the whole run, to the nanosecond. All values
+passed between processes can be pickled.
 """
 
 from __future__ import annotations

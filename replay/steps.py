@@ -223,7 +223,7 @@ AROUND = 40  # steps in the running median, which is valid even if two in five o
 MIN_STEPS = 12  # fewer do not show the usual step
 MIN_LONGER = 0.2  # excess over the steps around below which a step is never a pause
 CLEAR = 6.0  # standard deviations, from the median deviation, which pauses do not affect
-MIN_NOISE = 0.02  # share of the step below which noise is not estimated
+MIN_NOISE = 0.02  # smallest noise that is assumed, as a share of the step
 MAX_RUN = 5  # steps in a row: a longer run is a slow spell, not a pause
 MAX_SHARE = 0.4  # share of the steps around: more frequent long steps are normal for the job
 

@@ -209,8 +209,7 @@ class Comparisons:
             moment: ns on `clock`.
 
         Returns:
-            [N] ns each: times on the clock, simultaneous times on the peer, and bounds on the error of the
-                latter.
+            [N] ns each: times on the clock, simultaneous times on the peer, and error bounds of the latter.
         """
         ours = self._pairs.get((clock, peer), _NONE)
         their = self._pairs.get((peer, clock), _NONE)

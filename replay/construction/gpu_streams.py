@@ -289,8 +289,7 @@ def _unexplained_starts(view: RankView, streams: Streams, explained: Pairs) -> t
     late = work[view.start[work] - ready[work] > COINCIDENCE_NS]
     by_end = work[np.argsort(view.end[work], kind="stable")]
     ends = view.end[by_end]
-    # Communication leaves room on the device for more communication, and spurious waits for it may form
-    # cycles.
+    # Communication leaves room on the device for more of it, and spurious waits for it may form cycles.
     computes = view.instance < 0
     coincident, draining = [], []
     waves = (view.kind[by_end] == KIND["kernel"]) & (view.instance[by_end] < 0)

@@ -99,8 +99,8 @@ class Built:
     def predictive(self) -> Graph:
         """The graph of the job as it runs, on which all predictions and judgements are based.
 
-        The cost of recording and of the first calls of a process is taken out; in a graph of operations,
-        waits that are only unrecorded launches.
+        The cost of recording and of the first calls of a process is taken out; from a graph of operations,
+        waits that only look like launch delays.
         """
         if self.of_operations:
             return with_typical_delays(self.graph)

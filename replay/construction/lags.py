@@ -136,8 +136,7 @@ class Started:
         """[C] masks of launches that returned before their work could begin, and of others.
 
         A call that released its work before it returned (copies that block, CUDA graphs) has its own latency,
-        capped by
-        the observed one: the moment of release may have been derived from the work.
+        capped by the observed one: the moment of release may have been derived from the work.
         """
         launch = self.kind == EdgeKind.LAUNCH
         return launch & ~self.inferred, launch & self.inferred
@@ -365,8 +364,7 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     first_work = np.full(int(of_window.max(initial=0)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_work, of_window[on_gpu], began[on_gpu])
     first = late & ~has_before & ~on_worker & (ready < first_work[of_window])
-    # A call that returns after its work began still worked on it: a copy of pageable memory waits for its
-    # call.
+    # A call that returns after its work began still worked on it, as for a copy of pageable memory.
     first[leads_to[launch & started.inferred]] = False
     # Tie the rest to its last dependency by an edge with the measured lag.
     fitted = stream & (late & ~has_launch)[leads_to]

@@ -30,8 +30,7 @@ from dpro.store import Run
 from dpro.timed import all_hosts_ahead, disturbed, with_times
 
 # Costs of an event, as multiples of a call of `aten::as_strided`, which shows the speed of the machine:
-# medians of ten jobs on a CPU, where the call took 270 ns, and of one on an H200 machine, where it took 675
-# ns.
+# medians of ten jobs on a CPU (270 ns a call), and of one on an H200 machine (675 ns a call).
 CLOCK, CLOCK_NS = "aten::as_strided", 450.0  # the time of two H100 machines, used where none was called
 OPERATOR, WITHOUT_GRADIENT, WITH_SHAPES = 2.35, 0.46, 1.3  # the last two are factors of the first
 RUNTIME_CALL, PYTHON_CALL = 8.0, 1.85

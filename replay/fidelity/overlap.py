@@ -58,8 +58,7 @@ def contention_of(kernels: pl.DataFrame) -> Contention | None:
         kernels: rows of `kernels_beside`.
 
     Returns:
-        None where too few kernels were seen both ways, or the interval does not exclude the absence of a
-        slowdown.
+        None where too few kernels were seen both ways, or the interval does not exclude 1.
     """
     places = _seen_both_ways(kernels)
     if places.height < ENOUGH_PLACES:
@@ -95,8 +94,7 @@ def kernels_beside(graph: Graph) -> pl.DataFrame:
 
     Returns:
         `name`, `place` (index among those of its name in the step of its rank), `of` (their number), `ns`,
-        and
-        `beside`: whether communication ran all the time.
+        and `beside`: whether communication ran all the time.
     """
     nodes = graph.nodes
     share = overlapped_share(graph, nodes.measured_start, nodes.measured_end)
@@ -191,8 +189,7 @@ def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[f
 
     Yields:
         The last replay for each slowdown, made lazily, so that one is in memory at a time. Where no overlap
-        has
-        changed, only one: the replay of the graph as it is.
+        has changed, only one: the replay of the graph as it is.
     """
     kernels, moving = _kernels_and_transfers(graph)
     timeline, recorded = replay(graph), before[kernels]

@@ -280,8 +280,7 @@ def read_recorded(run: Run) -> Operations:
     # Align clocks by recorded comparisons only, since operations are not matched with collectives.
     nothing = match_collectives(COLLECTIVES.empty(), SPANS.empty()).rows
     alignment = align(nothing, [(rank, -1) for rank in ranks], run.table(WORKERS), run.table(CLOCK_SAMPLES))
-    # Use the pipeline's own stages; number data-parallel ranks without a coordinate by their order on a
-    # stage.
+    # Use the pipeline's own stages; data-parallel ranks without a coordinate are numbered on each stage.
     stages = table.group_by("rank").agg(pl.col("stage").max()).sort("stage", "rank")
     dp = run.table(WORKERS).filter(pl.col("dp") >= 0).group_by("rank").agg(pl.col("dp").first())
     order = pl.int_range(pl.len(), dtype=pl.Int64).over("stage")

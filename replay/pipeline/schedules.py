@@ -209,13 +209,14 @@ def alternating(forward: Order, backward: Order, ahead: int) -> Order:
     return order + backward[turns:]
 
 
-# Schedules with a backward in two parts: gradients of inputs are passed on, those of weights fill idle time.
+# Schedules with a backward in two parts: gradients of inputs are passed on, those of weights fill idle time
+# (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024).
 
 
 def zb_h1(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
     """Order as 1F1B with backward for inputs only; gradients of weights fill idle time.
 
-    A stage delays as many of them as there are stages before it (section 2.2).
+    A stage delays as many of them as there are stages before it (Qi et al., section 2.2).
     """
     only_one_chunk("zb-h1", num_chunks)
     plain = one_forward_one_backward(num_stages, num_batches, 1)
@@ -236,9 +237,10 @@ def _with_weights(order: Order, held: int) -> Order:
 
 
 def zb_v(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
-    """Order two chunks per stage, the second on the way back: the first stage has the loss (section 6).
+    """Order two chunks per stage, the second on the way back, so that the first stage has the loss.
 
-    With fewer micro-batches than fill the pipeline, the missing ones are left out of the order.
+    Source: Qi et al., section 6. With fewer micro-batches than fill the pipeline, the missing ones are left
+    out of the order.
 
     Raises:
         UsageError: the number of chunks is not two.
@@ -283,7 +285,8 @@ def _zero_bubble_stage(stage: int, num_stages: int, num_batches: int) -> Order:
     return order
 
 
-# DualPipe: half of the micro-batches enter the pipeline at its first stage, half at its last one.
+# DualPipe: half of the micro-batches enter the pipeline at its first stage, half at its last one
+# (DeepSeek-V3, arXiv 2412.19437, section 3.2.1).
 
 
 def dualpipe(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
