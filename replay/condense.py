@@ -70,8 +70,7 @@ def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skelet
     every node behind it.
 
     Args:
-        duration: [N, K] durations of the nodes in K scenarios, in ns; None for the durations of the graph
-            alone.
+        duration: [N, K] durations of the nodes in K scenarios, in ns; None for those of the graph.
     """
     nodes, edges = graph.nodes, graph.edges
     duration = nodes.duration[:, None] if duration is None else duration
@@ -624,8 +623,7 @@ def _sweep_all(
         ranks: `order`, `begins` and `rank`: nodes by rank, offsets of the ranks, and the rank of each node.
         work: `duration` and `earliest`, [N, K].
         edges: `indptr`, `source` and `lag` [E, K].
-        ends: `begins` [R + 1], `indptr`, `source` and `lag` of the virtual nodes that follow those of each
-            rank.
+        ends: `begins` [R + 1], `indptr`, `source` and `lag` of the virtual nodes behind each rank.
         flags: [N] flags of the nodes.
         reach: number of kept nodes back over which distances are recorded, a power of two.
 

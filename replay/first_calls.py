@@ -2,8 +2,7 @@
 
 Takes a `Graph`; returns which of its nodes are cold, and their usual duration. The first launch of a kernel
 loads its code; the first use of a library or compiler loads or compiles code. Later steps do none of this, so
-the usual step of a job is without it. Allocations and copies of a first call are like those of others: they
-stay.
+the usual step of a job is without it. Allocations and copies of first calls are like others, and stay.
 """
 
 from __future__ import annotations
@@ -78,8 +77,7 @@ def _usual_of_first(graph: Graph) -> Ints:
 def _may_be_first(graph: Graph, calls: Ints, took_ns: Ints) -> Bools:
     """Return a mask of calls that launch nothing, or a kernel for the first time while its device idles.
 
-    A launch that waits for room in a full queue, or on a host short of CPU cores, takes as long without being
-    cold.
+    A warm launch takes as long if it waits for room in a full queue, or on a host short of CPU cores.
     """
     nodes, edges = graph.nodes, graph.edges
     launches = (edges.kind == EdgeKind.LAUNCH) & np.isin(edges.source, calls)

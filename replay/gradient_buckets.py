@@ -1,13 +1,11 @@
 """Contents of each gradient reduction: recorded where the framework reports them, else inferred.
 
-Takes a graph and its run, from any profiler; returns the passes that edits change, in the form of a recorded
-DDP job.
+Takes a graph and its run, from any profiler; returns the passes that edits change, as of a recorded DDP job.
 
 DeepSpeed fills a buffer with gradients and reduces it before a gradient that no longer fits; table `buckets`
 records the contents of each buffer. The reductions of a pass are the recorded buffers in order: each is
 reduced within the hook of the gradient that follows it, and the last one after backward. Where DeepSpeed
-reduces only after backward (ZeRO 1 without overlap), gradients count as ready then, in the order of the
-buffers.
+reduces only after backward (ZeRO 1 without overlap), gradients count as ready then, in buffer order.
 
 Otherwise a gradient reduction is an all-reduce or reduce-scatter called in a step after its first backward
 operator starts, and of a kind that the forward pass does not call: those reduce activations or statistics.

@@ -38,12 +38,10 @@ class Parameters:
         shapes: shape of each parameter; empty where unknown.
         hook: communication hook in place of a plain all-reduce; empty for none.
         is_recorded: whether the framework reported the buckets; else they are inferred.
-        are_sizes_known: whether each size is known; else only that of each reduction, which was divided
-            evenly.
+        are_sizes_known: whether each size is known; else the size of each reduction was divided evenly.
         closes_before: whether a bucket closes before the gradient that no longer fits, as in DeepSpeed; else
             after the one that fills it, as in DDP.
-        is_update_shared_out: whether each rank updates a part of the parameters, however gradients are
-            reduced.
+        is_update_shared_out: whether each rank updates a part of the parameters, in any reduction scheme.
     """
 
     num_bytes: Ints

@@ -20,9 +20,8 @@ def host_paces(graph: Graph) -> pl.DataFrame:
     """Replay the hosts alone, and measure the time each needs for a step.
 
     Returns:
-        `rank`, `window`, `pace_ns` (of one step) and `later` (whether the step is after the first of its
-        window, so that its beginning is known), a row per step; no rows where hosts launch no work on
-        devices.
+        `rank`, `window`, `pace_ns` (of one step) and `later` (whether after the window's first step, so that
+        the beginning is known), a row per step; no rows where hosts launch no work on devices.
     """
     nodes = graph.nodes
     if not is_of(nodes.kind, GPU_KINDS).any() or not (graph.edges.kind == EdgeKind.LAUNCH).any():

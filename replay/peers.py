@@ -2,8 +2,7 @@
 
 Takes a graph; returns work per rank, step and phase, without waits and transfers; teams of ranks that make
 the same calls between equally many phases; and the median of a rank's peers. A phase is the work of a rank
-between two of its collectives, in which ranks of one role do the same. Excess work of a rank is not judged
-here.
+between two of its collectives, in which ranks of one role do the same. Excess work is not judged.
 """
 
 from __future__ import annotations

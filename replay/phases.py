@@ -2,8 +2,7 @@
 
 Takes ranges in deep windows whose names identify a phase: those of TRL, which the recorder marks, of verl and
 NeMo-RL, and of loops that set some (`record_function`, NVTX). Returns the time of each phase in a step, split
-like steps. A moment belongs to the innermost range around it. Without both rollout and training there are no
-phases.
+like steps. A moment belongs to the innermost range around it. Phases need both rollout and training.
 """
 
 from __future__ import annotations
@@ -92,8 +91,7 @@ def phases(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFrame) 
 def _pieces(ranges: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Cut each step into stretches of one phase, as rows of `steps` with new step numbers.
 
-    `waits` marks stretches in which another actor works. Only the thread with most phase time of a rank
-    counts.
+    `waits` marks stretches in which another actor works. Only the rank's thread with most phase time counts.
     """
     lanes = ranges.group_by(LANE).agg(pl.col("duration_ns").sum()).sort("duration_ns", *LANE)
     lanes = lanes.unique(["rank", "window"], keep="last", maintain_order=True)

@@ -47,7 +47,7 @@ class PretendedStep(DocumentPart, frozen=True):
         ranks, world_size: number of pretended ranks, and number of ranks of the job.
         compute_ms: the mean step if communication took no time.
         step_ms: the mean step; null where communication times are unknown.
-        low_ms, high_ms: interval of the mean step; null where communication times are unknown.
+        low_ms, high_ms: interval of the mean step; null where `step_ms` is.
         how: sources of the communication times.
         unknown: reasons why the step is unknown.
     """

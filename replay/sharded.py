@@ -471,8 +471,7 @@ class ObservedRank:
 
     Attributes:
         seen: its share of the observations.
-        at: [scales, cells] ns that its hosts need for a step at each of `SCALES`; None unless hosts are
-            compared.
+        at: [scales, cells] ns of a step of its hosts at each of `SCALES`; None unless hosts are compared.
         skeletons: the rank condensed at each of `SCALES`; empty unless steps are compared.
     """
 

@@ -1,8 +1,7 @@
 """The parts of replayed steps: how long the devices of each rank compute, copy, communicate, wait or idle.
 
 Takes a timeline and the ends of its steps; returns the columns of `dpro.replay.steps.step_breakdown`, which
-splits the steps of the trace. Only ranks with GPU work are split; on a CPU, the spans of the main thread show
-the parts.
+splits the steps of the trace. Only ranks with GPU work are split; else main-thread spans show the parts.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ def replayed_breakdown(timeline: Timeline, ends: pl.DataFrame) -> pl.DataFrame:
         ends: `baseline_steps` of the graph: a step lasts from the end of the previous one, on all ranks.
 
     Returns:
-        `STEP_SCHEMA`, sorted by step and rank. Waits in collectives are known only where all members are in
-        the graph.
+        `STEP_SCHEMA`, sorted by step and rank. Waits are known only for collectives with all members here.
     """
     work, launches = _gpu_work(timeline)
     begins = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))

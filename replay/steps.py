@@ -5,8 +5,7 @@ predicted or aligned across clocks; `dpro.detect` finds the rank at fault.
 
 Duration: table `steps` with the columns of `dpro.timed.with_times`. In runs on GPUs without timing events
 (older recordings, traces), hosts that run ahead are recognised by their synchronisation schedule: many short
-steps and, at regular distances, a long one that waits for all enqueued work. Only the mean over such a cycle
-is known.
+steps and, at regular distances, a long one that waits for all enqueued work. Only a cycle's mean is known.
 
 Breakdown: a **step** of a rank is split without remainder: duration = compute + exposed communication +
 copies + host bound + idle. Work counts in the step during which it *ran*.
@@ -237,8 +236,7 @@ class StepSeries:
         times: [T] ns, each the median over ranks.
         usual: [T] ns, the median of the steps around each.
         paused: [T] mask of pauses.
-        lost: [T] ns by which a pause is longer than usual, less what the steps after it catch up; 0
-            elsewhere.
+        lost: [T] ns by which a pause is longer than usual, less what later steps catch up; else 0.
         recorded: whether these are steps of deep windows, as there are no others.
         by_device: whether their device timed them.
         cycle: number of steps that each time is a mean of: 1, except for hosts that run ahead of a device.

@@ -6,8 +6,7 @@ never rewritten: the lines are kept beside them, and the graph is built from tim
 
 There are three sources. Recorded comparisons are best, since their round trips bound the error. Else all
 members of a collective end together, so the median difference of the ends is the offset, up to their skew.
-Causality bounds both: no member leaves before the last has arrived, and nothing is received before it is
-sent.
+Causality bounds both: no member leaves before the last has arrived, and nothing arrives before it is sent.
 
 Pretended ranks each ran by themselves: their clocks are stopped while a collective is answered, since a real
 rank would not make our answers, and all begin the first step of a window at once.
@@ -80,8 +79,7 @@ def fit_scattered(times: Ints, differences: Ints) -> ClockLine:
     """Fit a line through differences that scatter, some of them wildly.
 
     The slope is the median of the slopes between all pairs (Theil 1950, Sen 1968). It is used where it is
-    many times its own standard error and reduces the interquartile range of the residuals; else the line is
-    level.
+    many times its own standard error and reduces the interquartile range of the residuals.
 
     Args:
         times: [N] ns on the clock, N > 0.
@@ -294,8 +292,7 @@ class Alignment:
 
         Args:
             frame: has `rank`, `window` and `start_ns`, optionally `duration_ns` (negative where unknown).
-                Rows of no window use the clock of the rank's first one; those of unknown ranks are left as
-                they are.
+                Rows of no window use the clock of the rank's first one; those of unknown ranks stay.
         """
         if not any(clock.line.offset_ns or clock.line.drift_ppb for clock in self.clocks.values()):
             return frame

@@ -172,8 +172,7 @@ def ended_when_notified(view: RankView, threads: Threads, names: Names) -> RankV
     """Move the ends of CPU collectives back to when their callers were notified.
 
     A worker notifies the caller a little before it closes its own range. The notification is the end of a
-    stretch in which the caller was idle, if that ended only a little earlier and had lasted much longer than
-    this difference.
+    stretch in which the caller was idle, if that ended a little earlier and had lasted much longer than that.
     """
     is_wait = names.match(WAITS, view.name)
     end, asked = view.end.copy(), view.asked.copy()

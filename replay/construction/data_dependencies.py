@@ -2,8 +2,7 @@
 
 Takes the dependencies of execution traces and autograd's sequence numbers; returns pairs of spans, and links
 between threads and between streams made from them. Most data of a program is passed on along a thread or
-stream, whose order implies the dependency: only pairs that cross are kept, and of those only ones that add a
-constraint.
+stream, whose order implies the dependency: only pairs that cross and that add a constraint are kept.
 """
 
 from __future__ import annotations

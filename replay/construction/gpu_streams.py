@@ -150,8 +150,7 @@ def _unrecorded_waiters(syncs: pl.DataFrame) -> set[int]:
 def _where_unrecorded(view: RankView, guessed: Pairs, recorded: Pairs, syncs: pl.DataFrame) -> Pairs:
     """Keep the guessed dependencies that lead to streams with lost waits and have no recorded counterpart.
 
-    Without any recorded dependency all are kept: a wait may be known by its call alone, which names no
-    stream.
+    Without any recorded dependency all are kept: a wait may be known by its call alone, without a stream.
     """
     if not recorded:
         return guessed

@@ -111,8 +111,7 @@ class Started:
         slack: [C] ns to explain: from the end of the source to the start of its work.
         group: [C] kind of work.
         free: [C] whether nothing else held up the work when the source ended.
-        others, called: [W] ns at which the last dependency of each had ended, other than launches, and
-            launches.
+        others, called: [W] ns at which the last dependency of each had ended: non-launches, launches.
         on_worker: [W] whether it runs on a thread for CPU collectives.
     """
 
@@ -251,8 +250,7 @@ def merged(facts: Iterable[LagFacts]) -> LagFacts:
 def with_lags(started: Started, lags: Lags, names: Sequence[str]) -> tuple[Edges, Nodes]:
     """Return all edges with their lags, and all nodes, with those anchored whose start comes from the trace.
 
-    Work without a recorded launch that nothing else explains keeps its distance from the previous work, and
-    is anchored.
+    Work that no launch and nothing else explains keeps its distance from the previous work, and is anchored.
     """
     slack, kind, group = started.slack, started.kind, started.group
     returned, early = started.launches
@@ -395,7 +393,6 @@ def _counts(times: Ints) -> Counts:
 
 
 def _sum(parts: Sequence[Counts]) -> Counts:
-    """Add up the counts of several parts."""
     time, place = np.unique(np.concatenate([part.time for part in parts]), return_inverse=True)
     count = np.zeros(time.size, np.int64)
     np.add.at(count, place, np.concatenate([part.count for part in parts]))

@@ -149,7 +149,6 @@ def overlapped_share(graph: Graph, start: Ints, end: Ints) -> Floats:
 
 
 def _kernels_and_transfers(graph: Graph) -> tuple[Ints, Ints]:
-    """Return the nodes that are kernels, and those that move data for a collective."""
     kind = graph.nodes.kind
 
     def compute() -> tuple[Ints, Ints]:
