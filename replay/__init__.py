@@ -1,1 +1,1 @@
-"""The global dataflow graph: built from the tables of a run, replayed, judged, and changed."""
+"""The global dataflow graph: built from the tables of a run, replayed, assessed and changed."""

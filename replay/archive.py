@@ -1,8 +1,8 @@
-"""Records of arrays, frames, texts and numbers as one file, for the next command.
+"""Archives: records of arrays, frames, text and numbers stored in one file for the next command.
 
-In: such records, and which classes they are of. Out: an `.npz` file of the arrays, each as narrow as its
-values allow, and one JSON text for what holds them together; and the same records from it. Nothing is
-unpickled, no class but those that are named is made, and a file that is not whole is no file.
+Takes such records and the classes they may be instances of; writes an `.npz` file with each array in its
+narrowest integer type, and one JSON outline of their structure; reads the records back. It unpickles nothing,
+instantiates only the named classes, and treats a damaged or incomplete file as absent.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from dpro.folders import written_whole
 from dpro.store import Run
 
 Array = NDArray[Any]
-Records = Mapping[str, Any]  # dataclasses, records of msgspec and named tuples by their names
+Records = Mapping[str, Any]  # by class name: dataclasses, msgspec records and named tuples
 
 OUTLINE, SMALL = "outline", "small"
-MAX_SMALL = 4096  # values of an array that is written with others like it: each in a file has its own header
+MAX_SMALL = 4096  # values: smaller arrays are stored concatenated, since each stored array costs a header
 DAMAGED = (
     OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, zipfile.BadZipFile,
     pl.exceptions.PolarsError,
-    tokenize.TokenError,  # numpy reads headers of arrays by Python's tokenizer
-    SystemError,  # of the parser, see `_READING`
+    tokenize.TokenError,  # numpy parses array headers with Python's tokenizer
+    SystemError,  # from Python's parser, see `_READING`
 )  # fmt: skip
 NARROW = (np.int8, np.int16, np.int32)
-# Held by the thread that reads: numpy reads headers of arrays by Python's parser, which in Python 3.11 fails
-# at times where several threads use it ("AST constructor recursion depth mismatch").
+# Held while reading: numpy parses array headers with Python's parser, which in Python 3.11 sometimes fails
+# when several threads use it ("AST constructor recursion depth mismatch").
 _READING = threading.Lock()
 
 
 def write_archive(file: Path, value: Any, records: Records) -> None:
-    """Write a value, whole or not at all.
+    """Write a value atomically: the complete file or none.
 
     Raises:
         OSError: the file cannot be written.
@@ -57,48 +57,48 @@ def write_archive(file: Path, value: Any, records: Records) -> None:
 
 
 def read_archive(file: Path, records: Records, run: Run | None) -> Any:
-    """What was written; None where there is no such file, or not a whole one.
+    """Return the value in an archive; None where the file is missing, incomplete or damaged.
 
     Args:
-        file: as `write_archive` has written it.
+        file: an archive of `write_archive`.
     """
     try:
-        with _READING, np.load(file, allow_pickle=False) as arrays:  # its zip container checks what is read
+        with _READING, np.load(file, allow_pickle=False) as arrays:  # zip checksums detect damage
             return built_from(json.loads(arrays[OUTLINE].tobytes()), arrays, records, run)
     except DAMAGED:
         return None
 
 
 def _field_names(record: Any) -> Sequence[str]:
-    """The fields of a named tuple, of a record of msgspec, or of a dataclass."""
+    """Return the field names of a named tuple, a msgspec record or a dataclass."""
     names = getattr(record, "_fields", None) or getattr(record, "__struct_fields__", None)
     return names or [field.name for field in dataclasses.fields(record)]
 
 
 class _Arrays:
-    """What is written: each array and frame that several parts of a value share is written once.
+    """The arrays of one archive; an array or frame shared by several parts of a value is written once.
 
     Attributes:
-        records: the classes that the value may hold.
-        small: arrays that are written as one.
+        records: the classes that the value may contain.
+        small: small arrays, stored concatenated.
     """
 
     def __init__(self, records: Records) -> None:
         self.records = records
         self.by_name: dict[str, Array] = {}
         self.small: list[Array] = []
-        self._places: dict[int, Any] = {}  # of what lives as long as the value that is taken apart
+        self._places: dict[int, Any] = {}  # by id of an array or frame; the value keeps them alive
         self._size = 0
 
     def taken_apart(self, value: Any) -> Any:
-        """The value as JSON, in which places stand for arrays and frames."""
+        """Return the value as JSON, with references in place of arrays and frames."""
         kind = type(value)
         if self.records.get(kind.__name__) is kind:
             names = _field_names(value)
             return {kind.__name__: {name: self.taken_apart(getattr(value, name)) for name in names}}
         if isinstance(value, np.ndarray):
             if value.dtype == np.int64 and value.ndim == 1 and value.size <= MAX_SMALL:
-                # Where an array begins and ends among the small ones.
+                # Begin and end of the array among the concatenated small ones.
                 if id(value) not in self._places:
                     self._places[id(value)] = (self._size, self._size + value.size)
                     self._size += value.size
@@ -118,7 +118,7 @@ class _Arrays:
         return value
 
     def _named(self, value: Any, as_array: Callable[[Any], Array]) -> str:
-        """The name by which an array or frame is written."""
+        """Return the archive name of an array or frame, adding its array on first use."""
         name: str = self._places.setdefault(id(value), str(len(self.by_name)))
         if name not in self.by_name:
             self.by_name[name] = as_array(value)
@@ -132,7 +132,7 @@ def _as_bytes(frame: pl.DataFrame) -> Array:
 
 
 def narrow(array: Array) -> Array:
-    """Return integers in the smallest type that holds them all: a graph is then a quarter as large."""
+    """Return integers in the smallest type that fits them all: a graph is then a quarter as large."""
     if array.dtype != np.int64 or array.size == 0:
         return array
     low, high = array.min(), array.max()
@@ -141,10 +141,10 @@ def narrow(array: Array) -> Array:
 
 
 def built_from(outline: Any, arrays: Mapping[str, Array], records: Records, run: Run | None) -> Any:
-    """Return what an outline describes; what several parts of it share is one array or frame again.
+    """Return the value that an outline describes; parts that share an array or frame share it again.
 
     Args:
-        outline: of records, arrays and plain values, as `write_archive` writes it.
+        outline: records, arrays and plain values, as `write_archive` writes them.
     """
     small = _read_only(arrays[SMALL].astype(np.int64)) if SMALL in arrays else np.empty(0, np.int64)
     made: dict[Any, Any] = {}  # arrays and frames so far

@@ -1,10 +1,10 @@
-"""Which operator and module a kernel is of: by its launch, or of a CUDA graph by the same launched eagerly.
+"""Attribution of kernels to operators and modules, by their launch or, in CUDA graphs, by eager launches.
 
-In: spans, and the steps that were recorded. Out: a row per kernel, empty where it is not known. A graph is
-launched by one call, and its kernels have no operator above them. Their names in the order of each stream are
-aligned with the names of kernels that operators launched, in the order of their launches in one step: in a
-warm-up, in another window, on another rank. What all longest common subsequences agree on is taken, of all
-steps that fit best; the rest is ambiguous, and stays empty.
+Takes spans and the recorded steps; returns one row per kernel, with empty texts where the source is unknown.
+A CUDA graph is launched by one call, so its kernels have no operator above them. Their names, in stream
+order, are aligned with the names of eagerly launched kernels, in launch order, of one step: of a warm-up,
+another window or another rank. A kernel is attributed where all longest common subsequences agree, over all
+of the best-fitting steps; where they disagree, it is ambiguous and its texts stay empty.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from dpro.replay.engine import innermost_segments
 from dpro.replay.steps import recorded_steps
 
 LANE = ["rank", "window", "tid"]
-MODULE = "nn.Module: "  # how ranges of modules begin
-NUMBER = r"(^|[._])\d+\b"  # of a layer
+MODULE = "nn.Module: "  # prefix of module ranges
+NUMBER = r"(^|[._])\d+\b"  # the number of a layer
 GRAPH_LAUNCH = "(?i)GraphLaunch"
 WORK = ["module", "operator", "shapes"]
 BY_LAUNCH, BY_EAGER, AMBIGUOUS, UNKNOWN = "launch", "eager", "ambiguous", "unknown"  # values of `how`
-MIN_COMMON = 0.5  # of a graph's kernels, in the same order: else it is another program
-AS_GOOD = 0.9  # of the best: steps with so much in common have to agree
-MIN_RANKS = 2  # that have to agree on shapes, which may differ, or the graph's own
-MAX_CELLS = 60_000_000  # of a table of common subsequences, 2 bytes each
-MAX_COMPARED = 16  # steps that a graph is aligned with
+MIN_COMMON = 0.5  # share of a graph's kernels in common order, below which the step ran another program
+AS_GOOD = 0.9  # share of the best match: all steps that reach it have to agree
+MIN_RANKS = 2  # that agree on shapes, which may differ between ranks; the graph's own rank alone is enough
+MAX_CELLS = 60_000_000  # cells of a subsequence table, 2 bytes each
+MAX_COMPARED = 16  # steps that a graph is aligned with, at most
 
 
 def innermost(outer: pl.DataFrame, at: pl.DataFrame) -> Ints:
-    """[K] the row of the innermost span that is open on the same thread at each moment, -1 for none.
+    """Return [K] the row of `outer` of the innermost span open on the thread at each moment; -1 for none.
 
     Args:
-        outer, at: with `LANE` and `start_ns`; the first with `duration_ns`.
+        outer: spans with `LANE`, `start_ns` and `duration_ns`.
+        at: moments with `LANE` and `start_ns`.
     """
     open_rows = np.full(at.height, -1)
     lanes = pl.concat([outer.select(LANE), at.select(LANE)]).unique().sort(LANE).with_row_index("lane")
@@ -56,14 +57,14 @@ def innermost(outer: pl.DataFrame, at: pl.DataFrame) -> Ints:
 
 
 def attributed(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """The kernels of a run with what they are of.
+    """Return the kernels of a run with the module and operator each belongs to.
 
     Args:
-        spans: of any ranks.
+        spans: spans of any ranks.
         steps: table `steps`.
 
     Returns:
-        `rank`, `window`, `span_id`, `name`, `duration_ns`, `module`, `operator`, `shapes` (texts, empty where
+        `rank`, `window`, `span_id`, `name`, `duration_ns`, `module`, `operator`, `shapes` (empty where
         unknown) and `how`: launch, eager, ambiguous or unknown.
     """
     kernels = _launched(spans)
@@ -77,13 +78,13 @@ def attributed(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def totals(kernels: pl.DataFrame) -> pl.DataFrame:
-    """The kernels of each module and operator, layers counted together.
+    """Sum up kernels by module and operator, with the layers of a module merged.
 
     Args:
-        kernels: as of `attributed`.
+        kernels: rows of `attributed`.
 
     Returns:
-        `module` (numbers as `*`), `operator`, `count`, `total_ns`, the largest total first.
+        `module` (layer numbers as `*`), `operator`, `count` and `total_ns`, the largest total first.
     """
     named = kernels.with_columns(pl.col("module").str.replace_all(NUMBER, "${1}*"))
     sums = named.group_by("module", "operator").agg(
@@ -93,10 +94,10 @@ def totals(kernels: pl.DataFrame) -> pl.DataFrame:
 
 
 def work_of(spans: pl.DataFrame, at: pl.DataFrame) -> pl.DataFrame:
-    """What is called at some moments: `module`, `operator`, `shapes`, and whether it is of a `backward`.
+    """Return `module`, `operator` and `shapes` at each moment, and `backward`: whether within a backward.
 
     Args:
-        at: with `LANE` and `start_ns`, [K].
+        at: [K] moments with `LANE` and `start_ns`.
     """
     operators = spans.filter(pl.col("kind") == "cpu_op")
     is_module = pl.col("name").str.starts_with(MODULE) & pl.col("kind").is_in(["annotation", "python"])
@@ -121,11 +122,11 @@ def work_of(spans: pl.DataFrame, at: pl.DataFrame) -> pl.DataFrame:
 
 
 def _launched(spans: pl.DataFrame) -> pl.DataFrame:
-    """Kernels with `WORK` of the operator that launched them, `how`, `of_graph`, `stream`, `launched_ns`."""
+    """Return kernels with `WORK` of the launching operator, `how`, `of_graph`, `stream` and `launched_ns`."""
     launch = ["rank", "window", "correlation"]
     calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
     calls = calls.unique(launch, keep="first", maintain_order=True)
-    # Its middle: in microseconds, a call may begin where the operator before it still seems to last.
+    # Use the middle of the call: rounded to microseconds, it may begin before the previous operator ends.
     middle = calls.with_columns(start_ns=pl.col("start_ns") + pl.col("duration_ns") // 2)
     of_graph = pl.col("name").str.contains(GRAPH_LAUNCH)
     calls = calls.select(*launch, launched_ns="start_ns", of_graph=of_graph).hstack(work_of(spans, middle))
@@ -143,17 +144,17 @@ def _launched(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _taken(names: pl.Series, rows: Ints) -> pl.Series:
-    """[K] the name of each row, empty where the row is -1."""
+    """Return [K] the name at each row, empty where the row is -1."""
     return pl.concat([names, pl.Series([""])]).gather(np.where(rows < 0, names.len(), rows))
 
 
 class EagerStep(NamedTuple):
-    """What operators launched on one rank in one step, in the order of launches.
+    """The kernels that operators launched on one rank in one step, in launch order.
 
     Attributes:
-        names: [E] of the kernels.
-        work: [E] their `WORK`.
-        ranks: that launched the same in a step.
+        names: [E] kernel names.
+        work: [E] `WORK` of each kernel.
+        ranks: all ranks that launched this sequence in some step.
     """
 
     names: list[str]
@@ -162,7 +163,7 @@ class EagerStep(NamedTuple):
 
 
 def _eager(kernels: pl.DataFrame, spans: pl.DataFrame, steps: pl.DataFrame) -> list[EagerStep]:
-    """What operators launched, by rank and step; steps in which the same was launched are one."""
+    """Return the eager launches of each rank and step, with equal sequences merged into one `EagerStep`."""
     stretches = recorded_steps(spans, steps).select("rank", "step", "end_ns", begin="start_ns").sort("begin")
     placed = kernels.sort("launched_ns").join_asof(
         stretches, left_on="launched_ns", right_on="begin", by="rank", check_sortedness=False
@@ -180,7 +181,7 @@ def _eager(kernels: pl.DataFrame, spans: pl.DataFrame, steps: pl.DataFrame) -> l
 
 
 def _aligned(graphs: pl.DataFrame, eager: Sequence[EagerStep]) -> pl.DataFrame:
-    """Kernels of graphs with the work of those that they are aligned with."""
+    """Return kernels of graphs with the work of the eager kernels that they align with."""
     stream = ["rank", "window", "correlation", "stream"]
     graphs = graphs.sort(*stream, "start_ns", "span_id")
     aligned: dict[tuple[str, ...], Aligned] = {}
@@ -195,28 +196,28 @@ def _aligned(graphs: pl.DataFrame, eager: Sequence[EagerStep]) -> pl.DataFrame:
 
 
 class Aligned(NamedTuple):
-    """What the kernels of a graph are of.
+    """The work attributed to the kernels of one graph.
 
     Attributes:
         work: [K] `WORK` and `how`.
-        ranks: whose steps say that.
+        ranks: the ranks whose eager steps the attribution comes from.
     """
 
     work: list[tuple[str, ...]]
     ranks: frozenset[int]
 
     def on(self, rank: int) -> list[tuple[str, ...]]:
-        """The same on a rank: shapes are those of its own steps, or what two ranks agree on."""
+        """Return `work` for a rank; shapes are kept if its own steps gave them or `MIN_RANKS` ranks agree."""
         if rank in self.ranks or len(self.ranks) >= MIN_RANKS:
             return self.work
         return [(module, operator, "", how) for module, operator, _, how in self.work]
 
 
 def align(names: Sequence[str], eager: Sequence[EagerStep]) -> Aligned:
-    """What the kernels of a graph are of, as the steps that fit best agree.
+    """Attribute the kernels of a graph where the best-fitting eager steps agree.
 
     Args:
-        names: of the kernels of one stream, in their order, [K].
+        names: [K] kernel names of one stream, in stream order.
     """
     count, enough = Counter(names), MIN_COMMON * len(names)
     bounded = [((count & Counter(step.names)).total(), step) for step in eager]
@@ -234,7 +235,7 @@ def align(names: Sequence[str], eager: Sequence[EagerStep]) -> Aligned:
 
 
 def _united(options: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """What some steps say of one kernel, as far as they agree."""
+    """Merge several attributions of one kernel: values on which they differ become empty."""
     said = [option for option in options if option[3] != UNKNOWN] or options[:1]
     agreed = tuple(values[0] if len(set(values)) == 1 else "" for values in zip(*said, strict=True))
     is_ambiguous = any(option[1] or option[3] == AMBIGUOUS for option in options)
@@ -242,11 +243,11 @@ def _united(options: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def _agreed(names: Sequence[str], step: EagerStep) -> tuple[int, list[tuple[str, ...]]]:
-    """How long the longest common subsequence is, and what all of these say of each kernel.
+    """Return the length of the longest common subsequence, and [K] the attributions on which all such agree.
 
-    Of two sequences, these subsequences are paths through a table; all lie between one that skips kernels of
-    the step as early as it can and one that skips kernels of the graph. What a kernel may be aligned with is
-    between the two.
+    The longest common subsequences are paths through the table of lengths. All lie between two outermost
+    paths: one skips kernels of the step as early as possible, the other kernels of the graph. Only the
+    kernels between these two can match a given kernel.
     """
     codes = {name: code for code, name in enumerate(dict.fromkeys(names))}
     ours = np.array([codes[name] for name in names])
@@ -269,7 +270,7 @@ def _agreed(names: Sequence[str], step: EagerStep) -> tuple[int, list[tuple[str,
 
 
 def _path(table: NDArray[np.int16], ours: Ints, theirs: Ints, skip_theirs: bool) -> Ints:
-    """[K] the place that each kernel is aligned with on an outermost path, -1 for none."""
+    """Return [K] the index in `theirs` that each kernel matches on an outermost path; -1 for none."""
     places = np.full(ours.size, -1)
     row, column = ours.size, theirs.size
     while row and column:

@@ -1,9 +1,9 @@
-"""Ranks between what they wait for and what others wait for: with only the nodes that matter.
+"""Condensed graphs: only the nodes at which ranks wait for each other, and the longest paths between them.
 
-In: a graph and its `Cut`. Out: `Skeletons`. However long its transfers last, and whenever they begin, every
-node of a rank starts exactly when it does in the whole: a rank is a linear map in max-plus algebra from the
-starts of its transfers to those of its arrivals (Baccelli et al., Synchronization and Linearity, 1992). It
-holds for these durations and lags only: under others the rank is condensed anew.
+Takes a graph and its `Cut`; returns `Skeletons`. Whatever the durations and starts of its transfers, every
+kept node of a rank starts exactly when it does in the whole graph: a rank is a linear map in max-plus algebra
+from the starts of its transfers to those of its arrivals (Baccelli et al., Synchronization and Linearity,
+1992). A skeleton is valid for its durations and lags only; under others the rank is condensed again.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from dpro.replay.engine import compiled
 from dpro.replay.graph import EdgeKind, Edges, Graph, NodeKind, Nodes, assembled, frozen
 from dpro.replay.timeline import AFTER_STEPS, BEFORE_STEPS, behind_older_work
 
-# Rounds after the first, each of which leaves out nodes at which paths merge where that needs no more edges.
+# Rounds after the first sweep; each drops nodes at which paths merge where that adds no edges.
 ROUNDS = 3
-# Over how many kept nodes back distances are known, a power of two; what is further apart is not compared.
+# Kept nodes back over which distances are recorded, a power of two; paths further back are not compared.
 REACH = 64
 LONG_AGO = -(2**60)
 TRANSFER, RENDEZVOUS = int(NodeKind.TRANSFER), int(NodeKind.RENDEZVOUS)
-# What is known of a node: it has to stay; it may last for any time; several edges leave it, or one; another
-# of its step surely ends no earlier; one of its window that is not behind its steps surely starts no later.
+# Flags of a node: it has to stay; it may last for any time; several edges leave it; at least one edge leaves
+# it; another node of its step never ends earlier; another of its window, not behind the steps, never starts
+# later.
 MUST_STAY, ANY_DURATION, FORKS, HAS_SUCCESSOR, NEVER_LAST, NEVER_FIRST = 1, 2, 4, 8, 16, 32
 
 
 @dataclass(frozen=True)
 class Skeletons:
-    """Nodes that were kept, rank by rank, and the longest paths between them; K scenarios.
+    """The kept nodes, rank by rank, and the longest paths between them, in K scenarios.
 
     Attributes:
-        node: [M] node of the graph; -1 of the virtual end of a step.
+        node: [M] node of the graph; -1 for the virtual end of a step.
         rank: [M].
-        window, step: [M] of virtual ends.
+        window, step: [M] of virtual ends, -1 elsewhere.
         duration, earliest: [M, K] ns.
         indptr, source: [M + 1], [E]; edges into node i are indptr[i]:indptr[i + 1].
         lag: [E, K] ns.
@@ -58,18 +59,18 @@ class Skeletons:
 
     @property
     def target(self) -> Ints:
-        """[E] where each edge leads to."""
+        """[E] target node of each edge."""
         return np.repeat(np.arange(self.node.size), np.diff(self.indptr))
 
 
 def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skeletons:
-    """Leave out the nodes that no other rank waits for.
+    """Condense each rank to the nodes that other ranks wait for.
 
-    Nodes at which paths merge and part again stay: without such a node, an edge would lead from each node
-    before it to each node behind it.
+    A node at which paths merge and part again is kept: without it, every node before it would need an edge to
+    every node behind it.
 
     Args:
-        duration: [N, K] ns of its nodes in several scenarios; None for the durations of the graph alone.
+        duration: [N, K] durations of the nodes in K scenarios, in ns; None for those of the graph.
     """
     nodes, edges = graph.nodes, graph.edges
     duration = nodes.duration[:, None] if duration is None else duration
@@ -89,7 +90,7 @@ def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skelet
     window, step = np.full((2, kept.size), -1, np.int64)
     window[end], step[end] = ends.window[number], ends.step[number]
     left, (earliest, indptr, source, lag) = _fewer(cut, rank, lasts, flags, swept)
-    # What a virtual end is behind has begun by then.
+    # Virtual ends have no earliest time; the nodes they follow start no earlier than this.
     earliest = np.maximum(earliest, nodes.earliest.min(initial=0))
     kept, rank, window, step, lasts = (column[left] for column in (kept, rank, window, step, lasts))
     return Skeletons(kept, rank, window, step, lasts, earliest, indptr, source, lag)
@@ -98,7 +99,7 @@ def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skelet
 def _fewer(
     cut: Cut, rank: Ints, lasts: Ints, flags: NDArray[np.uint8], swept: Sequence[Ints]
 ) -> tuple[Ints, Sequence[Ints]]:
-    """Leave out nodes at which paths merge, where that needs no more edges: the rest, by `_sweep_all`."""
+    """Drop nodes at which paths merge where that adds no edges; return the rest, as from `_sweep_all`."""
     left = np.arange(rank.size)
     nothing = (np.zeros(cut.ranks.size + 1, np.int64), np.zeros(1, np.int64), left[:0], lasts[:0])
     for _ in range(ROUNDS):
@@ -115,23 +116,23 @@ def _fewer(
 
 
 def _for_all(column: Ints, count: int) -> Ints:
-    """A column with the same values in each scenario."""
+    """Repeat a column once per scenario."""
     return np.repeat(column[:, None], count, axis=1) if count > 1 else column[:, None]
 
 
-# Where a graph falls apart into ranks, and which nodes of them have to stay.
+# The partition of a graph into ranks, and the nodes of each that have to stay.
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a graph falls apart into ranks.
+    """The partition of a graph into ranks.
 
     Attributes:
-        ranks: [R] ascending; -1 has the rendezvous.
-        indptr, order: nodes of rank i of them are order[indptr[i]:indptr[i + 1]], ascending.
+        ranks: [R] ascending; -1 is the rank of rendezvous.
+        indptr, order: nodes of the i-th rank are order[indptr[i]:indptr[i + 1]], ascending.
         between: [C] edges between ranks.
-        joins: [N] nodes that such an edge ends at.
-        free: [N] transfers among them: how long they last is the network's to say.
+        joins: [N] mask of nodes at either end of such an edge.
+        free: [N] mask of transfers among `joins`, whose duration the network decides.
     """
 
     ranks: Ints
@@ -144,13 +145,13 @@ class Cut:
 
 @dataclass(frozen=True)
 class Ends:
-    """What else a rank's share has than its nodes.
+    """Node flags, and the virtual ends of the steps of each rank.
 
     Attributes:
-        flags: [N] what is known of each node, as the compiled loops have it.
-        begins: [R + 1] virtual ends of rank i are begins[i]:begins[i + 1].
+        flags: [N] flags of each node, for the compiled loops.
+        begins: [R + 1] virtual ends of the i-th rank are begins[i]:begins[i + 1].
         rank, window, step: [V] of the virtual ends.
-        indptr, source: [V + 1], [.] nodes that a virtual end is behind.
+        indptr, source: [V + 1], [.] the nodes that each virtual end follows.
     """
 
     flags: NDArray[np.uint8]
@@ -163,7 +164,7 @@ class Ends:
 
 
 def cut_by_rank(graph: Graph) -> Cut:
-    """Find the nodes of each rank, and the edges between ranks."""
+    """Partition a graph into the nodes of each rank and the edges between ranks."""
     nodes, edges, size = graph.nodes, graph.edges, graph.num_nodes
     lowest = int(nodes.rank.min()) if size else 0
     groups = int(nodes.rank.max()) - lowest + 1 if size else 0
@@ -177,10 +178,10 @@ def cut_by_rank(graph: Graph) -> Cut:
 
 
 def ends_of(graph: Graph, cut: Cut, duration: Ints) -> Ends:
-    """Find what has to stay of ranks.
+    """Find the nodes that condensing has to keep, and the virtual ends of steps.
 
     Args:
-        duration: [N, K] ns of its nodes in each of several scenarios.
+        duration: [N, K] durations of the nodes in K scenarios, in ns.
     """
     nodes, size = graph.nodes, cut.order.size
     least = np.where(cut.free, 0, duration[:, 0] if duration.shape[1] == 1 else duration.min(axis=1))
@@ -193,7 +194,7 @@ def ends_of(graph: Graph, cut: Cut, duration: Ints) -> Ends:
         (graph.indptr, graph.edges.source, graph.edges.lag), flags, (last, first, early), sizes,
     )  # fmt: skip
     last, first, early = (array[:count] for array, count in zip((last, first, early), sizes.tolist()))
-    # A window may begin with a node that holds no work of its rank before its first step.
+    # A window without a node before its steps begins at one of its `first` nodes, which have to stay.
     several = int(nodes.window[np.append(first, early)].max(initial=0)) + 2
     opens, before = (nodes.rank[some] * several + nodes.window[some] for some in (first, early))
     flags[first[~np.isin(opens, before)]] |= MUST_STAY
@@ -207,14 +208,14 @@ def ends_of(graph: Graph, cut: Cut, duration: Ints) -> Ends:
     return Ends(flags, begins, rank, window, step, np.append(opens, last.size), last)
 
 
-# Scenarios in which some ranks are changed: the condensed graph of each, without condensing again.
+# Condensed graphs of scenarios that change some ranks, without condensing again.
 
 
 def condense_both(graph: Graph, changed: Ints) -> tuple[Graph, Graph]:
-    """The condensed graph, and the same with all ranks changed.
+    """Return the condensed graph twice: unchanged, and with all ranks changed.
 
     Args:
-        changed: [N] ns, durations of its nodes where their rank is changed.
+        changed: [N] durations of the nodes under the change, in ns.
     """
     cut = cut_by_rank(graph)
     skeletons = skeletons_of(graph, cut, duration=np.stack([graph.nodes.duration, changed], axis=1))
@@ -223,14 +224,14 @@ def condense_both(graph: Graph, changed: Ints) -> tuple[Graph, Graph]:
 
 
 def with_ranks_of(one: Graph, other: Graph, ranks: Collection[int]) -> Graph:
-    """The first graph, with some ranks taken from the second.
+    """Return the first graph with some ranks taken from the second.
 
     Args:
-        one, other: of one shape, as from `condense_both`.
+        one, other: graphs of equal shape, such as those of `condense_both`.
     """
     of_ranks = np.isin(one.nodes.rank, list(ranks))
     changed = one.with_durations(np.where(of_ranks, other.nodes.duration, one.nodes.duration))
-    if other.edges is one.edges:  # all that was changed is how long nodes last
+    if other.edges is one.edges:  # only durations changed
         return changed
     earliest = np.where(of_ranks, other.nodes.earliest, one.nodes.earliest)
     lag = np.where(of_ranks[one.edges.target], other.edges.lag, one.edges.lag)
@@ -238,20 +239,19 @@ def with_ranks_of(one: Graph, other: Graph, ranks: Collection[int]) -> Graph:
     return dataclasses.replace(changed, nodes=nodes).with_lags(lag)
 
 
-# The skeletons of all ranks as one graph, joined where ranks wait for each other.
+# One graph of all skeletons, joined where ranks wait for each other.
 
 
 def joined_graph(graph: Graph, cut: Cut, skeletons: Skeletons, scenario: int = 0) -> tuple[Graph, Ints]:
-    """Join the skeletons of ranks.
+    """Join the skeletons of all ranks into one graph.
 
     Args:
-        cut: where it falls apart into ranks.
+        cut: the partition of `graph` into ranks.
 
     Returns:
-        The joined graph, and [M] the node of the whole graph that each of its nodes is; -1 for the virtual
-        end of a step.
+        The joined graph, and [M] the original node of each of its nodes; -1 for the virtual end of a step.
     """
-    # The numbers of the whole graph are in topological order; virtual ends are behind everything.
+    # Node numbers of the whole graph are in topological order; virtual ends come last.
     key = np.where(skeletons.node >= 0, skeletons.node, graph.num_nodes + 1 + skeletons.rank)
     order = np.argsort(key, kind="stable")
     number = np.empty(order.size, np.int64)
@@ -274,10 +274,10 @@ def joined_graph(graph: Graph, cut: Cut, skeletons: Skeletons, scenario: int = 0
 
 
 def paths_beside(source: Ints, target: Ints, lag: Ints, between: Edges, size: int) -> Ints:
-    """Edges of the skeletons, less those from arrival to transfer where it is as far over the rendezvous.
+    """Return the skeleton edges, without those from arrival to transfer that the rendezvous path covers.
 
     Args:
-        source, target, lag: of edges inside ranks; [E, K] ns.
+        source, target, lag: edges inside ranks; `lag` is [E, K] ns.
     """
     met, meets = np.full(size, -1, np.int64), np.full(size, -2, np.int64)
     lag_before, lag_after = np.zeros(size, np.int64), np.zeros(size, np.int64)
@@ -288,7 +288,7 @@ def paths_beside(source: Ints, target: Ints, lag: Ints, between: Edges, size: in
 
 
 def _columns(graph: Graph, skeletons: Skeletons, order: Ints, scenario: int) -> Nodes:
-    """The columns of the joined nodes: those of the whole graph, and of virtual ends their step's."""
+    """Return the columns of the joined nodes; virtual ends get rank, window and step of their step."""
     node = skeletons.node[order]
     columns = {f.name: getattr(graph.nodes, f.name)[node] for f in dataclasses.fields(Nodes)}
     ends = slice(np.count_nonzero(node >= 0), None)
@@ -298,15 +298,15 @@ def _columns(graph: Graph, skeletons: Skeletons, order: Ints, scenario: int) -> 
         columns[name][ends] = value
     for name in ("rank", "window", "step"):
         columns[name][ends] = getattr(skeletons, name)[order[ends]]
-    # Others that are tied to the trace by a lag may have an earliest time here, as all that was condensed.
+    # Other anchored nodes may have an earliest time only because condensing gave them one.
     columns["anchored"] &= np.isin(node, behind_older_work(graph))
     columns["duration"] = skeletons.duration[order, scenario]
     columns["earliest"] = skeletons.earliest[order, scenario]
     return Nodes(**columns)
 
 
-# The compiled loops. All ranks are in one call, one after the other; what differs between scenarios has a
-# column for each; and no compiled loop makes an array.
+# The compiled loops. One call processes all ranks, one after the other; values that differ between scenarios
+# have one column each; no compiled loop allocates an array.
 
 
 @compiled
@@ -316,13 +316,13 @@ def _cut(rank: Any, kind: Any, into: Any, lowest: int, begins: Any, place: Any, 
     Args:
         rank, kind: [N].
         into: `indptr` and `source` of the graph.
-        begins: [G + 1] zeros: where in the order each rank will begin.
+        begins: [G + 1] zeros; filled with the offset of each rank in `order`.
         place: [G] scratch.
-        filled: `order` [N], nodes by rank; `between` [E], edges between ranks; `joins` [N], nodes that one of
-            them ends at; `free` [N], transfers among those.
+        filled: `order` [N], nodes by rank; `between` [E], edges between ranks; `joins` [N], nodes at either
+            end of one; `free` [N], transfers among those.
 
     Returns:
-        How many edges are between ranks.
+        The number of edges between ranks.
     """
     indptr, source = into
     order, between, joins, free = filled
@@ -354,14 +354,14 @@ def _mark(
     """Find the nodes with which steps and windows of ranks may begin and end.
 
     Args:
-        order, begins: [M] nodes by rank, and [R + 1] where each rank begins.
+        order, begins: [M] nodes by rank, and [R + 1] offsets of the ranks.
         columns: `rank`, `window`, `step` and `kind` of nodes, [N].
-        least: [N] ns that each lasts at least.
+        least: [N] minimum duration of each node, in ns.
         into: `indptr`, `source` and `lag` [E] of the graph.
-        flags: [N] what is known of nodes; more is filled in.
-        filled: each [M], nodes that no other of their step surely outlasts; those that none of their window
-            surely precedes; of each window one node before its steps, or more.
-        sizes: [3] how many they are.
+        flags: [N] flags of nodes; more are set here.
+        filled: three arrays of nodes, each [M]: those that may end their step; those that may start their
+            window; and at least one node of each window that precedes its steps.
+        sizes: [3] number of entries in each of `filled`.
     """
     rank, window, step, kind = columns
     indptr, source, lag = into
@@ -417,8 +417,8 @@ def _gather(
     labels: Any,
     floor: Any,
 ) -> Any:
-    # The labels of a node's start: of those of its predecessors the longest from each kept node. `slot` says
-    # where in `labels` a kept node is.
+    # Collect the labels of a node's start: per kept node, the longest over its predecessors. `slot` is the
+    # index in `labels` of each kept node.
     source, lag = edges
     set_of, shift, ready = state
     begin, pool_ancestors, pool_weight = pool
@@ -449,7 +449,7 @@ def _gather(
 
 @inlined
 def _prune(count: Any, labels: Any, drop: Any, kept: Any, distance: Any) -> Any:
-    # A label is dropped that never decides: the way over another kept node behind it is as long, always.
+    # Drop labels that never decide: a path over a later kept node is as long in every scenario.
     ancestors, weight = labels
     reach = distance.shape[0]
     left = 0
@@ -475,7 +475,7 @@ def _prune(count: Any, labels: Any, drop: Any, kept: Any, distance: Any) -> Any:
 
 @inlined
 def _measure(kept: Any, first: Any, count: Any, labels: Any, lasts: Any, distance: Any) -> None:
-    # How long after the end of each of the kept nodes before it, by how many before, this one ends at least.
+    # Record the minimum time from the end of each earlier kept node to the end of this one, by nodes back.
     ancestors, weight = labels
     reach = distance.shape[0]
     row = kept & (reach - 1)
@@ -497,7 +497,7 @@ def _measure(kept: Any, first: Any, count: Any, labels: Any, lasts: Any, distanc
 
 @inlined
 def _keep(node: Any, kept: Any, count: Any, labels: Any, floor: Any, slot: Any, result: Any) -> None:
-    # Write a kept node, and its labels as edges.
+    # Write a kept node, with its labels as edges.
     ancestors, weight = labels
     nodes, floors, ways, way_from, way_lag = result
     into = ways[kept]
@@ -512,7 +512,7 @@ def _keep(node: Any, kept: Any, count: Any, labels: Any, floor: Any, slot: Any, 
 
 @inlined
 def _begin_anew(node: Any, kept: Any, state: Any, labels: Any) -> int:
-    # The one label that a kept node hands on: itself.
+    # A kept node passes on one label: itself.
     _, shift, ready = state
     ancestors, weight = labels
     ancestors[0] = kept
@@ -523,7 +523,7 @@ def _begin_anew(node: Any, kept: Any, state: Any, labels: Any) -> int:
 
 @inlined
 def _follow(node: Any, edge: Any, work: Any, edges: Any, state: Any) -> None:
-    # A node that shares the labels of the one before it.
+    # Let a node share the labels of its only predecessor.
     duration, earliest = work
     source, lag = edges
     _, shift, ready = state
@@ -535,7 +535,7 @@ def _follow(node: Any, edge: Any, work: Any, edges: Any, state: Any) -> None:
 
 @inlined
 def _put(sets: Any, count: Any, labels: Any, pool: Any) -> None:
-    # Labels as one more set.
+    # Append the labels to the pool as a new set.
     ancestors, weight = labels
     begin, pool_ancestors, pool_weight = pool
     into = begin[sets]
@@ -550,9 +550,9 @@ def _put(sets: Any, count: Any, labels: Any, pool: Any) -> None:
 def _sweep_ranks(
     ranks: Any, work: Any, edges: Any, ends: Any, flags: Any, state: Any, pool: Any, scratch: Any, result: Any
 ) -> int:
-    # Each node has a set of labels: how far it is from which kept nodes. A node with one predecessor shares
-    # its set, and ends so much later (`shift`). `ready` is when it ends by what needs no kept node. -1 where
-    # there is too little room for sets, or for edges.
+    # Each node has a set of labels: its distances from kept nodes. A node with one predecessor shares the set
+    # of that predecessor, shifted by its own time (`shift`). `ready` is the end of a node by paths that begin
+    # at no kept node. Returns -1 where the room for sets or edges is too small.
     order, begins, rank = ranks
     duration, earliest = work
     indptr, into = edges[0], (edges[1], edges[2])
@@ -613,21 +613,22 @@ def _sweep_all(
     flags: NDArray[np.uint8],
     reach: int,
 ) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Replace all nodes but some by edges as long as the longest paths over them.
+    """Replace all but the kept nodes by edges as long as the longest paths through them.
 
-    A path is measured from the end of the kept node that it begins at, and a kept node that is free may last
-    for any time: so edges hold for all its durations. An edge is left out where a path over another kept node
-    is as long for all of them (transitive reduction; Aho, Garey and Ullman, 1972).
+    A path is measured from the end of the kept node at which it begins, so edges are valid for any duration
+    of a free node. An edge is dropped where a path over another kept node is as long in all cases (transitive
+    reduction; Aho, Garey and Ullman, 1972).
 
     Args:
-        ranks: `order`, `begins` and `rank`: nodes by rank, where each rank begins, and the rank of each node.
+        ranks: `order`, `begins` and `rank`: nodes by rank, offsets of the ranks, and the rank of each node.
         work: `duration` and `earliest`, [N, K].
         edges: `indptr`, `source` and `lag` [E, K].
-        ends: of virtual nodes behind those of a rank `begins` [R + 1], `indptr`, `source` and `lag`.
-        flags: [N] what is known of the nodes.
+        ends: `begins` [R + 1], `indptr`, `source` and `lag` of the virtual nodes behind each rank.
+        flags: [N] flags of the nodes.
+        reach: number of kept nodes back over which distances are recorded, a power of two.
 
     Returns:
-        [M] the nodes kept, those of virtual ends from N on; their [M, K] `earliest`; `indptr`, `source` and
+        [M] the kept nodes, virtual ends numbered from N on; their [M, K] `earliest`; `indptr`, `source` and
         `lag` of the edges between them.
     """
     size, columns = work[0].shape

@@ -1,10 +1,9 @@
-"""What explains that one run takes longer per step than another.
+"""The difference between the steps of two runs, by kind of work.
 
-In: the graphs of two runs, of as many steps and ranks as they may have. Out: what each kind of work
-contributes to the difference. Each run is replayed with its work made as long as the other's, one kind after
-the other: from the first run towards the second and back, and the mean of both is what a kind contributes
-(two of the orders that a Shapley value averages over). What no kind of work explains is said to be so.
-Nothing is judged.
+Takes the graphs of two runs, of any number of steps and ranks; returns the contribution of each kind of work.
+Each run is replayed with its work made as long as the other's, one kind after another: from the first run
+towards the second and back. A kind contributes the mean of both (two of the orders that a Shapley value
+averages over). The remainder is reported as unexplained. Nothing is judged.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from dpro.replay.timeline import changed_step_times, durations_of, replay_durati
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.units import ms
 
-MAX_KINDS = 24  # of work listed one by one; the rest, which differs least, is taken together
-LONGEST = 1000.0  # how many times as long work may become: more is work that one run hardly has
+MAX_KINDS = 24  # kinds of work listed one by one; the rest, which differs least, is one row
+LONGEST = 1000.0  # largest factor on work: beyond it, one run hardly has such work
 REST = "all other work"
 KINDS = {
     NodeKind.CPU: "operator",
@@ -44,10 +43,10 @@ class Contributor(DocumentPart, frozen=True):
     """One kind of work, and its share of the difference.
 
     Attributes:
-        name: of the work.
-        kind: of work: kernel, operator, collective and so on.
+        name: name of the work.
+        kind: kind of work: kernel, operator, collective and so on.
         delta_ms: by how much it makes the step of B longer.
-        a_ms, b_ms: how much of it there is per rank and step in each.
+        a_ms, b_ms: its duration per rank and step in A and in B.
     """
 
     name: str
@@ -61,10 +60,10 @@ class TypicalChange(DocumentPart, frozen=True, kw_only=True):
     """The typical steps of two runs, as measured outside deep windows.
 
     Attributes:
-        a_ms, b_ms: of each.
-        change: share by which that of B is longer.
+        a_ms, b_ms: the typical step of each run.
+        change: relative change from A to B, as a share of A.
         between: interval of that share, by the order statistics of both medians.
-        a_steps, b_steps: how many steps these are.
+        a_steps, b_steps: number of steps measured in each run.
     """
 
     a_ms: float
@@ -76,7 +75,7 @@ class TypicalChange(DocumentPart, frozen=True, kw_only=True):
 
     @property
     def is_clear(self) -> bool:
-        """Whether it is more than steps vary by."""
+        """Whether the interval of the change excludes zero."""
         return self.between[0] > 0 or self.between[1] < 0
 
 
@@ -85,17 +84,17 @@ class DifferenceDocument(AccountedDocument, frozen=True, kw_only=True):
 
     Attributes:
         a, b: the runs, as they were named.
-        a_ms, b_ms: the usual step of each, as the job runs.
+        a_ms, b_ms: the usual step of each, without the cost of recording.
         delta_ms: their difference.
         contributors: kinds of work, the largest contribution first; with `unexplained_ms` they add up.
-        unexplained_ms: what no kind of work explains.
-        by_rank: what the work of each rank contributes, on its own.
-        doubts: what limits how far to believe it.
+        unexplained_ms: the part of the difference that no kind of work explains.
+        by_rank: contribution of the work of each rank, by itself.
+        doubts: limits on how far to trust the comparison.
         measured: the change as steps outside deep windows show it; null where a run has too few of them, or
             steps or ranks are selected.
-        commands: what the commands of both differ by, in words; empty where they do not, or are not known.
-        selection: the steps that are compared, and the ranks whose work is; absent where all are.
-        account_b: of B; `account` is that of A.
+        commands: how the commands of the two runs differ, in words; empty where they do not, or are unknown.
+        selection: the compared steps, and the ranks whose work is compared; absent where all are.
+        account_b: account of B; `account` is that of A.
     """
 
     a: str
@@ -114,7 +113,7 @@ class DifferenceDocument(AccountedDocument, frozen=True, kw_only=True):
 
     @property
     def known_change(self) -> tuple[float, float, float]:
-        """The step of A and of B, ms, and the share by which that of B is longer; in depth if need be."""
+        """The steps of A and B, in ms, and the relative change; from deep windows without `measured`."""
         if self.measured is not None:
             return self.measured.a_ms, self.measured.b_ms, self.measured.change
         return self.a_ms, self.b_ms, self.delta_ms / self.a_ms
@@ -133,10 +132,10 @@ def explain(
     Args:
         selection: the steps whose mean is compared, and the ranks whose work in them is. A step ends with the
             last of its work on any rank, selected or not.
-        usual_ns: of each, as of `usual_steps`.
+        usual_ns: the `usual_ns` argument of `usual_steps` for each run.
 
     Raises:
-        Unanswerable: one of them has no whole step.
+        Unanswerable: a run has no whole step, or its steps take no time.
     """
     keys = selection.keep(_keys(a)), selection.keep(_keys(b))
     work = _compared(*map(_work, keys))
@@ -172,7 +171,7 @@ def explain(
 
 
 def _keys(graph: Graph) -> pl.DataFrame:
-    """Of each node that is work in a step: where and when, how long, and what: `name` and `kind`."""
+    """Return each node of work in a step with its place, duration, `name`, `op` and `kind`."""
     nodes = graph.nodes
     chosen = np.flatnonzero(np.isin(nodes.kind, list(KINDS)) & (nodes.step >= 0) & (nodes.rank >= 0))
     kind = nodes.kind[chosen]
@@ -198,7 +197,7 @@ def _keys(graph: Graph) -> pl.DataFrame:
 
 
 def _work(keys: pl.DataFrame) -> pl.DataFrame:
-    """How much of each kind of work there is: `name`, `kind`, `work_ns` per rank and step."""
+    """Return the mean work of each kind per rank and step: `name`, `kind`, `work_ns`."""
     share = _num_steps(keys) * max(keys["rank"].n_unique(), 1)
     return keys.group_by("name", "kind").agg(pl.col("work_ns").sum() / share).sort("kind", "name")
 
@@ -208,7 +207,7 @@ def _num_steps(keys: pl.DataFrame) -> int:
 
 
 def _compared(a: pl.DataFrame, b: pl.DataFrame) -> pl.DataFrame:
-    """Both runs' work side by side, what differs most first, what differs least together in a last row."""
+    """Return the work of both runs side by side, largest difference first, with a last row for the rest."""
     pairs = a.join(b, on=["name", "kind"], how="full", coalesce=True, suffix="_b").select(
         "name", "kind", a_ns=pl.col("work_ns").fill_null(0.0), b_ns=pl.col("work_ns_b").fill_null(0.0)
     )
@@ -221,16 +220,16 @@ def _compared(a: pl.DataFrame, b: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_rows(keys: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """The keys with `row`: which row of `work` each counts to."""
+    """Add column `row`: the row of `work` that each key counts towards, the last for unlisted kinds."""
     rows = work.select("name", "kind").with_row_index("row")
     joined = keys.join(rows, on=["name", "kind"], how="left", maintain_order="left")
     return joined.with_columns(pl.col("row").fill_null(work.height - 1).cast(pl.Int64))
 
 
 def _times(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The keys of each run with `times`: how many times as long work of its kind is in the other run.
+    """Add `times` to the keys of each run: the factor by which such work is longer in the other run.
 
-    Ranks are compared each with itself where both runs have the same, and all together where not.
+    Where both runs have the same ranks, each is compared with itself; otherwise all ranks together.
     """
     same = set(a["rank"]) == set(b["rank"])
     by = ["row", "rank"] if same else ["row"]
@@ -258,7 +257,7 @@ def _times(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame
 def _swapped(
     graph: Graph, keys: pl.DataFrame, work: pl.DataFrame, selection: Selection, usual_ns: float | None
 ) -> Floats:
-    """[K + 1] mean step, ns: unchanged, then with one more kind of work as long as in the other run."""
+    """Return [K + 1] mean steps in ns: unchanged, then with one more kind of work as in the other run."""
     node, row = keys["node"].to_numpy(), keys["row"].to_numpy()
     changed = _changed(graph, keys)
     durations = np.repeat(graph.nodes.duration[:, None], work.height + 1, axis=1)
@@ -269,7 +268,7 @@ def _swapped(
 
 
 def _changed(graph: Graph, keys: pl.DataFrame) -> Ints:
-    """[N] ns, durations with all work as long as in the other run."""
+    """Return [N] durations, in ns, with all work as long as in the other run."""
     node = keys["node"].to_numpy()
     duration = graph.nodes.duration.copy()
     duration[node] = np.rint(duration[node] * keys["times"].to_numpy()).astype(np.int64)
@@ -277,7 +276,7 @@ def _changed(graph: Graph, keys: pl.DataFrame) -> Ints:
 
 
 def _mean_steps(graph: Graph, durations: Ints, selection: Selection, usual_ns: float | None) -> Floats:
-    """[S] mean of selected steps, ns, with each column of durations [N, S]; the first is the baseline."""
+    """Return [S] mean selected steps in ns, one per column of durations [N, S]; the first is the baseline."""
     ends = replay_durations(graph, durations)
     first = np.ascontiguousarray(ends[:, 0])
     baseline = step_ends(graph, first - durations[:, 0], first)
@@ -295,12 +294,11 @@ def _mean_steps(graph: Graph, durations: Ints, selection: Selection, usual_ns: f
 
 
 def _mean(steps: pl.DataFrame, selection: Selection) -> float:
-    """The mean of selected steps, ns."""
     return float(selection.keep(steps)["duration_ns"].to_numpy().mean())
 
 
 def _by_rank(b: Graph, keys: pl.DataFrame, selection: Selection, usual_ns: float | None) -> dict[int, float]:
-    """What the second run would save if one rank's work were as long as in the first, rank by rank."""
+    """Return by rank the ns per step that run B would save if the work of that rank took as long as in A."""
     ranks = sorted(keys["rank"].unique().to_list())
     changed = _changed(b, keys)
     durations = [b.nodes.duration]

@@ -1,7 +1,7 @@
-"""The compiled loops: longest path, topological order, and the innermost span of a thread at each moment.
+"""Compiled loops: longest path, topological order, and the innermost span of a thread at each moment.
 
-In: flat int64 arrays. Out: flat int64 arrays. Everything here is one pass, exact and reproducible; what the
-arrays mean is said in `graph.py` and `construction/graph_builder.py`.
+Takes and returns flat int64 arrays, whose meaning `graph.py` and `construction/graph_builder.py` define. Each
+function is a single exact and reproducible pass.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from dpro.arrays import Ints
-from dpro.compiled import compiled as compiled  # those who write loops take it from here
+from dpro.compiled import compiled as compiled  # modules with loops import it from here
 
 NO_NODE = -1
-FEW = 32  # up to here a plain loop is the fastest
+FEW = 32  # up to this size a plain loop is the fastest
 
 
 @compiled
@@ -25,7 +25,7 @@ def _longest_path(
         latest = earliest[node]
         edge_of_latest = NO_NODE
         for edge in range(indptr[node], indptr[node + 1]):
-            ready = end[source[edge]] + lag[edge]  # of one array: memory takes the time
+            ready = end[source[edge]] + lag[edge]  # one array read: memory access dominates
             if ready > latest:
                 latest = ready
                 edge_of_latest = edge
@@ -37,10 +37,10 @@ def _longest_path(
 def longest_path(
     duration: Ints, earliest: Ints, indptr: Ints, source: Ints, lag: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Start and end of every node, and the edge that determined the start.
+    """Return start and end of every node, and the edge that determined its start.
 
-    A node starts when the last of its predecessors has ended and that edge's lag has passed, but not before
-    its own earliest time. Nodes are numbered in topological order, so one pass in order of number suffices
+    A node starts when each predecessor has ended and the lag of its edge has passed, but not before its own
+    earliest time. Nodes are numbered in topological order, so one pass in order of number suffices
     (longest path in a DAG; Cormen et al., section 22.2 on relaxing in topological order).
 
     Args:
@@ -72,13 +72,13 @@ def _chain(binding: Any, source: Any, node: int, chain: Any) -> int:
 
 
 def chain_of(binding: Ints, source: Ints, node: int) -> Ints:
-    """What decides when a node starts, first to last, and the node itself.
+    """Return the nodes that determine the start of `node`, first to last, ending with the node itself.
 
     Args:
         binding: [N] as `longest_path` returns it.
         source: [E].
     """
-    chain = np.empty(node + 1, np.int64)  # numbers fall along it
+    chain = np.empty(node + 1, np.int64)  # node numbers decrease along the chain
     return chain[: _chain(binding, source, node, chain)][::-1].copy()
 
 
@@ -92,9 +92,9 @@ def _latest_ends(duration: Any, indptr: Any, source: Any, lag: Any, latest: Any)
 
 
 def latest_ends(duration: Ints, indptr: Ints, source: Ints, lag: Ints, deadline: Ints) -> Ints:
-    """When every node may end at the latest for all that follows it to end by its deadline.
+    """Return [N] latest ends, in ns, at which every successor can still meet its deadline.
 
-    The longest path backwards: one pass against the order of numbers, over the edges as of `longest_path`
+    The longest path backwards: one pass in descending node number over the edges of `longest_path`
     (Kelley and Walker, Critical-path planning and scheduling, 1959).
 
     Args:
@@ -103,9 +103,6 @@ def latest_ends(duration: Ints, indptr: Ints, source: Ints, lag: Ints, deadline:
         source: [E].
         lag: [E] ns.
         deadline: [N] ns by which each node itself has to end.
-
-    Returns:
-        [N] ns.
     """
     latest = deadline.copy()
     _latest_ends(duration, indptr, source, lag, latest)
@@ -127,7 +124,7 @@ def _batch(durations: Any, earliest: Any, indptr: Any, source: Any, lag: Any, st
 
 
 def longest_path_batch(durations: Ints, earliest: Ints, indptr: Ints, source: Ints, lag: Ints) -> Ints:
-    """`longest_path` for many scenarios that differ in durations only, in one pass over the edges.
+    """Return [N, S] starts in S scenarios that differ in durations only, in one pass over the edges.
 
     Args:
         durations: [N, S] ns, one column per scenario.
@@ -135,9 +132,6 @@ def longest_path_batch(durations: Ints, earliest: Ints, indptr: Ints, source: In
         indptr: [N + 1].
         source: [E].
         lag: [E] ns.
-
-    Returns:
-        [N, S] start of each node in each scenario.
     """
     starts = np.empty_like(durations)
     _batch(np.ascontiguousarray(durations), earliest, indptr, source, lag, starts)
@@ -146,7 +140,7 @@ def longest_path_batch(durations: Ints, earliest: Ints, indptr: Ints, source: In
 
 @compiled
 def _grouped(key: Any, indptr: Any, place: Any, order: Any) -> None:
-    # How many are in each group, then where each begins, then each to its place: three passes.
+    # Three passes: count each group, compute where it begins, put each index in its place.
     for i in range(key.size):
         indptr[key[i] + 1] += 1
     for group in range(indptr.size - 1):
@@ -158,7 +152,7 @@ def _grouped(key: Any, indptr: Any, place: Any, order: Any) -> None:
 
 
 def grouped(key: Ints, num_groups: int) -> tuple[Ints, Ints]:
-    """Sort by small whole numbers, in time proportional to how many there are (counting sort).
+    """Group indices by small integer keys, in linear time (counting sort).
 
     Args:
         key: [K] from 0 to num_groups - 1.
@@ -174,7 +168,7 @@ def grouped(key: Ints, num_groups: int) -> tuple[Ints, Ints]:
 
 @compiled
 def _by_target(source: Any, indptr: Any, order: Any) -> None:
-    # Insertion sort by source of the edges into each node: most have one or two.
+    # Insertion sort by source of the edges into each node, since most nodes have one or two.
     for node in range(indptr.size - 1):
         first, last = indptr[node], indptr[node + 1]
         if last - first > FEW:
@@ -189,7 +183,7 @@ def _by_target(source: Any, indptr: Any, order: Any) -> None:
 
 
 def by_target(source: Ints, target: Ints, num_nodes: int) -> tuple[Ints, Ints]:
-    """Sort edges by where they lead, and those into one node by where they come from.
+    """Sort edges by target, and those into one node by source.
 
     Args:
         source: [E].
@@ -208,7 +202,7 @@ def by_target(source: Ints, target: Ints, num_nodes: int) -> tuple[Ints, Ints]:
 
 @compiled
 def _codes(values: Any, values_seen: Any, code: Any) -> int:
-    # The value seen last is compared first, since most are like the one before.
+    # The last value is compared first, since most entries equal the one before.
     count = 0
     last = 0
     for i in range(values.size):
@@ -227,10 +221,10 @@ def _codes(values: Any, values_seen: Any, code: Any) -> int:
 
 
 def distinct(values: Ints) -> tuple[Ints, Ints]:
-    """The few values that there are, ascending, and which of them each entry is.
+    """Return the distinct values, ascending, and [V] the index among them of each entry.
 
     Args:
-        values: [V], such as threads or streams, that mostly equal the one before.
+        values: [V], few distinct values such as threads or streams, mostly equal to the entry before.
     """
     values_seen, code = np.empty(FEW, np.int64), np.empty(values.size, np.int64)
     count = _codes(values, values_seen, code)
@@ -247,7 +241,7 @@ def distinct(values: Ints) -> tuple[Ints, Ints]:
 def _topological_order(
     indptr: Any, target: Any, waiting: Any, preference: Any, order: Any, stack: Any
 ) -> int:
-    # Depth first from the roots in the order given: what follows a node on its lane comes right behind
+    # Depth first from the roots in the given order: the successor of a node on its lane comes right behind
     # it, which keeps a lane's nodes together in memory and the longest-path pass in the cache.
     done = 0
     for i in range(preference.size):
@@ -273,12 +267,12 @@ def _topological_order(
 
 
 def topological_order(num_nodes: int, source: Ints, target: Ints, preference: Ints) -> tuple[Ints, Ints]:
-    """Nodes in an order in which every edge goes forward.
+    """Return the nodes in an order in which every edge goes forward, and those that cannot be ordered.
 
     Args:
-        source: [E] where each edge starts.
-        target: [E] where it leads.
-        preference: the order in which nodes are taken that have none before them; others in it do not count.
+        source: [E] start of each edge.
+        target: [E] node that it leads to.
+        preference: nodes in the order in which those without predecessors are taken; other nodes are ignored.
 
     Returns:
         order: the nodes that could be ordered (all N if there is no cycle), and the nodes that could not:
@@ -295,7 +289,7 @@ def topological_order(num_nodes: int, source: Ints, target: Ints, preference: In
 
 @compiled
 def _show(span: Any, now: Any, count: int, seg_start: Any, seg_span: Any) -> int:
-    # From `now` on this span is the innermost; a segment that would have lasted no time is overwritten.
+    # Make this span the innermost from `now` on, overwriting a segment of no length.
     if count > 0 and seg_start[count - 1] == now:
         count -= 1
     seg_start[count] = now
@@ -305,18 +299,17 @@ def _show(span: Any, now: Any, count: int, seg_start: Any, seg_span: Any) -> int
 
 @compiled
 def _innermost(start: Any, end: Any, seg_start: Any, seg_span: Any, stack: Any) -> int:
-    # A sweep over the starts; `stack` holds the spans that are open at `now`, the innermost on top.
+    # A sweep over the starts; `stack` has the spans open at `now`, the innermost on top.
     count = 0  # segments so far
     top = -1
     now = start[0]
     for i in range(start.size + 1):
-        # Close what has ended by the start of this span (after the last: all). What was around it is then the
-        # innermost; `max`, since an inner span may outlast the one around it, and time does not go back.
+        # Close the spans that have ended by the start of this one (after the last: all). The span around them
+        # is then the innermost; `max`, since an inner span may outlast it, and time does not go back.
         while top >= 0 and (i == start.size or end[stack[top]] <= start[i]):
             now = max(now, end[stack[top]])
             top -= 1
             count = _show(stack[top] if top >= 0 else NO_NODE, now, count, seg_start, seg_span)
-        # Open this span: it is the innermost from its start on.
         if i < start.size:
             top += 1
             stack[top] = i
@@ -326,7 +319,7 @@ def _innermost(start: Any, end: Any, seg_start: Any, seg_span: Any, stack: Any) 
 
 
 def innermost_segments(start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Cut a thread's nested spans into the stretches during which one span is the innermost.
+    """Cut a thread's nested spans into segments during which one span is the innermost.
 
     Args:
         start: [S] ns, ascending; of spans that start together the outer (longer) comes first.
@@ -336,7 +329,7 @@ def innermost_segments(start: Ints, end: Ints) -> tuple[Ints, Ints]:
     Returns:
         seg_start: [M] ns, strictly ascending; a segment lasts until the next one starts.
         seg_span: [M] index of the innermost span, -1 where no span is open. The last segment is always
-        such an empty one: it only marks the end.
+        empty and marks the end.
     """
     if start.size == 0:
         return np.empty(0, np.int64), np.empty(0, np.int64)

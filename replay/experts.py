@@ -1,9 +1,9 @@
-"""How unevenly tokens are spread over experts, and other work over the ranks that all-to-alls send it to.
+"""Load imbalance over experts, and over the ranks that all-to-alls send work to.
 
-In: spans and collectives of deep windows. Out: for each layer the load of each rank, or of each expert where
-experts are modules of their own: what all-to-alls deliver, the rows of grouped products and of each expert's
-products, where shapes were recorded. Layers are named by their modules where those are known, else counted.
-Kernels that dispatch tokens by themselves (DeepEP) say no sizes: such layers are left out.
+Takes spans and collectives of deep windows; returns for each layer the load of each rank, or of each expert
+where experts are separate modules: the bytes that all-to-alls deliver, and the rows of grouped products and
+of the products of each expert, where shapes were recorded. Layers are named by module where it is known, else
+numbered. Kernels that dispatch tokens by themselves (DeepEP) report no sizes; their layers are left out.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from dpro.replay.steps import END, recorded_steps
 EXCHANGE, GROUPED, PRODUCTS = "all_to_all", "grouped products", "products of experts"
 GROUPED_NAME = r"^aten::_(scaled_)?grouped_mm"
 EXPERT = r"^(?:module\.)?(.*\bexperts)\.(\d+)\b"
-UNEVEN = 1.1  # the most loaded over the mean, from which on a layer is uneven
+UNEVEN = 1.1  # largest over mean load from which a layer counts as uneven
 LOADS = ["source", "layer", "step", "member", "load"]
 
 
 def imbalances(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """The layers in which work is sent to ranks or experts.
+    """Return the layers in which work is sent to ranks or experts, the most uneven first.
 
     Returns:
-        `source`, `layer`, `members` (how many ranks, or experts), `mean` and `most` (bytes of all-to-alls,
-        else rows, in a step), `busiest` (which member has `most`), `imbalance` (the most loaded over the
-        mean, of each step, averaged), the most uneven first. All-to-alls are there if one layer's are uneven.
+        `source`, `layer`, `members` (number of ranks or experts), `mean` and `most` (mean and largest load of
+        a member in a step: bytes of all-to-alls, else rows), `busiest` (the member with `most`) and
+        `imbalance` (largest over mean load of each step, averaged). All-to-alls are included only if those of
+        at least one layer are uneven.
     """
     stretches = stretches_of(recorded_steps(spans, steps))
     sources = [_by_layer(_exchanged(collectives, stretches), spans), *_multiplied(spans, stretches)]
@@ -49,36 +50,36 @@ def imbalances(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFra
 
 
 def loads_of_ranks(collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """`rank`, `step`, `workload`: the bytes by which all-to-alls load each rank in each step of a window."""
+    """Return `rank`, `step`, `workload`: all-to-all bytes that load each rank in each step of a window."""
     loads = _exchanged(collectives, stretches_of(steps.with_columns(END)))
     return loads.group_by("rank", "step").agg(workload=pl.col("load").sum())
 
 
 def uneven_layers(layers: pl.DataFrame) -> pl.DataFrame:
-    """The most uneven layer of each source that has one.
+    """Return the most uneven layer of each source that has one.
 
     Args:
-        layers: as of `imbalances`.
+        layers: rows of `imbalances`.
     """
     uneven = layers.filter(pl.col("imbalance") >= UNEVEN)
     return uneven.unique("source", keep="first", maintain_order=True)
 
 
 def member_in_words(source: str, busiest: int, **_: object) -> str:
-    """`rank 3`, or `expert 3`."""
+    """Word a member of a layer as `rank 3` or `expert 3`."""
     return f"{'expert' if source == PRODUCTS else 'rank'} {busiest}"
 
 
 def stretches_of(steps: pl.DataFrame) -> pl.DataFrame:
-    """`rank`, `window`, `step`, `begin` and `end_ns` of steps that have `end_ns`."""
+    """Return `rank`, `window`, `step`, `begin` and `end_ns` of steps that have `end_ns`."""
     return steps.select("rank", "window", "step", "end_ns", begin="start_ns")
 
 
 def within_steps(rows: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
-    """Rows that begin in a step, with it.
+    """Return the rows that begin in a step, with that step.
 
     Args:
-        stretches: as of `stretches_of`.
+        stretches: steps, from `stretches_of`.
     """
     placed = rows.sort("start_ns").join_asof(
         stretches.sort("begin"),
@@ -91,13 +92,13 @@ def within_steps(rows: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
 
 
 def _named(what: str) -> pl.Expr:
-    """The module, or what number it has in its step."""
+    """Return the module as an expression, or where unknown, `what` with its number in the step."""
     number = pl.col("start_ns").rank("ordinal").over("rank", "step")
     return pl.when(pl.col("module") != "").then("module").otherwise(pl.format(f"{what} {{}}", number))
 
 
 def _exchanged(collectives: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
-    """All-to-alls with what they `load` ranks with: what a dispatch hands out, a combine gets back."""
+    """Return all-to-alls with the `load` of each rank: bytes a dispatch delivers, or a combine sends back."""
     sized = (pl.col("bytes_in") >= 0) & (pl.col("bytes_out") >= 0) & (pl.col("group_ranks") != "")
     calls = collectives.filter((pl.col("op") == "all_to_all") & (pl.col("window") >= 0) & sized)
     calls_of = ["step", "group_ranks"]
@@ -113,7 +114,7 @@ def _exchanged(collectives: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFra
 
 
 def _by_layer(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """The same as `LOADS`, with the module that called."""
+    """Return `LOADS` of all-to-all calls, by calling module or numbered call."""
     by = pl.when(pl.col("launch_span_id") >= 0).then("launch_span_id").otherwise("span_id")
     threads = spans.select("rank", "span_id", "tid")
     calls = calls.with_columns(span_id=by).join(threads, on=["rank", "span_id"], how="left")
@@ -124,7 +125,7 @@ def _by_layer(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _multiplied(spans: pl.DataFrame, stretches: pl.DataFrame) -> list[pl.DataFrame]:
-    """Rows of grouped products by rank, and of products within modules of single experts by expert."""
+    """Return rows of grouped products by rank, and rows of products within single experts by expert."""
     is_grouped = pl.col("name").str.contains(GROUPED_NAME)
     is_product = (is_grouped | pl.col("name").is_in(list(MATMULS))) & (pl.col("kind") == "cpu_op")
     operators = spans.filter(is_product & (pl.col("shapes") != ""))
@@ -145,9 +146,9 @@ def _multiplied(spans: pl.DataFrame, stretches: pl.DataFrame) -> list[pl.DataFra
 
 
 def rows_of(name: str, shapes: str) -> float:
-    """The tokens that a product or a grouped product multiplies; -1 where its shapes do not say.
+    """Return the number of tokens that a product or grouped product multiplies; -1 where shapes do not say.
 
-    Of `_grouped_mm` those of a 2-D input by 3-D weights; the gradient of weights has none.
+    Of `_grouped_mm` only a 2-D input with 3-D weights has tokens; the gradient of weights has none.
     """
     if name in MATMULS:
         size = product_of(name, shapes)

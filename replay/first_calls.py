@@ -1,8 +1,8 @@
-"""Calls that take far longer than such calls do, since they are the first of a process: cold ones.
+"""Cold calls: the first calls of a process, which take far longer than later ones.
 
-In: a `Graph`. Out: which of its nodes are such calls, and how long these take without that. A launch loads
-its kernel's code when that is first launched; a library is loaded, code compiled. Later steps do none of it:
-the job as it runs is without it. What a first call allocates or copies is like that of others: it stays.
+Takes a `Graph`; returns which of its nodes are cold, and their usual duration. The first launch of a kernel
+loads its code; the first use of a library or compiler loads or compiles code. Later steps do none of this, so
+the usual step of a job is without it. Allocations and copies of first calls are like others, and stay.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ import polars as pl
 from dpro.arrays import Bools, Ints
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 
-PROMPT = r"^(cuda|cu|hip)[A-Z]"  # calls that, once they have loaded what they need, take microseconds
-LONGER = r"Malloc|Free|Alloc|Synchronize|Memcpy|Memset|Query|Graph"  # but these
+PROMPT = r"^(cuda|cu|hip)[A-Z]"  # calls that take microseconds once their code is loaded,
+LONGER = r"Malloc|Free|Alloc|Synchronize|Memcpy|Memset|Query|Graph"  # except these
 COMPILING = r"\(dynamo_timed\)$|^compile_inner\b|^(cu|hip)(Module|Library)Load|^nvrtcCompile"
-COLD_NS = 200_000  # what takes less is not worth a name
-TIMES = 50.0  # times what such calls usually take
-PROMPTLY_NS = 10_000  # what one usually takes of which there are few
-FEW = 4  # calls of a name, from which on it is known how long one usually takes
-IDLE = 0.5  # of a call's time that its device waits for it: else other work hides what it takes
+COLD_NS = 200_000  # shorter calls are not worth naming
+TIMES = 50.0  # a cold call takes at least this multiple of the usual duration
+PROMPTLY_NS = 10_000  # assumed usual duration of calls with fewer than `FEW` samples
+FEW = 4  # calls of one name from which their median is trusted
+IDLE = 0.5  # share of a call during which its device idles: below, other work hides the call
 
 
 def with_warm_calls(graph: Graph) -> Graph:
-    """The graph in which first calls take no longer than such calls usually do."""
+    """Return the graph with first calls as long as such calls usually are."""
     usual_ns, duration = usual_of_first(graph), graph.nodes.duration
     cold = (usual_ns >= 0) & (usual_ns < duration)
     return graph.with_durations(np.where(cold, usual_ns, duration)) if cold.any() else graph
 
 
 def usual_of_first(graph: Graph) -> Ints:
-    """[N] ns that first calls take once they are none, -1 of other nodes."""
+    """Return [N] the usual duration of each first call, in ns; -1 for other nodes."""
     nodes, edges = graph.nodes, graph.edges
     columns = (nodes.kind, nodes.name, nodes.around, nodes.step, nodes.measured_start, edges.kind)
     return once(graph, "usual of first calls", columns, lambda: _usual_of_first(graph))
 
 
 def first_calls(graph: Graph) -> pl.DataFrame:
-    """What first calls take longer than such calls usually do, in steps.
+    """Return the excess duration of the first calls in steps.
 
     Returns:
-        `rank`, `window`, `step`, `name`, `took_ns` (all of it) and `cold_ns`.
+        `rank`, `window`, `step`, `name`, `took_ns` (whole duration) and `cold_ns` (excess over the usual).
     """
     nodes, usual_ns = graph.nodes, usual_of_first(graph)
     cold = np.flatnonzero((usual_ns >= 0) & (nodes.step >= 0))
@@ -75,9 +75,9 @@ def _usual_of_first(graph: Graph) -> Ints:
 
 
 def _may_be_first(graph: Graph, calls: Ints, took_ns: Ints) -> Bools:
-    """Which of some calls launch nothing, or a kernel for the first time, for which its device waits.
+    """Return a mask of calls that launch nothing, or a kernel for the first time while its device idles.
 
-    A launch that waits for room in a full queue, and a host without a core, take as long.
+    A warm launch takes as long if it waits for room in a full queue, or on a host short of CPU cores.
     """
     nodes, edges = graph.nodes, graph.edges
     launches = (edges.kind == EdgeKind.LAUNCH) & np.isin(edges.source, calls)
@@ -99,7 +99,7 @@ def _may_be_first(graph: Graph, calls: Ints, took_ns: Ints) -> Bools:
 
 
 def _compiles(graph: Graph) -> Bools:
-    """[N] CPU work of the first step of a window that compiles or loads code."""
+    """Return [N] mask of CPU work that compiles or loads code in the first step of a window."""
     nodes = graph.nodes
     compiling = np.array([bool(re.search(COMPILING, name)) for name in (*graph.names, "")])
     compiles: Bools = is_of(nodes.kind, CPU_KINDS) & (compiling[nodes.name] | compiling[nodes.around])

@@ -1,21 +1,19 @@
-"""Each reduction of gradients with what it holds: recorded where the framework said so, else inferred.
+"""Contents of each gradient reduction: recorded where the framework reports them, else inferred.
 
-In: a graph and its run, by any profiler. Out: the passes that edits change, as of a recorded DDP job.
+Takes a graph and its run, from any profiler; returns the passes that edits change, as of a recorded DDP job.
 
-Of DeepSpeed, whose gradients fill a buffer, which is reduced before one that no longer fits, the run says
-what was in each buffer (table `buckets`). The reductions of a pass are the recorded buffers, one after the
-other; a buffer is reduced within the hook of the gradient that comes after it, and the last one after
-backward. Where DeepSpeed reduces after backward alone (ZeRO 1 without overlap), gradients are ready for it
-then, in the order of the buffers.
+DeepSpeed fills a buffer with gradients and reduces it before a gradient that no longer fits; table `buckets`
+records the contents of each buffer. The reductions of a pass are the recorded buffers in order: each is
+reduced within the hook of the gradient that follows it, and the last one after backward. Where DeepSpeed
+reduces only after backward (ZeRO 1 without overlap), gradients count as ready then, in buffer order.
 
-Else a reduction of gradients is an all-reduce or reduce-scatter that is called in a step from its first
-backward operator on, and of a kind that the forward pass does not call: those are of activations or
-statistics. Of several groups of a rank that which moves most bytes counts. The gradients that autograd
-accumulated on the thread of the call since the one before are in the reduction, or the last of these where
-their shapes are all that it moves. Where there are none, as when the optimizer calls it, the reduction is one
-gradient. Sizes follow from shapes, or from what the job said of its buckets if that fits in number and bytes;
-else those of a reduction divide its bytes evenly, which leaves open when they are ready: `with_other_sizes`
-has both ends.
+Otherwise a gradient reduction is an all-reduce or reduce-scatter called in a step after its first backward
+operator starts, and of a kind that the forward pass does not call: those reduce activations or statistics.
+Of several groups of a rank, the one that moves most bytes counts. A reduction contains the gradients that
+autograd accumulated on the calling thread since the previous reduction, or only the last of them where their
+shapes account for all bytes moved. Without any, as when the optimizer calls the reduction, it counts as one
+gradient. Sizes follow from shapes, or from recorded buckets that match in number and bytes. Else the bytes of
+a reduction are divided evenly, which leaves open when they are ready; `with_other_sizes` gives both extremes.
 """
 
 from __future__ import annotations
@@ -54,11 +52,11 @@ from dpro.store import Run
 EVALUATE = "autograd::engine::evaluate_function: "
 SIZED = ("torch::autograd::AccumulateGrad", "torch::distributed::reducer::mul_out")
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-UPDATE = "Optimizer.step#"  # how torch names the range of an update
+UPDATE = "Optimizer.step#"  # torch's prefix for the range of an update
 FILLING = r"distributed\S*::reducer::|ddp\.reducer::|^FSDP::post_backward_reduce"
-TINY_BYTES = 64  # behind backward: a norm, a loss, a flag
-MIN_SHARE = 0.1  # of a group's bytes, in forward: it is one of activations
-PADDING = 0.05  # of a reduction's bytes, that are no gradient's
+TINY_BYTES = 64  # an all-reduce after backward up to this size is a norm, a loss or a flag
+MIN_SHARE = 0.1  # share of a group's bytes in forward from which it reduces activations
+PADDING = 0.05  # share of padding that a reduction may add to its gradients
 PLACE = ["rank", "window", "tid"]
 AUTOGRAD = ["sequence_number", "forward_thread"]
 NO_BACKWARD = (
@@ -68,7 +66,7 @@ NO_BACKWARD = (
 
 
 def inferred_passes(graph: Graph) -> list[Pass]:
-    """Backward passes that reduce gradients, of all ranks, in order of time on each.
+    """Return the inferred backward passes that reduce gradients, of all ranks, in order of time on each.
 
     Raises:
         Unanswerable: the run shows no backward pass, or none that reduces gradients.
@@ -95,19 +93,20 @@ def inferred_passes(graph: Graph) -> list[Pass]:
 
 
 def given_passes(passes: list[tuple[int, Parameters]], step: Ints) -> list[tuple[int, Parameters]]:
-    """The passes that were found, whatever the steps of their nodes."""
+    """Return `passes` unchanged; a `split` for `passes_at` that ignores the steps of nodes."""
     return passes
 
 
 def gradient_calls(run: Run) -> pl.DataFrame:
-    """Calls of the reductions of gradients, in order on each thread.
+    """Return the calls that reduce gradients, in order on each thread.
 
     Returns:
-        `PLACE`, `step`, `op`, `group`, `bytes` (-1 where not known), `dtype`, `at` (ns, of the launch),
-        `span_id`, `start_ns`, `end_ns` of the call, `since` (ns, of the last forward operator before it).
+        `PLACE`, `step`, `op`, `group`, `bytes` (-1 where unknown), `dtype`, `at` (start of the launch, ns),
+        `launch_span_id`, `span_id`, `start_ns` and `end_ns` of the call, and `since` (start of the last
+        forward operator before it, ns).
 
     Raises:
-        Unanswerable: there are none.
+        Unanswerable: the run shows no backward pass, or no reduction of gradients.
     """
     calls = _reductions(run)
     spans = run.table(SPANS, [*PLACE, "kind", "name", "start_ns", "duration_ns", *AUTOGRAD])
@@ -137,11 +136,11 @@ def gradient_calls(run: Run) -> pl.DataFrame:
 
 
 def spans_in_vain(run: Run) -> pl.DataFrame:
-    """Reductions of gradients that a later backward pass of the same update reduces again: `rank`, `span_id`.
+    """Return `rank`, `span_id` of reductions that a later backward pass of the same update repeats.
 
-    With spans that fill and empty their buckets. A pass is the backward operators between two forward ones,
-    and what is called from its first on. Those of one update that reduce the same bytes in the same order
-    reduce the same gradients, where not as many modules have buckets of these bytes.
+    Includes the spans that fill and empty their buckets. A pass is the backward operators between two forward
+    ones, and the calls from its first operator on. Passes of one update that reduce the same bytes in the
+    same order reduce the same gradients, unless as many modules have buckets of these bytes.
 
     Raises:
         Unanswerable: there are no reductions of gradients.
@@ -167,7 +166,7 @@ def spans_in_vain(run: Run) -> pl.DataFrame:
 
 
 def _modules(run: Run, passes: list[list[dict[str, int]]]) -> pl.Series:
-    """[passes] how many modules have buckets of the bytes that each reduces; 1 where that is not known."""
+    """Return [passes] the number of modules whose buckets have the bytes of each pass; at least 1."""
     buckets = run.table(BUCKETS, ["rank", "module", "bucket", "bytes"])
     buckets = buckets.filter(pl.col("rank") == pl.col("rank").min())
     sizes = buckets.group_by("module").agg(pl.col("bytes").sort())["bytes"].to_list()
@@ -176,7 +175,7 @@ def _modules(run: Run, passes: list[list[dict[str, int]]]) -> pl.Series:
 
 
 def _reductions(run: Run) -> pl.DataFrame:
-    """All reductions that were launched in a whole step, with the span that called each."""
+    """Return all reductions launched in a whole step, with the span that called each."""
     rows = run.table(COLLECTIVES).filter(
         pl.col("op").is_in(REDUCTIONS) & (pl.col("window") >= 0) & (pl.col("launch_span_id") >= 0)
     )
@@ -201,7 +200,7 @@ def _reductions(run: Run) -> pl.DataFrame:
 
 
 def _before(rows: pl.DataFrame, events: pl.DataFrame, when: str) -> pl.DataFrame:
-    """Rows, each with the last event of its thread that began before it (`at`)."""
+    """Join to each row the last event of its thread that began no later than `at`."""
     return rows.sort("at").join_asof(
         events.sort(when), left_on="at", right_on=when, by=PLACE, strategy="backward",
         check_sortedness=False, coalesce=False,
@@ -209,7 +208,7 @@ def _before(rows: pl.DataFrame, events: pl.DataFrame, when: str) -> pl.DataFrame
 
 
 def _in_steps(run: Run, rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows of which `at` is in a step of their rank, with `step`."""
+    """Return the rows whose `at` is in a step of their rank, with `step`."""
     steps = run.table(STEPS, ["rank", "step", "start_ns", "duration_ns"]).select(
         "rank", "step", begin="start_ns", over=pl.col("start_ns") + pl.col("duration_ns")
     )
@@ -221,7 +220,7 @@ def _in_steps(run: Run, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _groups_of_activations(early: pl.DataFrame, calls: pl.DataFrame) -> list[str]:
-    """Groups that reduce much in forward, beside others that do not."""
+    """Return the groups with a large share of their bytes in forward, if there are several groups."""
     if calls["group"].n_unique() < 2:
         return []
     per_group = pl.concat([early.with_columns(early=True), calls.with_columns(early=False)]).group_by("group")
@@ -231,9 +230,9 @@ def _groups_of_activations(early: pl.DataFrame, calls: pl.DataFrame) -> list[str
 
 
 def _with_last_forward(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Calls with `since`: gradients that were ready before the last forward operator are of another pass.
+    """Add `since`, the start of the last forward operator: gradients ready before it belong to another pass.
 
-    Forward operators within backward ones compute activations again, and begin no pass.
+    Forward operators within backward ones recompute activations, and begin no pass.
     """
     forward = spans.filter((pl.col("sequence_number") >= 0) & (pl.col("forward_thread") <= 0))
     forward = forward.select(*PLACE, at="start_ns", since="start_ns")
@@ -249,11 +248,12 @@ def _with_last_forward(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame
 
 
 def _moments(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
-    """The moments at which gradients are ready, as `passes_at` takes them, with what is known of each.
+    """Return the moments at which gradients are ready, for `passes_at`, with the facts about each.
 
     Returns:
-        One row per gradient: `PLACE`, `step`, `span_id`, `start_ns`, `end_ns`, `call` (which reduction), its
-        `bytes`, `dtype`, `shape` of the gradient (JSON, empty where not known), and `known`: recorded sizes.
+        One row per gradient: `PLACE`, `step`, `span_id`, `start_ns`, `end_ns`, `call` (number of the
+        reduction), its `bytes` and `dtype`, `shape` of the gradient (JSON, null where unknown), and `size`:
+        its recorded size, -1 where unknown.
     """
     calls = calls.with_row_index("call")
     spans = run.table(
@@ -283,7 +283,7 @@ def _moments(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _shape_of_bytes(text: str, num_bytes: int, dtype: str) -> str | None:
-    """Of the inputs of a call the one that has this many bytes, as JSON; None where none is known to."""
+    """Return the input shape of a call that amounts to `num_bytes`, as JSON; None if no known shape does."""
     for shape in json.loads(text) if text else []:
         is_known = shape and all(isinstance(size, int) for size in shape)
         if is_known and math.prod(shape) * ITEM_BYTES.get(dtype, 0) == num_bytes:
@@ -292,7 +292,7 @@ def _shape_of_bytes(text: str, num_bytes: int, dtype: str) -> str | None:
 
 
 def _first_that_fits(members: pl.DataFrame) -> pl.Series:
-    """[M] ns: of each reduction the first of its last gradients that are all it moves; 0 for none."""
+    """Return [M] the ns from which a reduction's last gradients account for all its bytes; 0 for none."""
     shapes = {text: _shape(text) for text in members["shape"].drop_nulls().unique()}
     elements = {text: -1 if shape is None else math.prod(shape) for text, shape in shapes.items()}
     item = pl.col("dtype").replace_strict(ITEM_BYTES, default=0, return_dtype=pl.Int64)
@@ -305,7 +305,7 @@ def _first_that_fits(members: pl.DataFrame) -> pl.Series:
 
 
 def _shapes(spans: pl.DataFrame, ready: pl.DataFrame) -> pl.DataFrame:
-    """The shape of each gradient, of an operator within its accumulation: `rank`, `span_id`, `shape`."""
+    """Return `rank`, `span_id`, `shape` of each gradient, from an operator within its accumulation."""
     said = spans.filter(pl.col("name").is_in(SIZED) & (pl.col("shapes") != ""))
     said = said.select(*PLACE, "shapes", at="start_ns")
     shapes = _before(said, ready.select(*PLACE, "span_id", "start_ns", "end_ns"), "start_ns")
@@ -314,14 +314,14 @@ def _shapes(spans: pl.DataFrame, ready: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_recorded(run: Run, moments: pl.DataFrame) -> pl.DataFrame:
-    """Moments with `known`: the size of each gradient, where the job said what one reduction holds.
+    """Add `size` to moments: the recorded size of each gradient, -1 where the job recorded no fitting bucket.
 
-    A recorded bucket fits a reduction if it has as many parameters, and bytes in proportion (a reduction may
-    be in another precision, and padded). Where several fit that differ, none is taken.
+    A bucket fits a reduction with equal number of parameters and proportional bytes (a reduction may use
+    another precision, and padding). Where several different buckets fit, none is used.
     """
     rows = run.table(BUCKETS).filter(pl.col("parameter_bytes").list.len() > 0)
     rows = rows.filter(pl.col("rank") == pl.col("rank").min())
-    forward = pl.col("source").str.starts_with("FSDP")  # others say them in the order in which they are ready
+    forward = pl.col("source").str.starts_with("FSDP")  # others list them in order of readiness
     rows = rows.with_columns(
         sizes=pl.when(forward).then(pl.col("parameter_bytes").list.reverse()).otherwise("parameter_bytes")
     )
@@ -352,12 +352,12 @@ def _sizes_of(of_call: list[tuple[int, int]], fitting: dict[tuple[int, int], lis
 
 
 def is_same_bucket(num_bytes: int, recorded: int) -> bool:
-    """Whether a reduction of this many bytes is of a bucket of that many, in the same or another type."""
+    """Return whether a reduction fits a bucket of `recorded` bytes, in the same or another element type."""
     return any(0 <= num_bytes / max(recorded * times, 1) - 1 <= PADDING for times in (0.25, 0.5, 1, 2))
 
 
 def _inferred_parameters(moments: pl.DataFrame) -> Parameters:
-    """What a pass reduces, by its moments."""
+    """Return the parameters that a pass reduces, from the moments of its gradients."""
     sizes: list[int] = []
     shapes: list[tuple[int, ...]] = []
     are_known = True
@@ -376,7 +376,7 @@ def _inferred_parameters(moments: pl.DataFrame) -> Parameters:
 
 
 class _Moment(NamedTuple):
-    """Of a gradient what `_moments` knows of its reduction and of its size."""
+    """One gradient: bytes and element type of its reduction, and its own shape and recorded size."""
 
     bytes: int
     dtype: str
@@ -385,7 +385,7 @@ class _Moment(NamedTuple):
 
 
 def _known_sizes(of_call: list[_Moment], num_bytes: int) -> list[int] | None:
-    """Sizes of the gradients of one reduction, in proportion; None where they are not known."""
+    """Return the relative sizes of the gradients of one reduction; None where they are unknown."""
     if len(of_call) == 1:
         return [1]
     if all(moment.size >= 0 for moment in of_call):
@@ -399,13 +399,13 @@ def _known_sizes(of_call: list[_Moment], num_bytes: int) -> list[int] | None:
 
 
 def _shapes_of(of_call: list[_Moment]) -> list[tuple[int, ...]]:
-    """Shapes of gradients; fewer than there are where some are not known."""
+    """Return the known shapes of gradients; unknown ones are left out."""
     read = [_shape(moment.shape) for moment in of_call if moment.shape is not None]
     return [shape for shape in read if shape is not None]
 
 
 def _shape(text: str) -> tuple[int, ...] | None:
-    """The shape of an operator's first input; None where that is no tensor."""
+    """Return the shape of an operator's first input; None where that is not a tensor."""
     listed = json.loads(text)
     if not listed or not isinstance(listed[0], list) or not all(isinstance(size, int) for size in listed[0]):
         return None
@@ -413,7 +413,7 @@ def _shape(text: str) -> tuple[int, ...] | None:
 
 
 def divided(total: int, parts: list[int]) -> list[int]:
-    """A whole number in proportion to others, without a rest.
+    """Divide a total into integers in proportion to `parts`, with nothing left over.
 
     Args:
         parts: at least one above 0.
@@ -423,10 +423,10 @@ def divided(total: int, parts: list[int]) -> list[int]:
 
 
 def with_other_sizes(inferred: Pass, where: int) -> Pass:
-    """A pass whose unknown sizes are as uneven as can be.
+    """Return a pass with its unknown sizes distributed as unevenly as possible.
 
     Args:
-        where: 0: all bytes of each reduction are those of its first gradient; -1: of its last.
+        where: 0 gives all bytes of each reduction to its first gradient, -1 to its last.
     """
     if inferred.parameters.are_sizes_known:
         return inferred
@@ -445,14 +445,14 @@ AFTER_BACKWARD = "after backward"
 
 @dataclass(frozen=True)
 class Buffers:
-    """What a job reduces in each pass.
+    """The buffers that a DeepSpeed job reduces in each pass.
 
     Attributes:
-        num_bytes: of each buffer.
-        sizes: of the gradients in each, in order.
-        shapes: of all gradients, in order.
-        after_backward: whether no reduction begins before backward has ended.
-        is_zero: whether ranks share out at least the states of the optimizer.
+        num_bytes: bytes of each buffer.
+        sizes: bytes of the gradients in each buffer, in order.
+        shapes: shapes of all gradients, in order.
+        after_backward: whether reductions begin only after backward has ended.
+        is_zero: whether at least the optimizer states are sharded over ranks.
     """
 
     num_bytes: list[int]
@@ -463,15 +463,15 @@ class Buffers:
 
     @property
     def num_gradients(self) -> int:
-        """Of a pass."""
+        """Number of gradients in a pass."""
         return sum(len(sizes) for sizes in self.sizes)
 
 
 def buffered_passes(graph: Graph) -> list[Pass]:
-    """Backward passes that reduce gradients, of all ranks, in order of time on each.
+    """Return the backward passes that reduce buffers of DeepSpeed, of all ranks, in order of time on each.
 
     Raises:
-        Unanswerable: the run has no buffers of DeepSpeed, or what was seen does not fit them.
+        Unanswerable: the run has no DeepSpeed buffers, or its calls do not fit them.
     """
     if graph.run is None:
         raise Unanswerable("the graph has no run")
@@ -498,10 +498,10 @@ def buffered_passes(graph: Graph) -> list[Pass]:
 
 
 def buffers_of(run: Run) -> Buffers:
-    """What the job said that it reduces in each pass.
+    """Return the recorded DeepSpeed buffers of a run.
 
     Raises:
-        Unanswerable: nothing, or experts apart, whose reductions are in another group.
+        Unanswerable: none are recorded, or separate ones for experts, whose reductions are in another group.
     """
     rows = run.table(BUCKETS).filter(pl.col("source").str.starts_with(SOURCE))
     if rows.is_empty():
@@ -517,13 +517,13 @@ def buffers_of(run: Run) -> Buffers:
 
 
 def turns_of(calls: pl.DataFrame, buffers: Buffers) -> list[pl.DataFrame]:
-    """Calls of a thread, pass by pass.
+    """Split the calls of a thread into passes.
 
     Args:
-        calls: in order, as of `gradient_calls`.
+        calls: rows of `gradient_calls`, in order.
 
     Raises:
-        Unanswerable: they are not the recorded buffers, one after the other.
+        Unanswerable: the calls are not the recorded buffers in order.
     """
     count = len(buffers.num_bytes)
     turns = [
@@ -543,14 +543,14 @@ def turns_of(calls: pl.DataFrame, buffers: Buffers) -> list[pl.DataFrame]:
 
 
 def gradient_moments(turn: pl.DataFrame, ready: pl.DataFrame, buffers: Buffers) -> pl.DataFrame:
-    """[P] the moments at which the gradients of a pass are ready, in order: `span_id`, `start_ns`, `end_ns`.
+    """Return [P] the moments at which the gradients of a pass are ready: `span_id`, `start_ns`, `end_ns`.
 
     Args:
         turn: the calls of the pass, in order.
         ready: accumulations of gradients on the thread, in order.
 
     Raises:
-        Unanswerable: the pass has other gradients than the buffers.
+        Unanswerable: the gradients of the pass do not match the buffers.
     """
     begun, ended = turn["start_ns"].to_numpy(), turn["end_ns"].to_numpy()
     last = np.cumsum([len(sizes) for sizes in buffers.sizes]) - 1
@@ -566,7 +566,7 @@ def gradient_moments(turn: pl.DataFrame, ready: pl.DataFrame, buffers: Buffers) 
     if within.height != buffers.num_gradients:
         raise Unanswerable(f"a pass has {within.height} gradients, not the {buffers.num_gradients} recorded")
     start, end = within["start_ns"].to_numpy().copy(), within["end_ns"].to_numpy().copy()
-    # Each call lies in the moment of the last gradient of its buffer, and the next one begins behind it.
+    # A call is within the moment of its buffer's last gradient; the next moment begins after the call.
     early: Bools = begun < start[last]
     if early.any():
         raise Unanswerable("a buffer was reduced before all the gradients recorded in it were ready")
@@ -578,7 +578,7 @@ def gradient_moments(turn: pl.DataFrame, ready: pl.DataFrame, buffers: Buffers) 
 
 
 def _parameters(turn: pl.DataFrame, buffers: Buffers) -> Parameters:
-    """What a pass reduces: sizes as recorded, in the type and with the padding of the reductions."""
+    """Return what a pass reduces: recorded sizes, in the element type and with the padding of its calls."""
     sizes = [
         divided(moved, sizes) if moved > 0 else sizes
         for moved, sizes in zip(turn["bytes"].to_list(), buffers.sizes)
@@ -593,10 +593,10 @@ RECORDS = {"Parameters": Parameters, "Pass": Pass}
 
 
 def gradient_passes(graph: Graph) -> list[Pass]:
-    """Backward passes that reduce gradients, of all ranks, in order of time on each.
+    """Return the backward passes that reduce gradients, of all ranks, in order of time on each.
 
     Raises:
-        Unanswerable: gradients go through a communication hook, or no pass is seen; the message says why.
+        Unanswerable: gradients go through a communication hook, or no pass was found; the message says why.
     """
     nodes, edges = graph.nodes, graph.edges
     places = (nodes.rank, nodes.window, nodes.step, nodes.lane, nodes.span, nodes.kind, nodes.message)
@@ -626,7 +626,7 @@ NAMED_TYPES = {
 
 
 def dtype_of(graph: Graph, transfer: int) -> str:
-    """The element type of a transfer, by the run or else its kernel's name; empty if neither has it."""
+    """Return the element type of a transfer, from the run or its kernel's name; empty if neither says."""
     said = graph.messages[int(graph.nodes.message[transfer])].dtype
     if said:
         return said
@@ -635,7 +635,7 @@ def dtype_of(graph: Graph, transfer: int) -> str:
     return dtypes[0] if len(dtypes) == 1 else ""
 
 
-# Which framework reduces the gradients of a run, and what to write in it for a change of its reductions.
+# The framework that reduces the gradients of a run, and its settings for changing the reductions.
 
 MEGATRON, DEEPSPEED, FSDP2 = "Megatron-core", "DeepSpeed", "FSDP2"
 FRAMEWORKS = (MEGATRON, DEEPSPEED, FSDP2)
@@ -643,14 +643,14 @@ NOT_THERE = "it has no such setting"
 
 
 def framework_of(run: Run | None) -> str:
-    """One of `FRAMEWORKS`; empty for DDP, for several of them, and where the run does not say."""
+    """Return one of `FRAMEWORKS`; empty for DDP, for several frameworks, or where the run does not say."""
     sources = set() if run is None else set(run.table(BUCKETS, ["source"])["source"].unique())
     frameworks = {name for name in FRAMEWORKS for source in sources if source.startswith(name)}
     return frameworks.pop() if len(frameworks) == 1 else ""
 
 
 def of_bucket_size(framework: str, elements: int) -> str:
-    """The setting for buckets of a size.
+    """Return the setting for buckets of `elements` elements.
 
     Args:
         framework: one of `FRAMEWORKS`.
@@ -666,7 +666,7 @@ def of_bucket_size(framework: str, elements: int) -> str:
 
 
 def of_half_precision(framework: str, dtype: str) -> str:
-    """The setting for reductions in half precision.
+    """Return the setting for reductions in half precision.
 
     Args:
         framework: one of `FRAMEWORKS`.
@@ -681,7 +681,7 @@ def of_half_precision(framework: str, dtype: str) -> str:
 
 
 def of_no_overlap(framework: str) -> str:
-    """The setting for reductions after backward.
+    """Return the setting for reductions only after backward.
 
     Args:
         framework: one of `FRAMEWORKS`.

@@ -1,9 +1,9 @@
-"""Backward passes that reduce gradients: when each gradient is ready, and which reduction it is in.
+"""Backward passes that reduce gradients: when each gradient is ready, and which reduction contains it.
 
-In: a graph and the run it was made from. Out: one `Pass` for each. DDP hangs a hook on each parameter's
-AccumulateGrad: the k-th of these in a pass is the k-th parameter in the order in which gradients were ready
-when the buckets were rebuilt, which is the order of the buckets. What a run does not say of its buckets is
-inferred in `inferred.py`, and ends here, too: as moments at which gradients are ready.
+Takes a graph and the run it was made from; returns one `Pass` per backward pass. DDP hooks the AccumulateGrad
+of each parameter: the k-th of these in a pass belongs to the k-th parameter in the order in which gradients
+were ready when the buckets were rebuilt, which is the order of the buckets. `gradient_buckets.py` infers
+buckets that a run does not record, and passes them to `passes_at` as moments at which gradients are ready.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ NO_BUCKETS = (
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a pass reduces, in the order in which it is ready; the same on all ranks of the pass.
+    """The gradients that a pass reduces, in order of readiness; equal on all ranks of the pass.
 
     Attributes:
-        num_bytes: [P] size of each gradient; ns of its reduction where the run does not say any bytes.
-        shapes: shape of each parameter; empty where it is not known.
-        hook: what reduces in place of a plain all-reduce, empty for nothing.
-        is_recorded: whether the framework itself said so; else it is inferred.
-        are_sizes_known: whether each size is known, or only that of each reduction, which was divided evenly.
-        closes_before: whether a bucket closes before the gradient that no longer fits, as DeepSpeed's do;
-            else after the one that fills it, as DDP's do.
-        is_update_shared_out: whether each rank updates a part of the parameters, whatever reduces gradients.
+        num_bytes: [P] size of each gradient; ns of its reduction where the run has no bytes.
+        shapes: shape of each parameter; empty where unknown.
+        hook: communication hook in place of a plain all-reduce; empty for none.
+        is_recorded: whether the framework reported the buckets; else they are inferred.
+        are_sizes_known: whether each size is known; else the size of each reduction was divided evenly.
+        closes_before: whether a bucket closes before the gradient that no longer fits, as in DeepSpeed; else
+            after the one that fills it, as in DDP.
+        is_update_shared_out: whether each rank updates a part of the parameters, in any reduction scheme.
     """
 
     num_bytes: Ints
@@ -58,9 +58,9 @@ class Pass:
     """One backward pass of one rank.
 
     Attributes:
-        parameters: what is reduced.
+        parameters: the gradients that it reduces.
         ready: [P] the node of the thread after which each gradient is ready.
-        closes: [B] the last parameter in each bucket.
+        closes: [B] index of the last parameter in each bucket.
         calls: for each bucket the nodes of the thread that call its reduction.
         arrive, transfer: [B] nodes of the reductions.
     """
@@ -77,7 +77,7 @@ class Pass:
 
 
 def parameters_of(run: Run | None) -> Parameters:
-    """The parameters of the run's only DDP module.
+    """Return the parameters of the run's only DDP module.
 
     Raises:
         Unanswerable: there is none, there are several, or their sizes are not recorded.
@@ -107,10 +107,10 @@ def parameters_of(run: Run | None) -> Parameters:
 
 
 def passes_of(graph: Graph, parameters: Parameters) -> list[Pass]:
-    """Backward passes that reduce the gradients of a DDP module, of all ranks, in order of time on each.
+    """Return the backward passes that reduce the gradients of a DDP module, in order on each rank.
 
     Raises:
-        Unanswerable: there are none, or what was seen does not fit what was recorded of the buckets.
+        Unanswerable: there are none, or the calls do not fit the recorded buckets.
     """
     if graph.run is None or ACCUMULATE not in graph.names:
         raise Unanswerable("the run does not show when gradients are ready: it holds no autograd spans")
@@ -127,17 +127,17 @@ def passes_of(graph: Graph, parameters: Parameters) -> list[Pass]:
 
 
 def calls_of(graph: Graph) -> pl.DataFrame:
-    """Spans of calls of collectives: `rank`, `window`, `tid`, `start_ns`, `duration_ns`, `name`."""
+    """Return the spans of collective calls: `rank`, `window`, `tid`, `start_ns`, `duration_ns`, `name`."""
     assert graph.run is not None
     spans = graph.run.table(SPANS, ["rank", "window", "name", "start_ns", "duration_ns", "tid"])
     return spans.filter(pl.col("name").str.starts_with("c10d::"))
 
 
 def _each_whole(step: Ints, parameters: Parameters) -> list[tuple[int, Parameters]]:
-    """Where passes begin: in each whole step its gradients are a multiple of the parameters.
+    """Return where passes begin, if the gradients of each whole step are a multiple of the parameters.
 
     Raises:
-        Unanswerable: they are not.
+        Unanswerable: they are not a multiple.
     """
     num_parameters = parameters.num_bytes.size
     first = []
@@ -152,18 +152,19 @@ def _each_whole(step: Ints, parameters: Parameters) -> list[tuple[int, Parameter
 
 
 class Launches:
-    """Calls of collectives in a graph.
+    """The calls of collectives in a graph.
 
     Attributes:
-        source, arrive: [C] nodes of the thread that calls, and the arrivals at the rendezvous.
-        transfer: [C] their transfers, -1 where there is none.
+        source: [C] nodes of the calling thread.
+        arrive: [C] arrivals at the rendezvous.
+        transfer: [C] transfers, -1 where there is none.
     """
 
     def __init__(self, graph: Graph, kinds: Collection[tuple[str, str]] | None = None) -> None:
-        """Find them by the edges of launches.
+        """Find the calls by their launch edges.
 
         Args:
-            kinds: operation and group of those to find; all if not given.
+            kinds: (operation, group) of the calls to find; all if None.
         """
         nodes, edges = graph.nodes, graph.edges
         launch, moves = (
@@ -185,7 +186,7 @@ class Launches:
 
 
 def in_order(passes: list[Pass]) -> list[Pass]:
-    """By rank, then in the order in which they ran."""
+    """Sort passes by rank, then in the order in which they ran."""
     return sorted(passes, key=lambda one: (one.rank, one.window, one.step, int(one.ready[0])))
 
 
@@ -196,12 +197,13 @@ def passes_at(
     moments: pl.DataFrame,
     split: Callable[[Ints], list[tuple[int, Parameters]]],
 ) -> list[Pass]:
-    """Passes of one thread, by the moments at which its gradients are ready.
+    """Return the passes of one thread, from the moments at which its gradients are ready.
 
     Args:
-        issued: as of `calls_of`.
-        moments: of one `rank`, `window` and `tid`, in order: `span_id`, `start_ns` and `end_ns`. A reduction
+        issued: collective calls, from `calls_of`.
+        moments: `span_id`, `start_ns` and `end_ns` of one `rank`, `window` and `tid`, in order. A reduction
             is called within the moment of its last gradient.
+        split: returns the first moment and the parameters of each pass, from the steps of the moments.
 
     Raises:
         Unanswerable: the calls do not fit the moments.
@@ -250,7 +252,7 @@ def passes_at(
 def _called_within(
     graph: Graph, launches: Launches, thread: Ints, begin: Ints, end: Ints
 ) -> tuple[Ints, Ints]:
-    """Launches of a thread within its moments, in order, and which moment each is in."""
+    """Return the launches of a thread within its moments, in order, and the moment each is in."""
     nodes = graph.nodes
     called = np.flatnonzero(np.isin(launches.source, thread))
     called = called[np.lexsort((launches.arrive[called], nodes.measured_start[launches.source[called]]))]
@@ -261,7 +263,7 @@ def _called_within(
 
 
 def _extents(issued: pl.DataFrame, rank: int, window: int, tid: int, offset: int) -> tuple[Ints, Ints]:
-    """Start and end of the calls of a thread, on the graph's clock."""
+    """Return start and end of the calls of a thread, on the graph's clock."""
     of_thread = issued.filter(
         (pl.col("rank") == rank) & (pl.col("window") == window) & (pl.col("tid") == tid)
     )
@@ -270,10 +272,10 @@ def _extents(issued: pl.DataFrame, rank: int, window: int, tid: int, offset: int
 
 
 def lane_of(graph: Graph, rank: int, window: int, span_ids: Ints) -> tuple[int, int] | None:
-    """The lane on which gradients accumulate, and what to add to recorded times to get the graph's.
+    """Return the lane on which gradients accumulate, and the offset from recorded to graph times.
 
     Args:
-        span_ids: of the rank's accumulations of gradients.
+        span_ids: accumulations of gradients on the rank.
     """
     nodes = graph.nodes
     accumulating = np.flatnonzero((nodes.rank == rank) & (nodes.window == window))
@@ -287,7 +289,7 @@ def lane_of(graph: Graph, rank: int, window: int, span_ids: Ints) -> tuple[int, 
 
 
 def _pieces(thread: Ints, start: Ints, source: int, call_start: Ints, call_end: Ints) -> Ints:
-    """Nodes of a thread in the call that holds a node; that one alone where no call does."""
+    """Return the nodes of a thread within the call around node `source`; only `source` where no call is."""
     start_ns = start[source]
     around = np.flatnonzero((call_start <= start_ns) & (start_ns < np.maximum(call_end, call_start + 1)))
     if around.size == 0:
@@ -297,22 +299,19 @@ def _pieces(thread: Ints, start: Ints, source: int, call_start: Ints, call_end: 
     return thread[np.searchsorted(on_thread, begin) : np.searchsorted(on_thread, end)]
 
 
-# Where in the next forward pass each gradient's parameter is needed first, on the thread or on the GPU.
+# The first use of each gradient's parameter in the forward pass, on the thread or on the GPU.
 
 COLUMNS = ["span_id", "kind", "name", "start_ns", "sequence_number", "forward_thread"]
 
 
 def first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
-    """For each pass the nodes of its own forward pass that use its parameters first.
+    """Return for each pass [P] the nodes of its own forward pass that use its parameters first.
 
     Args:
-        on_gpu: whether the GPU's work is meant, or that of the thread.
-
-    Returns:
-        For each pass [P] nodes.
+        on_gpu: True for work of the GPU, False for work of the thread.
 
     Raises:
-        Unanswerable: the run has no sequence numbers, or does not hold the forward pass.
+        Unanswerable: the run has no sequence numbers, or lacks the forward pass.
     """
     nodes, edges = graph.nodes, graph.edges
     places = (nodes.rank, nodes.window, nodes.step, nodes.lane, nodes.span, nodes.kind, nodes.message)
@@ -335,7 +334,7 @@ def _first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
 
 
 def _work_of(graph: Graph, rank: int, window: int, on_gpu: bool) -> tuple[Ints, Ints]:
-    """Work of the main thread or what it launched, and when the thread did it or launched it, in order."""
+    """Return the main thread's work or the work it launched, ordered by when it was done or launched."""
     nodes, edges = graph.nodes, graph.edges
     lanes = [lane for lane, what in enumerate(graph.lanes) if what == (rank, MAIN_THREAD)]
     on_thread = np.isin(nodes.lane, lanes) & (nodes.window == window)
@@ -350,7 +349,7 @@ def _work_of(graph: Graph, rank: int, window: int, on_gpu: bool) -> tuple[Ints, 
 
 
 def _forward_starts(graph: Graph, rank: int, window: int, passes: list[Pass]) -> list[Ints]:
-    """For each pass [P] ns, when the forward operators began that its gradients come from."""
+    """Return for each pass [P] start of the forward operator that each gradient comes from, in ns."""
     assert graph.run is not None
     spans = graph.run.table(SPANS, ["rank", "window", *COLUMNS])
     spans = spans.filter((pl.col("rank") == rank) & (pl.col("window") == window)).sort("start_ns", "span_id")
@@ -367,7 +366,7 @@ def _forward_starts(graph: Graph, rank: int, window: int, passes: list[Pass]) ->
             "the run does not say which forward operator a gradient comes from: it has no sequence numbers"
         )
     ends = np.concatenate([graph.nodes.measured_end[pass_.ready] for pass_ in passes])
-    made = pl.DataFrame({"ready": ends - lane[1] - 1})  # what begins at the end is the next operator
+    made = pl.DataFrame({"ready": ends - lane[1] - 1})  # an operator that begins at the end is the next one
     asked = (
         made.with_row_index("gradient")
         .sort("ready")

@@ -1,7 +1,7 @@
 """The global dataflow graph: read-only arrays, one entry per node and per edge.
 
-In: nodes and edges from `construction/graph_builder.py`. Out: a validated `Graph`, numbered in topological
-order. Replaying it is done in `dpro.replay.timeline`; changing it, in `dpro.replay.whatif`.
+Takes nodes and edges from `construction/graph_builder.py`; returns a validated `Graph`, numbered in
+topological order. `dpro.replay.timeline` replays it; `dpro.replay.whatif` changes it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dpro.markup import table
 from dpro.replay.engine import by_target, distinct, topological_order
 from dpro.store import Run
 
-NO_SPAN, OF_RENDEZVOUS = "(no span)", "(rendezvous)"  # names of nodes that no span has
+NO_SPAN, OF_RENDEZVOUS = "(no span)", "(rendezvous)"  # names of nodes without a span
 
 
 class NodeKind(IntEnum):
-    """Which kind of work a node is."""
+    """The kind of work of a node."""
 
     CPU = 0  # an operator's own time on a CPU thread
     RUNTIME = 1  # a CUDA/HIP runtime call's own time
@@ -37,12 +37,12 @@ class NodeKind(IntEnum):
     ARRIVE = 6  # a member of a collective is ready; lasts no time
     RENDEZVOUS = 7  # the last member of a collective is ready; lasts no time, belongs to no rank
     TRANSFER = 8  # one member's part of a collective after the rendezvous
-    DELAY = 9  # all that an operation depends on is done, and still it has not begun: its launch, unrecorded
+    DELAY = 9  # an unrecorded launch: the time between the last dependency of an operation and its start
     END = 10  # the work of a rank in a step is over; lasts no time, only in condensed graphs
 
 
 class EdgeKind(IntEnum):
-    """Why a node cannot start earlier."""
+    """The reason why a node cannot start earlier."""
 
     THREAD = 0  # program order on a CPU thread
     HANDOVER = 1  # one thread continues what another began (forward -> backward -> optimizer)
@@ -51,30 +51,30 @@ class EdgeKind(IntEnum):
     EVENT = 4  # one stream waits for an event on another
     SYNC = 5  # the CPU waits for the GPU or for a collective
     RENDEZVOUS = 6  # a collective moves data once all its members are ready
-    CONTENTION = 7  # a kernel starts once what fills the device drains
+    CONTENTION = 7  # a kernel starts once the work that fills the device drains
     PATH = 8  # the longest path over nodes that a condensed graph leaves out
 
 
-NEVER_NS = -(1 << 62)  # the lag of an edge by which nothing waits
+NEVER_NS = -(1 << 62)  # the lag of an edge that delays no node
 
 CPU_KINDS = (NodeKind.CPU, NodeKind.RUNTIME, NodeKind.HOST, NodeKind.GAP)
 GPU_KINDS = (NodeKind.KERNEL, NodeKind.COPY)
 
 
 class MeshPosition(NamedTuple):
-    """Where in the job a rank stands: its number on the data-parallel axis, and its pipeline stage."""
+    """The position of a rank in the job: its index on the data-parallel axis, and its pipeline stage."""
 
     dp: int
     stage: int
 
 
 class Message(NamedTuple):
-    """Which kind of communication a transfer is: all that its time can depend on, other than bytes.
+    """The kind of communication of a transfer: everything that its time may depend on, except bytes.
 
     Attributes:
-        op: as in the `collectives` table.
-        group: the process group, by any name that distinguishes it from others.
-        num_ranks: how many ranks are in the group, as far as known.
+        op: operation, as in table `collectives`.
+        group: the process group, by any unique name.
+        num_ranks: number of ranks in the group, where known.
         dtype: element type, empty where unknown.
     """
 
@@ -89,10 +89,10 @@ class GraphError(DproError):
 
 
 def is_of(kind: Ints, kinds: Sequence[int]) -> Bools:
-    """[N] whether each kind of node or edge is one of some: by a table, since there are few.
+    """Return [N] whether each kind of node or edge is one of `kinds`.
 
     Args:
-        kind: [N] from 0 on.
+        kind: [N] kinds, not negative.
     """
     table = np.zeros(max(len(NodeKind), len(EdgeKind)), np.bool_)
     table[list(kinds)] = True
@@ -101,25 +101,25 @@ def is_of(kind: Ints, kinds: Sequence[int]) -> Bools:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Columns of the nodes, each [N].
+    """The columns of the nodes, each [N].
 
     Attributes:
         kind: `NodeKind`.
         duration: ns.
         earliest: ns; a node may not start before. 0 unless the node is anchored.
-        anchored: its start was taken from the trace, since nothing in it explains the start.
+        anchored: whether its start was taken from the trace, since no dependency explains it.
         rank: rank, -1 for a rendezvous.
         window: deep window.
         step: step number; -1 before the first whole step, -2 after the last.
         lane: index into `Graph.lanes`, -1 for a rendezvous.
         name: index into `Graph.names`.
-        around: name of the innermost annotation around CPU work, -1 for none.
+        around: index into `Graph.names` of the innermost annotation around CPU work, -1 for none.
         span: span_id within the rank, -1 for none.
         collective: instance of a collective, -1 for none.
-        bytes: payload of a transfer, the larger of what its rank puts in and gets; -1 where unknown or none.
+        bytes: payload of a transfer, the larger of input and output of its rank; -1 where unknown or none.
         message: index into `Graph.messages` of a transfer, -1 for other nodes.
-        phase: number of collectives with other ranks that the rank has called in the step so far: 0 before
-            the first, numbered the same on all ranks; -1 outside steps.
+        phase: number of collectives with other ranks that the rank has called in the step before this node, 0
+            before the first; the numbering is common to all ranks; -1 outside steps.
         measured_start, measured_end: ns on the aligned clock, as recorded.
     """
 
@@ -143,17 +143,17 @@ class Nodes:
 
     @property
     def columns(self) -> tuple[Ints | Bools, ...]:
-        """All of them, in this order."""
+        """All columns, in the order of the fields."""
         return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
 
     def taken(self, which: Ints) -> Nodes:
-        """Some of them, in the order of `which` [K]."""
+        """Return the nodes at indices `which` [K], in that order."""
         return Nodes(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(Nodes)})
 
 
 @dataclass(frozen=True)
 class Edges:
-    """Columns of the edges, each [E]: where from, where to, ns between, `EdgeKind`, and whether inferred."""
+    """The columns of the edges, each [E]: source, target, lag in ns, `EdgeKind`, and whether inferred."""
 
     source: Ints
     target: Ints
@@ -163,15 +163,15 @@ class Edges:
 
     @property
     def columns(self) -> tuple[Ints | Bools, ...]:
-        """All of them, in this order."""
+        """All columns, in the order of the fields."""
         return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
 
     def taken(self, which: Ints) -> Edges:
-        """Some of them, in the order of `which` [K]."""
+        """Return the edges at indices `which` [K], in that order."""
         return Edges(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(Edges)})
 
     def and_also(self, *more: Edges) -> Edges:
-        """These edges, and behind them more between the same nodes."""
+        """Append more edges between the same nodes."""
         return Edges(*map(np.concatenate, zip(*(edges.columns for edges in (self, *more)))))
 
 
@@ -187,19 +187,18 @@ class Graph:
         nodes: columns of the nodes.
         edges: columns of the edges, sorted by target.
         indptr: [N + 1] edges into node i are indptr[i]:indptr[i + 1].
-        names: names that `nodes.name` points into.
-        lanes: (rank, what the lane is) that `nodes.lane` points into.
-        origin_ns: what was subtracted from all times, ns on the aligned clock.
-        messages: kinds of communication that `nodes.message` points into.
-        places: of ranks, where the run says.
-        run: what the graph was made from: edits ask its tables for what nodes do not hold (shapes, buckets).
-            None where it was made by hand.
-        network: what communication takes by a measured table, as `tables.read_frame` has it.
-        facts: what `once` keeps; graphs that differ in some columns alone share it.
-        products: what matrix products take on devices where a user measured them, as
-            `devices.sources.PRODUCTS` has them.
-        step_bytes: what a step allocates at most beyond what it found, of a job whose edits change that; None
-            where it is as recorded.
+        names: names that `nodes.name` and `nodes.around` index.
+        lanes: (rank, name of the thread or stream) that `nodes.lane` indexes.
+        origin_ns: ns on the aligned clock that were subtracted from all times.
+        messages: kinds of communication that `nodes.message` indexes.
+        places: mesh positions of ranks, where the run has them.
+        run: the run the graph was made from; edits read tables of it that nodes lack (shapes, buckets). None
+            for a graph made by hand.
+        network: measured table of communication times, from `tables.read_frame`.
+        facts: values cached by `once`; graphs that differ only in some columns share them.
+        products: measured times of matrix products on devices, as rows of `cost.kernels.products.PRODUCTS`.
+        step_bytes: the most bytes that a step allocates beyond those allocated before it, in a job whose
+            edits change that; None where it is as recorded.
     """
 
     nodes: Nodes
@@ -225,22 +224,22 @@ class Graph:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that nodes are of, ascending."""
+        """The ranks that have nodes, ascending."""
         ranks = once(self, "ranks", (self.nodes.rank,), lambda: distinct(self.nodes.rank)[0])
         return [rank for rank in ranks.tolist() if rank >= 0]
 
     def has_nodes_of(self, graph: Graph) -> bool:
-        """Whether its nodes are those of another one: graphs of the same nodes share what was measured."""
+        """Return whether both graphs have the same nodes, and so share their measured times."""
         return self.nodes.measured_start is graph.nodes.measured_start
 
     def edges_into(self, nodes: Ints) -> Ints:
-        """Numbers of the edges into some nodes, node by node."""
+        """Return the indices of the edges into some nodes, node by node."""
         first, count = self.indptr[nodes], self.indptr[nodes + 1] - self.indptr[nodes]
         until = np.cumsum(count)
         return np.repeat(first - until + count, count) + np.arange(count.sum())
 
     def _repr_html_(self) -> str:
-        """How many nodes of which kind there are, for notebooks."""
+        """Return a table of the number of nodes of each kind, for notebooks."""
         kinds, counts = np.unique(self.nodes.kind, return_counts=True)
         rows = [(NodeKind(kind).name.lower(), f"{count:,}") for kind, count in zip(kinds, counts)]
         ranks = np.unique(self.nodes.rank[self.nodes.rank >= 0]).size
@@ -248,36 +247,36 @@ class Graph:
         return table(title, rows, ("kind of node", "nodes"))
 
     def with_durations(self, duration: Ints) -> Graph:
-        """The same graph with other durations, [N] ns."""
+        """Return the graph with other durations, [N] ns."""
         return dataclasses.replace(self, nodes=dataclasses.replace(self.nodes, duration=frozen(duration)))
 
     def with_lags(self, lag: Ints) -> Graph:
-        """The same graph with other lags, [E] ns."""
+        """Return the graph with other lags, [E] ns."""
         return dataclasses.replace(self, edges=dataclasses.replace(self.edges, lag=frozen(lag)))
 
     def of_same_job(self, graph: Graph) -> Graph:
-        """The same graph with what is known of the job that another graph is of."""
+        """Return this graph with the facts about the job (run, network, messages, …) of another."""
         names = ("messages", "places", "run", "network", "products", "step_bytes")
         return dataclasses.replace(self, **{name: getattr(graph, name) for name in names})
 
     def without_waits(self, drop: Bools) -> Graph:
-        """The same graph, but nothing waits by an edge marked in `drop` [E]: to be replayed, in less time.
+        """Return the graph with no waiting along the edges marked in `drop` [E], to be replayed faster.
 
-        The edges are still there: edits and critical paths ask for a graph `without_edges`.
+        The edges remain, so this graph is only for a replay; edits and critical paths need `without_edges`.
         """
         return self.with_lags(np.where(drop, NEVER_NS, self.edges.lag))
 
     def without_edges(self, drop: Bools) -> Graph:
-        """The same graph without the edges marked in `drop` [E]; the order stays valid."""
+        """Return the graph without the edges marked in `drop` [E]; the node order stays valid."""
         edges = self.edges.taken(np.flatnonzero(~drop))
         kept_before = np.append(0, np.cumsum(~drop))
         return dataclasses.replace(self, edges=_freeze(edges), indptr=frozen(kept_before[self.indptr]))
 
     def with_edges_instead(self, drop: Bools, more: Edges) -> Graph:
-        """This graph with more edges in place of those marked in `drop` [E]; the order stays valid.
+        """Return the graph with `more` edges in place of those marked in `drop` [E]; the order stays valid.
 
         Args:
-            more: from nodes to such as are numbered after them.
+            more: edges to nodes with larger numbers than their sources.
         """
         edges = self.edges.taken(np.flatnonzero(~drop)).and_also(more)
         indptr, order = by_target(edges.source, edges.target, self.num_nodes)
@@ -285,11 +284,11 @@ class Graph:
 
 
 def once(graph: Graph, name: Hashable, columns: Sequence[object], compute: Callable[[], Value]) -> Value:
-    """What follows from some columns, computed for the first graph that asks and kept for all with the same.
+    """Return a value that follows from `columns`, cached for all graphs with the same columns.
 
-    Edits ask the same things of one graph again and again, and of graphs that differ from it in durations
-    alone. Only one value of each name is kept, so that what is kept does not grow with the changed graphs. It
-    must not hold a graph, which would then be freed late, as one of a cycle. Arrays become read-only.
+    Edits need the same facts of one graph repeatedly, and of graphs that differ from it only in durations.
+    One value per name is cached, so the cache does not grow with the number of changed graphs. The value must
+    not contain a graph: that would make a reference cycle, which is freed late. Arrays become read-only.
     """
     kept = graph.facts.get(name)
     if kept is not None and all(one is other for one, other in zip(kept[0], columns, strict=True)):
@@ -303,7 +302,7 @@ def once(graph: Graph, name: Hashable, columns: Sequence[object], compute: Calla
 
 
 class _Layer(dict[Hashable, tuple[Sequence[object], Any]]):
-    """What is known of one graph, and below it what is known of another."""
+    """Cached facts of one graph, on top of those of another."""
 
     def __init__(self, below: Mapping[Hashable, tuple[Sequence[object], Any]]) -> None:
         super().__init__()
@@ -314,7 +313,7 @@ class _Layer(dict[Hashable, tuple[Sequence[object], Any]]):
 
 
 def with_own_known(graph: Graph) -> Graph:
-    """The same graph, which keeps by itself what `once` finds and is not known yet."""
+    """Return the graph with its own cache for `once`, on top of the facts already cached."""
     return dataclasses.replace(graph, facts=_Layer(graph.facts))
 
 
@@ -325,12 +324,12 @@ def make_graph(
 
     Args:
         nodes: in any order.
-        names: what `nodes.name` points into.
-        lanes: what `nodes.lane` points into: (rank, what the lane is).
+        names: names that `nodes.name` indexes.
+        lanes: (rank, name of the lane) that `nodes.lane` indexes.
 
     Raises:
         GraphError: an edge points outside the graph, a duration is negative, or there is a cycle; the
-            message prints the names of some nodes on it.
+            message names some nodes on it.
     """
     ends = np.concatenate([edges.source, edges.target])
     if ends.size and (ends.min() < 0 or ends.max() >= nodes.duration.size):
@@ -342,10 +341,10 @@ def make_graph(
 
 
 def order_of(edges: Edges, begins: Ints) -> tuple[Ints, Ints]:
-    """Nodes in an order in which every edge goes forward, and those that a cycle keeps out of it.
+    """Return the nodes in an order in which every edge goes forward, and the nodes on or behind a cycle.
 
     Args:
-        begins: [N] ns; nodes with nothing before them come in this order.
+        begins: [N] ns; nodes without predecessors come in this order.
     """
     roots = np.flatnonzero(np.bincount(edges.target, minlength=begins.size) == 0)
     preference = roots[np.argsort(begins[roots], kind="stable")]
@@ -353,10 +352,10 @@ def order_of(edges: Edges, begins: Ints) -> tuple[Ints, Ints]:
 
 
 def renumbered(edges: Edges, order: Ints) -> Edges:
-    """The edges once each node's number is its place in the order.
+    """Return the edges with nodes renumbered by their position in `order`.
 
     Args:
-        order: [N] the old number of each node in its new order.
+        order: [N] the old number of each node, in the new order.
     """
     number = np.empty(order.size, np.int64)
     number[order] = np.arange(order.size)
@@ -366,13 +365,13 @@ def renumbered(edges: Edges, order: Ints) -> Edges:
 def assembled(
     nodes: Nodes, edges: Edges, names: tuple[str, ...], lanes: tuple[tuple[int, str], ...], origin_ns: int
 ) -> Graph:
-    """A graph of nodes that are numbered in topological order; edges may come in any.
+    """Make a graph of nodes numbered in topological order; edges may be in any order.
 
     Args:
         nodes: in topological order.
-        edges: between them, in any order.
-        names: what `nodes.name` points into.
-        lanes: what `nodes.lane` points into: (rank, what the lane is).
+        edges: between these nodes, in any order.
+        names: names that `nodes.name` indexes.
+        lanes: (rank, name of the lane) that `nodes.lane` indexes.
 
     Raises:
         GraphError: an edge goes backwards, or a duration is negative.
@@ -387,7 +386,7 @@ def assembled(
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """An array that cannot be written to, as the compiled loops take it."""
+    """Return a contiguous read-only view of an array, for the compiled loops."""
     view = np.ascontiguousarray(array).view()  # the caller's own array stays writable
     view.setflags(write=False)
     return view
@@ -400,7 +399,7 @@ def _freeze(columns: Columns) -> Columns:
 
 
 def _describe_cycle(stuck: Ints, edges: Edges, nodes: Nodes, names: tuple[str, ...]) -> str:
-    """Names along one cycle: walk backwards among the stuck nodes until one repeats."""
+    """Return the names along one cycle: walk backwards among the stuck nodes until one repeats."""
     inside = np.isin(edges.source, stuck) & np.isin(edges.target, stuck)
     before = dict(zip(edges.target[inside].tolist(), edges.source[inside].tolist()))
     seen: list[int] = []

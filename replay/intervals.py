@@ -1,7 +1,7 @@
 """Sets of moments in time: half-open intervals as `[N, 2]` int64 ns arrays, sorted and disjoint.
 
-In: starts and ends in any order, overlapping or not. Out: their union, and how much of it lies between
-two moments. Shares of a step (compute, communication, both, neither) follow from lengths of unions alone.
+Takes starts and ends in any order, overlapping or not; returns their union, and the covered time between two
+moments. Shares of a step (compute, communication, both, neither) follow from lengths of unions alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Intervals: TypeAlias = NDArray[np.int64]  # [N, 2] ns: start, end
 
 
 def union(starts: Times, ends: Times) -> Intervals:
-    """The moments covered by at least one interval; empty and reversed intervals cover none.
+    """Return the union of intervals; empty and reversed intervals cover no moment.
 
     Args:
         starts: `[N]` int64 ns, in any order.
@@ -33,12 +33,12 @@ def union(starts: Times, ends: Times) -> Intervals:
     reach = np.maximum.accumulate(ends)
     first = np.ones(len(starts), dtype=np.bool_)
     first[1:] = starts[1:] > reach[:-1]
-    last = np.roll(first, -1)  # the interval before a first one is a last one, and so is the very last
+    last = np.roll(first, -1)  # a group ends before the next one's first, and at the end
     return np.stack([starts[first], reach[last]], axis=1)
 
 
 def covered(intervals: Intervals, starts: Times, ends: Times) -> Times:
-    """How much of each stretch `[start, end)` lies inside the intervals.
+    """Return how much of each stretch `[start, end)` the intervals cover.
 
     Args:
         intervals: `[N, 2]` int64 ns, sorted and disjoint.
@@ -58,8 +58,7 @@ def covered(intervals: Intervals, starts: Times, ends: Times) -> Times:
 
 @inlined
 def _begun(first: Any, time: Any, begun: Any) -> Any:
-    # Moments of one stream mostly lie between the same two beginnings as the one before: only others are
-    # searched for.
+    # Consecutive moments of a stream mostly fall into the same interval: search only for the others.
     if (begun > 0 and first[begun - 1] > time) or (begun < first.size and first[begun] <= time):
         begun, above = 0, first.size
         while begun < above:
@@ -73,7 +72,7 @@ def _begun(first: Any, time: Any, begun: Any) -> Any:
 
 @inlined
 def _lies_before(last: Any, whole: Any, time: Any, begun: Any) -> Any:
-    # Of the last interval that has begun, what lies after the moment is taken off again.
+    # Subtract the part of the last begun interval that is after the moment.
     before = whole[begun]
     if begun > 0 and last[begun - 1] > time:
         before -= last[begun - 1] - time

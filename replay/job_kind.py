@@ -1,7 +1,7 @@
-"""What kind of job a run is of: whether it trains, is compiled, is launched from CUDA graphs, interleaves.
+"""The kind of job of a run: training or inference, compiled, launched from CUDA graphs, interleaved.
 
-In: a run. Out: `JobKind`, by the names of its operators, kernels and ranges; what they do not show is None.
-How ranks share the model is `dpro.replay.mesh`.
+Takes a run; returns its `JobKind`, judged by the names of operators, kernels and ranges; `trains` is None
+where they do not show it. `dpro.replay.mesh` infers how ranks share the model.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from dpro.documents import DocumentPart
 from dpro.schema import SPANS
 from dpro.store import Run
 
-# Not what only prepares it, such as RegisterPostBackwardFunction in a forward pass.
+# Names of backward work, but not of its preparation in forward, such as RegisterPostBackwardFunction.
 BACKWARD = r"Backward\d*([<( ]|$)|(^|[^A-Za-z])backward([^a-z]|$)|_bwd_|bwd_kernel|autograd::engine"
 _TRAINS = rf"{BACKWARD}|^Optimizer\.|optimizer"
-# What engines of inference name their iterations, their kernels and their caches.
+# Names that inference engines give their iterations, kernels and caches.
 _SERVES = r"(?i)execute_context|generation_\d|prefill|paged_?attention|reshape_and_cache|kv_?cache|sampling"
 _COMPILED = r"^triton_(poi|red|per|tem)_|^Torch-Compiled Region|^## Call CompiledFxGraph|^CompiledFunction"
 _GRAPHS = r"GraphLaunch"
 _DDP = r"^DistributedDataParallel|^torch::distributed::reducer|^torch.distributed.ddp"
-MIN_OPERATORS = 5  # different ones; a window of fewer need not show whether gradients are computed
-_MAX_PARTS = 4  # of the spans: all ranks of a job are of one kind
+MIN_OPERATORS = 5  # distinct ones; with fewer, a window without backward work need not be inference
+_MAX_PARTS = 4  # parts of table `spans` that are read, since all ranks of a job share one kind
 
 
 class JobKind(DocumentPart, frozen=True):
-    """What kind of job a run is of.
+    """The kind of job of a run.
 
     Attributes:
-        trains: whether it computes gradients; null where nothing recorded says.
+        trains: whether it computes gradients; null where no recorded name says.
         compiled: whether torch.compile made some of its kernels.
         graphs: whether CUDA graphs launch kernels.
         ddp: whether DistributedDataParallel runs its model.
-        chunks: of the model on each stage of a pipeline; 0 where that was not recorded.
+        chunks: model chunks on each stage of a pipeline; 0 where not recorded.
     """
 
     trains: bool | None = None
@@ -45,12 +45,12 @@ class JobKind(DocumentPart, frozen=True):
 
 
 def is_backward() -> pl.Expr:
-    """Whether a span is of a backward pass: it has a forward thread, or its name says so."""
+    """Return an expression for whether a span is in a backward pass, by its forward thread or its name."""
     return (pl.col("forward_thread") > 0) | pl.col("name").str.contains(BACKWARD)
 
 
 def kind_of(run: Run) -> JobKind:
-    """The kind of job, by the spans of its first ranks."""
+    """Return the kind of job, from the spans of its first ranks."""
     columns = ["rank", "kind", "name", "forward_thread", "model_chunk"]
     parts = list(islice(run.part_by_part(SPANS, columns), _MAX_PARTS))
     if not parts:
@@ -77,7 +77,7 @@ def kind_of(run: Run) -> JobKind:
 
 
 def kind_in_words(kind: JobKind) -> str:
-    """`training, compiled, from CUDA graphs`; empty where nothing is known."""
+    """Word a kind of job, such as `training, compiled, from CUDA graphs`; empty where nothing is known."""
     said = [{True: "training", False: "inference (no backward pass was recorded)", None: ""}[kind.trains]]
     said += ["compiled"] * kind.compiled + ["from CUDA graphs"] * kind.graphs
     said += [f"interleaved, {kind.chunks} chunks a stage"] * (kind.chunks > 1)

@@ -1,8 +1,8 @@
-"""Facts about a saved graph, kept in files beside it for the next command.
+"""Facts about a saved graph, stored in files beside it for the next command.
 
-In: a graph, and a function that takes long to compute a fact. Out: the fact, from its file if an earlier
-command has written it. A fact holds for the columns that were saved: for a graph that an edit has changed, it
-is computed again and not written. Without a saved graph, `kept` is the same as `once`.
+Takes a graph and an expensive function that computes a fact; returns the fact, from its file if an earlier
+command has written one. A stored fact is valid for the saved columns: for a graph changed by an edit it is
+computed again and not written. Without a saved graph, `kept` is the same as `once`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dpro.store import Run
 
 Value = TypeVar("Value")
 
-KEPT_FACTS = "kept facts"  # their name among what is known of a graph
+KEPT_FACTS = "kept facts"  # key in `Graph.facts`
 SUFFIX = ".fact"
 NO_RECORDS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class KeptFacts:
-    """Where facts about a saved graph are kept.
+    """The place where facts about a saved graph are stored.
 
     Attributes:
-        graph_file: the saved graph; files of facts begin with its name.
-        columns: of the saved graph, and what else facts follow from.
+        graph_file: the saved graph; names of fact files begin with its name.
+        columns: columns of the saved graph, and other values that facts follow from.
         tables: `tables_written` of its run.
     """
 
@@ -41,7 +41,7 @@ class KeptFacts:
     tables: tuple[tuple[str, int], ...]
 
     def file_of(self, name: str, columns: Sequence[object]) -> Path | None:
-        """Where a fact is kept; None where it does not follow from what was saved."""
+        """Return the file of a fact; None where the fact does not follow from the saved columns."""
         saved_ids = set(map(id, self.columns))
         runs = [column for column in columns if isinstance(column, Run)]
         saved = all(id(column) in saved_ids for column in columns if not isinstance(column, Run))
@@ -51,24 +51,24 @@ class KeptFacts:
 
 
 def tables_written(run: Run) -> tuple[tuple[str, int], ...]:
-    """When parts of each table were last added: parts are renamed into their folder when they are whole.
+    """Return each table's folder with the time it last changed: complete parts are renamed into their folder.
 
-    A layout that the user states counts as a table.
+    A layout stated by the user counts as a table.
     """
     stated = tuple(run.layout.items())
     try:
         folders = sorted((str(folder), folder.stat().st_mtime_ns) for folder in run.path.iterdir())
         return (*stated, *folders)
-    except OSError:  # what cannot be read says so where it is read
+    except OSError:  # the error is reported where tables are read
         return ()
 
 
 def with_kept_facts(graph: Graph, graph_file: Path, duration: Ints | None = None) -> Graph:
-    """Let facts about a saved graph be kept beside its file.
+    """Return the graph with its facts stored beside its file.
 
     Args:
-        duration: [N] ns, how long nodes last in the graph that facts are asked of, where that is another:
-            a fact has one file.
+        duration: [N] durations of the graph that facts are computed for, in ns, where they differ from those
+            of `graph`: each fact has only one file.
     """
     nodes = graph.nodes if duration is None else replace(graph.nodes, duration=duration)
     tuples = (graph.names, graph.lanes, graph.messages)
@@ -79,7 +79,7 @@ def with_kept_facts(graph: Graph, graph_file: Path, duration: Ints | None = None
 
 
 def with_facts_alone(graph: Graph) -> Graph:
-    """The same graph, of which nothing is known but where its facts are kept."""
+    """Return the graph without any cached facts, but with the place where they are stored."""
     facts = graph.facts.get(KEPT_FACTS)
     return replace(graph, facts={} if facts is None else {KEPT_FACTS: facts})
 
@@ -91,11 +91,11 @@ def kept(
     compute: Callable[[], Value],
     records: Mapping[str, Any] = NO_RECORDS,
 ) -> Value:
-    """As `once`, of a fact that is also kept for the next command.
+    """Return a fact as `once` does, and store it in a file for the next command.
 
     Args:
-        name: of the fact, as a part of a file's name.
-        records: classes of which it consists, by their names.
+        name: name of the fact, used in its file name.
+        records: classes that the fact consists of, by name.
     """
 
     def find() -> Value:
@@ -108,7 +108,7 @@ def kept(
             value: Value = record[0]
             return value
         value = compute()
-        with suppress(OSError):  # a full disk: the fact is there all the same
+        with suppress(OSError):  # a full disk: the computed fact is still returned
             write_archive(file, (value,), records)
         return value
 
@@ -116,7 +116,7 @@ def kept(
 
 
 def remove_facts_without_graph(folder: Path) -> None:
-    """Remove facts about graphs that are not kept any more."""
+    """Remove stored facts whose graph is no longer saved."""
     for file in folder.glob(f"*{SUFFIX}"):
         if not file.with_name(f"{file.name.partition('.')[0]}.npz").exists():
             file.unlink(missing_ok=True)

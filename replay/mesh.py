@@ -1,14 +1,14 @@
-"""Where each rank stands: the axes of parallelism of a job, and the coordinates of every rank on them.
+"""The mesh of a job: its axes of parallelism, and the coordinates of every rank on them.
 
-In: a run's process groups, calls, buckets and workers, with coordinates that the job's own meshes recorded,
-or a layout that its user states.
-Out: `Mesh`, the axes along which the ranks of a group differ, and an axis for each kind of communication of a
-graph. No axis gets a name that neither a mesh, a description nor the use of its groups implies.
+Takes a run's process groups, calls, buckets and workers, with coordinates recorded from the job's own meshes,
+or a layout that the user states. Returns a `Mesh`, the axes along which the ranks of a group differ, and an
+axis for each kind of communication of a graph. An axis is named only if a mesh, a description or the use of
+its groups implies a name.
 
-An axis is a family of groups of one size that are disjoint. Families are the axes of a grid if ranks that all
-other families connect form as many parts as the axis is long, and each group has one rank in each part.
-Experts are no axis of the grid where their groups divide ranks that its axes hold already: they are laid over
-those axes.
+An axis is a family of disjoint groups of one size. Families are the axes of a grid if, for each, the other
+families connect ranks into as many parts as the axis is long, and each of its groups has one rank in each
+part. Experts are not an axis of the grid where their groups divide ranks that its axes already contain: they
+are an overlay on those axes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STATED, MESH, DESCRIPTIONS, ALGEBRA = "stated", "mesh", "descriptions", "algebra
 MEGATRON_ORDER = ("tp", "cp", "ep", "dp", "pp")  # the first varies fastest with the number of a rank
 DESCRIBED: Mapping[
     str, str
-] = {  # of Megatron-core; torch describes the groups of a mesh's axis as `mesh_NAME`
+] = {  # names of Megatron-core; torch describes the groups of a mesh's axis as `mesh_NAME`
     "data_parallel_group": "dp",
     "data_parallel_group_with_cp": "dp",  # the finer grid takes precedence where there is context parallelism
     "tensor_model_parallel_group": "tp",
@@ -52,21 +52,21 @@ DESCRIBED: Mapping[
 _NO_GROUP = "no group"
 GRADIENTS = "gradients"
 ACTIVATIONS = "activations"
-MIN_ACTIVATION_BYTES = 1 << 16  # of a reduction in a forward pass that is no loss, count or norm
-MIN_ACTIVATIONS = 0.1  # of what a group sums: less in forward passes is metrics, or statistics of a batch
+MIN_ACTIVATION_BYTES = 1 << 16  # smaller reductions in a forward pass are a loss, a count or a norm
+MIN_ACTIVATIONS = 0.1  # share of a group's bytes in forward: below, they are metrics or batch statistics
 EXPERTS = "ep"
 BY = " x "  # between the names of axes
-_MAX_FILLED = 1 << 20  # ranks whose places are filled in
-_MAX_FAMILIES = 12  # whose combinations are tried
+_MAX_FILLED = 1 << 20  # ranks up to which missing coordinates are filled in
+_MAX_FAMILIES = 12  # families whose combinations are tried
 
 Coordinates = Mapping[int, tuple[int, ...]]
 
 
 class RankGroup(NamedTuple):
-    """A process group: its description (empty where unknown), global ranks, and what it was used for.
+    """A process group: its description (empty where unknown), global ranks, and uses.
 
-    What it was used for are the operations called on it, `GRADIENTS` where it reduces recorded buckets, and
-    `ACTIVATIONS` where forward passes reduce on it.
+    `ops` has the operations called on it, `GRADIENTS` where it reduces recorded buckets, and `ACTIVATIONS`
+    where forward passes reduce on it.
     """
 
     description: str
@@ -78,8 +78,8 @@ class Axis(DocumentPart, frozen=True):
     """An axis of parallelism.
 
     Attributes:
-        name: dp, pp, cp, ep or tp; empty where nothing implies one.
-        size: ranks along it.
+        name: dp, pp, cp, ep or tp; empty where unknown.
+        size: number of ranks along it.
     """
 
     name: str
@@ -87,12 +87,13 @@ class Axis(DocumentPart, frozen=True):
 
 
 class Overlay(NamedTuple):
-    """An axis whose groups divide ranks that the axes of the grid hold already.
+    """An axis whose groups divide ranks that the axes of the grid already contain.
 
     Attributes:
         name: `ep`.
-        size: how many ranks are along it.
+        size: number of ranks along it.
         over: the axes along which ranks of one of its groups differ.
+        groups: the ranks of each of its groups.
     """
 
     name: str
@@ -105,12 +106,12 @@ class Mesh(NamedTuple):
     """The layout of a job.
 
     Attributes:
-        num_ranks: of the job.
-        axes: those that are longer than one; empty where nothing implies it.
-        coordinates: of each rank whose place is known, one number per axis.
-        source: `stated`, `mesh`, `descriptions` or `algebra`; empty where nothing implies it.
-        ambiguity: what remains open, one sentence each.
-        overlays: what is laid over the axes.
+        num_ranks: number of ranks of the job.
+        axes: the axes longer than one; empty where unknown.
+        coordinates: one number per axis for each rank whose position is known.
+        source: `stated`, `mesh`, `descriptions` or `algebra`; empty where unknown.
+        ambiguity: open questions, one sentence each.
+        overlays: axes laid over the grid.
     """
 
     num_ranks: int
@@ -137,32 +138,33 @@ def mesh_of(
     num_ranks: int,
     sizes: Mapping[str, int] | None = None,
 ) -> Mesh:
-    """The layout of a job: from its own meshes, else from its groups.
+    """Return the layout of a job: from its own meshes, else from its groups.
 
     Args:
         groups: process groups, in the order in which they were made.
         recorded: coordinates by rank and axis, as the job's meshes state them; axes without one are left out.
+        sizes: recorded sizes of axes, where ranks with larger coordinates may be missing.
     """
     stated = _from_mesh(recorded, num_ranks, sizes or {})
     return stated if stated.axes else _from_groups(list(groups), num_ranks)
 
 
 def in_words(mesh: Mesh) -> str:
-    """One line: `64 ranks = dp 8 x pp 4 x tp 2, ep 4 over dp`; empty where nothing implies it."""
+    """Word a mesh in one line, as `64 ranks = dp 8 x pp 4 x tp 2, ep 4 over dp`; empty without axes."""
     axes = BY.join(f"{axis.name} {axis.size}" if axis.name else f"axis of {axis.size}" for axis in mesh.axes)
     laid = [f", {overlay.name} {overlay.size} over {BY.join(overlay.over)}" for overlay in mesh.overlays]
     return f"{mesh.num_ranks} ranks = {axes}{''.join(laid)}" if axes else ""
 
 
 def axis_of_group(mesh: Mesh, ranks: Collection[int], description: str = "") -> str:
-    """The axis along which the ranks of a group differ: the whole axis, or a part of it.
+    """Return the axis along which the ranks of a group differ, over all of it or a part.
 
     Args:
-        description: of the group, as the job gave it; empty where unknown.
+        description: the job's description of the group; empty where unknown.
 
     Returns:
-        `dp`; `dp x cp` where they differ along several; `ep` of a group of experts. Empty where the group is
-        one rank, or the place of a rank or the name of an axis is unknown.
+        `dp`; `dp x cp` where they differ along several; `ep` for a group of experts. Empty where the group is
+        one rank, or the coordinates of a rank or the name of an axis are unknown.
     """
     members = frozenset(ranks)
     laid = next((overlay.name for overlay in mesh.overlays if members in overlay.groups), "")
@@ -174,16 +176,16 @@ def axis_of_group(mesh: Mesh, ranks: Collection[int], description: str = "") -> 
 
 
 def named_axes(mesh: Mesh) -> tuple[str, ...]:
-    """The axes by which ranks are chosen and grouped: those that have a name, then what is laid over them."""
+    """Return the axes by which ranks are selected and grouped: those with a name, then overlays."""
     names = [*(axis.name for axis in mesh.axes), *(overlay.name for overlay in mesh.overlays)]
     return tuple(name for name in names if name)
 
 
 def places_along(mesh: Mesh, name: str) -> dict[int, int]:
-    """Where ranks are along an axis, from 0; those of unknown place are left out.
+    """Return the index of each rank along an axis, from 0; ranks without a known one are left out.
 
     Args:
-        name: one of `named_axes`. Along what is laid over the axes, ranks of a group count in their order.
+        name: one of `named_axes`. Along an overlay, the ranks of each group are numbered in order.
     """
     for number, axis in enumerate(mesh.axes):
         if axis.name == name:
@@ -194,7 +196,7 @@ def places_along(mesh: Mesh, name: str) -> dict[int, int]:
 
 
 def _axes_between(mesh: Mesh, ranks: Collection[int]) -> tuple[str, ...]:
-    """Names of the axes along which ranks differ; none where one of them is unknown."""
+    """Return the names of the axes along which ranks differ; empty if a coordinate or a name is unknown."""
     places = [mesh.coordinates.get(rank, ()) for rank in ranks]
     if not all(places):
         return ()
@@ -204,7 +206,7 @@ def _axes_between(mesh: Mesh, ranks: Collection[int]) -> tuple[str, ...]:
 
 
 def _is_whole(mesh: Mesh, along: Collection[str], ranks: Collection[int]) -> bool:
-    """Whether ranks that differ along some axes are all that there are along these."""
+    """Return whether ranks that differ along some axes are all ranks along these axes."""
     return len(ranks) == math.prod(axis.size for axis in mesh.axes if axis.name in along)
 
 
@@ -229,7 +231,7 @@ def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int, stated
 
 
 def _with_missing(axes: Sequence[Axis], places: Coordinates, num_ranks: int) -> Coordinates:
-    """Places of all ranks, where recorded ranks are numbered along the axes, and in one order alone."""
+    """Add the ranks that were not recorded, if exactly one order of the axes numbers the recorded ones."""
     sizes = [axis.size for axis in axes]
     is_known = math.prod(sizes) == num_ranks <= _MAX_FILLED and not any(
         -1 in place for place in places.values()
@@ -249,16 +251,16 @@ def _with_missing(axes: Sequence[Axis], places: Coordinates, num_ranks: int) -> 
 
 
 def _strides(order: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """By how much the number of a rank grows from one place to the next of each axis."""
+    """Return for each axis the difference in rank number between neighbours along it."""
     return tuple(
         math.prod(sizes[slower] for slower in order[order.index(a) + 1 :]) for a in range(len(sizes))
     )
 
 
 def _groups_of_experts(mesh: Mesh, experts: Mapping[int, int]) -> list[frozenset[int]]:
-    """Groups of experts by their coordinates: along as few axes as these follow from.
+    """Return the groups of experts by their coordinates, along the fewest axes that determine these.
 
-    Ranks that have the same place among experts belong to one group after the other, in order.
+    Ranks with the same expert coordinate are assigned to consecutive groups, in order.
     """
     numbers = range(len(mesh.axes))
     subsets = [axes for count in numbers for axes in combinations(numbers, count + 1)]
@@ -280,7 +282,7 @@ def _groups_of_experts(mesh: Mesh, experts: Mapping[int, int]) -> list[frozenset
 
 
 def _overlays(mesh: Mesh, groups: Sequence[frozenset[int]], size: int) -> tuple[Overlay, ...]:
-    """Experts over the axes of a grid; nothing where these are an axis of it, or theirs are not known."""
+    """Return the overlay of experts; empty where the groups do not fit one set of axes and one size."""
     over = {_axes_between(mesh, ranks) for ranks in groups}
     if len(over) != 1 or over == {()} or any(len(ranks) != size for ranks in groups):
         return ()
@@ -328,10 +330,10 @@ def _ambiguity(grid: Sequence[_Family], axes: Sequence[Axis], num_grids: int) ->
 
 
 def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
-    """Families of disjoint groups of one size that cover all ranks, those with a name first.
+    """Return families of disjoint groups of one size that cover all ranks, named ones first.
 
-    Groups belong together by their description, else by the distances between their ranks, which differ from
-    axis to axis where ranks are numbered along the axes, else in the order in which they were made.
+    Groups belong together by their description; else by the distances between their ranks, which differ from
+    axis to axis where ranks are numbered along the axes; else in the order in which they were made.
     """
     families: dict[frozenset[frozenset[int]], _Family] = {}
     ops: dict[frozenset[int], frozenset[str]] = {}
@@ -343,7 +345,7 @@ def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
     for description in dict.fromkeys(group.description.lower() for group in named):
         same = [group for group in named if group.description.lower() == description]
         sets.append((_name(same[0]), list(dict.fromkeys(group.ranks for group in same))))
-    # Experts last: groups that are those of another axis, too, are its.
+    # Experts last: groups that are also those of another axis belong to that axis.
     sets.sort(key=lambda named_set: named_set[0] == EXPERTS)
     by_distance: dict[tuple[int, ...], list[frozenset[int]]] = {}
     for ranks in plain:
@@ -359,7 +361,7 @@ def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
 
 
 def _first_fit(groups: Iterable[frozenset[int]]) -> list[list[frozenset[int]]]:
-    """Groups of one size that do not meet, each with the first that it fits."""
+    """Sort groups into sets of disjoint groups of one size, each into the first set that it fits."""
     fitted: list[tuple[list[frozenset[int]], set[int]]] = []
     for ranks in groups:
         for groups_of_set, held in fitted:
@@ -379,9 +381,9 @@ def _covers(groups: Sequence[frozenset[int]], num_ranks: int) -> bool:
 
 
 def _best_grids(families: Sequence[_Family], num_ranks: int) -> list[tuple[_Family, ...]]:
-    """Grids of described families, else of those and an axis that no group shows, else of any families.
+    """Return grids of described families, else of those and an axis without groups, else of any families.
 
-    Experts are laid over the ranks of other axes, so their groups come second.
+    Groups of experts are tried second, since they are laid over the ranks of other axes.
     """
     named = [family for family in families if family.name]
     dense = [family for family in named if family.name != "ep"]
@@ -392,7 +394,7 @@ def _best_grids(families: Sequence[_Family], num_ranks: int) -> list[tuple[_Fami
 
 
 def _completed(families: Sequence[_Family], num_ranks: int) -> list[_Family]:
-    """One family of each name, and the axis that is missing: ranks with the same place in each part."""
+    """Return one family of each name, and the missing axis: ranks at the same position of each part."""
     first = list({family.name: family for family in reversed(families)}.values())
     if not first:
         return []
@@ -404,7 +406,7 @@ def _completed(families: Sequence[_Family], num_ranks: int) -> list[_Family]:
 
 
 def _grids(families: Sequence[_Family], num_ranks: int) -> list[tuple[_Family, ...]]:
-    """Grids of the most axes that hold all ranks; those with most names, then with groups made first, first.
+    """Return grids with the most axes that cover all ranks and, of those, the most names; early groups first.
 
     Two families of one name are never axes of one grid.
     """
@@ -438,7 +440,10 @@ def _is_grid(families: Sequence[_Family], num_ranks: int) -> bool:
 
 
 def _parts(families: Sequence[_Family], axis: int, num_ranks: int) -> list[int]:
-    """[num_ranks] which part each rank is in: all other axes connect its ranks. Lowest ranks first."""
+    """Return [num_ranks] the part of each rank: ranks that the axes other than `axis` connect share one.
+
+    Parts are numbered in the order of their lowest rank.
+    """
     root = list(range(num_ranks))
 
     def find(rank: int) -> int:
@@ -464,10 +469,10 @@ _OF_SHARDS = {*REDUCTIONS, "all_gather", "broadcast", "barrier", ACTIVATIONS}
 
 
 def _name_by_use(family: _Family) -> str:
-    """The name, else what the calls imply.
+    """Return the name of a family, else the axis that its calls imply.
 
-    Only a pipeline's groups do nothing but send and receive. Only ranks that hold parts of one layer sum its
-    activations; experts and embedding tables are exchanged, too.
+    Only the groups of a pipeline do nothing but send and receive. Only ranks with parts of one layer sum its
+    activations; experts and embedding tables also exchange data in other ways.
     """
     if family.name:
         return family.name
@@ -483,7 +488,7 @@ def _name_by_use(family: _Family) -> str:
 
 
 def mesh_of_run(run: Run) -> Mesh:
-    """Where each rank of a run stands."""
+    """Return the mesh of a run."""
     places = run.table(WORKERS).filter(pl.col("rank") >= 0)
     recorded = {
         row["rank"]: {axis: row[axis] for axis in AXES if row[axis] >= 0} for row in places.to_dicts()
@@ -499,10 +504,10 @@ def mesh_of_run(run: Run) -> Mesh:
 
 
 def parse_axes(text: str) -> dict[str, int]:
-    """A layout as `--layout` takes it: `tp=8`, or `dp=4,tp=2`.
+    """Parse a layout of `--layout`, such as `tp=8` or `dp=4,tp=2`.
 
     Raises:
-        UsageError: an axis is not known, or a size is not a number or out of bounds.
+        UsageError: an axis is unknown, or a size is not a number or out of bounds.
     """
     layout = {}
     for part in filter(None, text.split(",")):
@@ -518,13 +523,13 @@ def parse_axes(text: str) -> dict[str, int]:
 
 
 def with_layout(run: Run, layout: Mapping[str, int]) -> Run:
-    """The run with a layout that its user states; replicas make up what it leaves out.
+    """Return the run with a layout stated by its user; data parallelism fills up an incomplete layout.
 
     Args:
         layout: ranks along some of `AXES`.
 
     Raises:
-        UsageError: it holds another number of ranks, or a group of the run lies across its axes.
+        UsageError: the layout has another number of ranks, or a group of the run does not fit its axes.
     """
     num_ranks = run.manifest.world_size
     given = ", ".join(f"{axis}={size}" for axis, size in layout.items())
@@ -537,12 +542,12 @@ def with_layout(run: Run, layout: Mapping[str, int]) -> Run:
     if layout["dp"] % layout.get(EXPERTS, 1):
         raise UsageError(f"--layout {given}: ep divides the {layout['dp']} data-parallel ranks")
     stated = replace(run, layout=dict(layout))
-    mesh_of_run(stated)  # refuses what the groups of the run contradict
+    mesh_of_run(stated)  # raises if the groups of the run contradict the layout
     return stated
 
 
 def _stated(layout: Mapping[str, int], groups: Sequence[RankGroup], num_ranks: int) -> Mesh:
-    """The mesh of a stated layout, in the first order of axes along which all groups of the run lie.
+    """Return the mesh of a stated layout, in the first order of axes that fits all groups of the run.
 
     Raises:
         UsageError: there is no such order.
@@ -562,7 +567,7 @@ def _stated(layout: Mapping[str, int], groups: Sequence[RankGroup], num_ranks: i
 
 
 def _numbered(layout: Mapping[str, int], order: Sequence[str], num_ranks: int) -> Mesh:
-    """Ranks numbered along the axes, the first of which varies fastest; experts divide replicas in order."""
+    """Number ranks along the axes, the first varying fastest; experts divide replicas in order."""
     places: dict[int, dict[str, int]] = {rank: {} for rank in range(num_ranks)}
     stride = 1
     for name in order:
@@ -576,13 +581,13 @@ def _numbered(layout: Mapping[str, int], order: Sequence[str], num_ranks: int) -
 
 
 def _lies_along(mesh: Mesh, ranks: frozenset[int]) -> bool:
-    """Whether ranks are all that there are along some axes, or some of those along one."""
+    """Return whether ranks are all ranks along some axes, or some of those along one."""
     along = _axes_between(mesh, ranks)
     return len(along) == 1 or _is_whole(mesh, along, ranks)
 
 
 def _with_activations(run: Run, groups: Sequence[RankGroup]) -> list[RankGroup]:
-    """The groups, those on which forward passes sum as much as activations are marked as used for them."""
+    """Mark groups on which forward passes sum as much as activations with `ACTIVATIONS`."""
     sums = sums_of_passes(run).filter(pl.col("bytes_in") >= MIN_ACTIVATION_BYTES)
     shares = sums.group_by("group_ranks").agg(
         share=pl.col("bytes_in").filter("is_forward").sum() / pl.col("bytes_in").sum()
@@ -595,7 +600,7 @@ def _with_activations(run: Run, groups: Sequence[RankGroup]) -> list[RankGroup]:
 
 
 def sums_of_passes(run: Run) -> pl.DataFrame:
-    """What one rank sums: `step`, `group_ranks`, `bytes_in` (-1 unknown), and whether it `is_forward`."""
+    """Return the reductions of one rank: `step`, `group_ranks`, `bytes_in` (-1 unknown) and `is_forward`."""
     calls = run.table(COLLECTIVES).filter(pl.col("op").is_in(REDUCTIONS))
     spans = next(iter(run.part_by_part(SPANS, _OF_PASSES)), SPANS.empty().select(_OF_PASSES))
     spans = spans.filter(pl.col("rank") == pl.col("rank").first())
@@ -620,12 +625,12 @@ _OF_PASSES = ["span_id", "rank", "name", "start_ns", "forward_thread"]
 
 
 def axes_of_messages(graph: Graph) -> tuple[str, ...]:
-    """The axis along which each kind of communication is, in the order of the graph's messages.
+    """Return the axis of each kind of communication, in the order of the graph's messages.
 
-    Messages between two ranks are along the axis in which these two differ, whatever group they are sent in.
+    A message between two ranks is along the axis in which these two differ, whatever group it is sent in.
 
     Returns:
-        As of `axis_of_group`; all empty where the graph has no run.
+        Axes as from `axis_of_group`; empty where calls differ in axis, and all empty without a run.
     """
     return kept(graph, "axes-of-messages", (graph.messages, graph.run), lambda: _axes_of_messages(graph))
 
@@ -649,12 +654,12 @@ def _axes_of_messages(graph: Graph) -> tuple[str, ...]:
 
 
 def description_of(group: str) -> str:
-    """What the job says of a group, which is in its name in a run (`35 TENSOR_MODEL_PARALLEL_GROUP`)."""
+    """Return the job's description of a group, from its name in a run (`35 TENSOR_MODEL_PARALLEL_GROUP`)."""
     return group.partition(" ")[2]
 
 
 def groups_of(run: Run) -> list[RankGroup]:
-    """The process groups of a run, in the order in which they were made, as far as their names say."""
+    """Return the process groups of a run in the order of their creation, where their names have numbers."""
     columns = ["group", "group_ranks"]
     said = run.table(PROCESS_GROUPS).select(*columns, op=pl.lit(""))
     calls = run.table(COLLECTIVES)

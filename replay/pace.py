@@ -1,6 +1,6 @@
-"""How long hosts need for a step if they never wait: for a device, or for other ranks.
+"""The pace of hosts: the time each needs per step if it never waits for a device or other ranks.
 
-In: a graph, as recorded or changed. Out: a row per rank and window.
+Takes a graph, as recorded or changed; returns one row per rank, window and step.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SCHEMA = {"rank": pl.Int64, "window": pl.Int64, "pace_ns": pl.Float64, "later": 
 
 
 def host_paces(graph: Graph) -> pl.DataFrame:
-    """Replay hosts alone, and measure how long a step takes each.
+    """Replay the hosts alone, and measure the time each needs for a step.
 
     Returns:
-        `rank`, `window`, `pace_ns` (the median step), `later` (whether it is of steps after a window's first,
-        whose beginning is known); no row without devices that hosts launch work on.
+        `rank`, `window`, `pace_ns` (of one step) and `later` (whether after the window's first step, so that
+        the beginning is known), a row per step; no rows where hosts launch no work on devices.
     """
     nodes = graph.nodes
     if not is_of(nodes.kind, GPU_KINDS).any() or not (graph.edges.kind == EdgeKind.LAUNCH).any():
@@ -52,7 +52,7 @@ def host_paces(graph: Graph) -> pl.DataFrame:
 
 
 def slowest_pace(graph: Graph) -> float:
-    """Ns per step that the slowest host of a graph needs if it never waits; 0 without devices."""
+    """Return the ns per step that the slowest host of a graph needs if it never waits; 0 without devices."""
     paces = host_paces(graph)
     counted = paces.filter("later") if paces["later"].any() else paces
     of_ranks = counted.group_by("rank").agg(pl.col("pace_ns").median())

@@ -1,8 +1,8 @@
-"""How long ranks work in each phase of a step, and which ranks are each other's peers.
+"""Work of ranks in each phase of a step, and which ranks are peers.
 
-In: a graph. Out: work per rank, step and phase, waits and transfers left out; ranks that make the same calls
-between as many phases; the median of a rank's peers. A phase is what a rank does between two of its
-collectives: there ranks of one role do the same work. What of it a rank does longer is not decided here.
+Takes a graph; returns work per rank, step and phase, without waits and transfers; teams of ranks that make
+the same calls between equally many phases; and the median of a rank's peers. A phase is the work of a rank
+between two of its collectives, in which ranks of one role do the same. Excess work is not judged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LABEL = [*PHASE, "name", "around"]
 
 
 def work_keys(graph: Graph, ranks: Sequence[int] | None = None) -> pl.DataFrame:
-    """`node`, `rank`, `step` and what the node is compared by, for all nodes that are work in a step."""
+    """Return `node`, `rank`, `step` and the keys for comparison of all nodes that are work in a step."""
     nodes = graph.nodes
     if ranks is not None:
         return _work_keys(graph, np.isin(nodes.rank, ranks))
@@ -37,7 +37,7 @@ def work_keys(graph: Graph, ranks: Sequence[int] | None = None) -> pl.DataFrame:
 
 def _work_keys(graph: Graph, among: Bools | np.bool_) -> pl.DataFrame:
     nodes = graph.nodes
-    on_cpu = is_of(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches are the host's work
+    on_cpu = is_of(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches count as work of the host
     on_gpu = is_of(nodes.kind, GPU_KINDS)
     node = np.flatnonzero((on_cpu | on_gpu) & among & (nodes.phase >= 0) & (nodes.step >= 0))
     same = once(graph, "codes of names", (graph.names,), lambda: _name_codes(graph))
@@ -55,18 +55,18 @@ def _work_keys(graph: Graph, among: Bools | np.bool_) -> pl.DataFrame:
 
 
 def _name_codes(graph: Graph) -> Ints:
-    """[len(names)] a code per name, the same in all graphs; names that differ in numbers only share one."""
+    """Return [len(names)] codes, equal in all graphs; names that differ only in numbers share one."""
     plain = (re.sub(r"\d+", "0", name).encode(errors="surrogatepass") for name in graph.names)
     digests = b"".join(blake2b(name, digest_size=8).digest() for name in plain)
     return np.frombuffer(digests, np.int64)
 
 
 def phase_work(graph: Graph) -> pl.DataFrame:
-    """How long each rank worked in each phase of each step; waits and transfers do not count.
+    """Return the work of each rank in each phase of each step; waits and transfers do not count.
 
     Returns:
         `rank`, `step`, `position` (of the phase in its step), `resource` (CPU 0, GPU 1), `name`, `around`
-        (codes of names without numbers), `work_ns`, `calls` (a code of what the rank calls in a step).
+        (codes of names without numbers), `work_ns`, `calls` (a code of the rank's calls in a step).
     """
     nodes = graph.nodes
     compared = (nodes.kind, nodes.phase, nodes.step, nodes.rank, nodes.name, nodes.around, nodes.message)
@@ -75,7 +75,7 @@ def phase_work(graph: Graph) -> pl.DataFrame:
 
 
 def work_without_calls(graph: Graph) -> pl.DataFrame:
-    """`phase_work` without `calls`: of a part of a graph with some ranks, it is their part."""
+    """Return `phase_work` without `calls`, which also works on a part of a graph with only some ranks."""
     keys = work_keys(graph)
     return (
         keys.with_columns(work_ns=pl.Series(graph.nodes.duration[keys["node"].to_numpy()]))
@@ -85,10 +85,10 @@ def work_without_calls(graph: Graph) -> pl.DataFrame:
 
 
 def with_calls(work: pl.DataFrame, graph: Graph) -> pl.DataFrame:
-    """`phase_work` of all ranks.
+    """Complete the `phase_work` of all ranks with column `calls`.
 
     Args:
-        work: as from `work_without_calls`, of all ranks.
+        work: rows of `work_without_calls` for all ranks.
     """
     return (
         work.join(_calls(graph), on="rank", how="left")
@@ -98,9 +98,9 @@ def with_calls(work: pl.DataFrame, graph: Graph) -> pl.DataFrame:
 
 
 def _calls(graph: Graph) -> pl.DataFrame:
-    """`rank` and `calls`, a code of what it mostly calls in a step: operations, sizes of groups, places.
+    """Return `rank` and `calls`, a code of its usual calls in a step: operations, group sizes and phases.
 
-    Stages of a pipeline may call as often, and still do other work in between.
+    Stages of a pipeline may make equally many calls, and still do other work in between.
     """
     nodes = graph.nodes
     here = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0) & (nodes.message >= 0))
@@ -115,10 +115,10 @@ def _calls(graph: Graph) -> pl.DataFrame:
 
 
 def teams_by_work(work: pl.DataFrame) -> list[list[int]]:
-    """Ranks that do the same work: between as many phases, and the same calls; a lone rank is a team.
+    """Return teams of ranks with equally many phases and the same calls; a lone rank is a team.
 
     Args:
-        work: as `phase_work` returns it.
+        work: rows of `phase_work`.
 
     Returns:
         The ranks of each team, ascending; in the order of their number of phases and calls.
@@ -129,19 +129,19 @@ def teams_by_work(work: pl.DataFrame) -> list[list[int]]:
 
 
 def peers_of(teams: Iterable[Sequence[int]], rank: int) -> list[int]:
-    """The other ranks of a rank's team; none of a rank that is in no team.
+    """Return the other ranks of a rank's team; empty for a rank without a team.
 
     Args:
-        teams: as from `teams_by_work`.
+        teams: teams of `teams_by_work`.
     """
     return [peer for team in teams if rank in team for peer in team if peer != rank]
 
 
 def ranks_of_teams(teams: Sequence[Sequence[int]], without: Collection[int] = ()) -> pl.DataFrame:
-    """All ranks in order: `rank`, its `team` by number, whether it `counts` as a peer, how many `others` do.
+    """Return all `rank`s in order, with `team` (its number), `counts` (as a peer) and `others` that count.
 
     Args:
-        teams: as from `teams_by_work`.
+        teams: teams of `teams_by_work`.
         without: ranks that do not count as peers.
     """
     numbers = np.repeat(np.arange(len(teams)), [len(team) for team in teams])
@@ -152,13 +152,13 @@ def ranks_of_teams(teams: Sequence[Sequence[int]], without: Collection[int] = ()
 
 
 def peer_medians(group: Ints, value: NDArray[Any], counts: Bools, others: Ints) -> Floats:
-    """[N] the median of the other values of each one's group: of all at once, without a list for each.
+    """Return [N] the median of the other values in each one's group, computed for all at once.
 
     Args:
         group: [N] numbers of groups.
-        value: [N] values from 0 on.
+        value: [N] values, not negative.
         counts: [N] whether a value counts for the others of its group.
-        others: [N] of how many it is the median; those of them that have no value are 0.
+        others: [N] number of values in the median; those missing count as 0.
     """
     order = np.lexsort((-value, ~counts, group))
     opens = np.flatnonzero(np.append(True, np.diff(group[order]) != 0)[: order.size])
@@ -179,11 +179,11 @@ def peer_medians(group: Ints, value: NDArray[Any], counts: Bools, others: Ints) 
 
 
 def teams_in_groups(kinds: Mapping[int, Hashable], groups: Iterable[Sequence[int]]) -> list[list[int]]:
-    """Ranks of one kind that wait for each other, be it through other ranks of their kind; two at least.
+    """Return teams of two or more ranks of one kind that wait for each other, directly or through others.
 
     Args:
-        kinds: what each rank does; ranks of other kinds are no peers.
-        groups: ranks that call together; those without a kind are passed over.
+        kinds: the work of each rank; ranks of other kinds are not peers.
+        groups: ranks that call together; ranks without a kind are ignored.
     """
     linked = {rank: rank for rank in kinds}
 

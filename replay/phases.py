@@ -1,8 +1,8 @@
-"""Phases of reinforcement learning: how long rollout, reward, training and so on take, and what limits each.
+"""Phases of reinforcement learning: the time of rollout, reward, training and so on, and the limit of each.
 
-In: ranges in deep windows whose names say a phase: those of TRL, which the recorder marks, of verl, NeMo-RL,
-and of loops that set some (`record_function`, NVTX). Out: for each phase its time in a step, split as steps
-are. A moment is of the innermost range around it. Without a rollout and a training there are no phases.
+Takes ranges in deep windows whose names identify a phase: those of TRL, which the recorder marks, of verl and
+NeMo-RL, and of loops that set some (`record_function`, NVTX). Returns the time of each phase in a step, split
+like steps. A moment belongs to the innermost range around it. Phases need both rollout and training.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dpro.units import format_duration
 
 ROLLOUT, REWARD, LOGPROBS, ADVANTAGE = "rollout", "reward", "log probabilities", "advantage"
 TRAINING, SYNC, REST = "training", "weight sync", "rest"
-# The last part of a name, lower case and without underscores before it; the first that fits counts.
+# Patterns of the last part of a name, lower case and without leading underscores; the first match counts.
 NAMES = {
     SYNC: r"sync_weights?|weight_sync|update_weights|refit\w*|transfer_and_update_weights|move_model_to_vllm",
     REWARD: r"rewards?|reward_\w+|(calculate|compute)_rewards?|(\w+_)?compute_rm_score|scor(e|ing)",
     LOGPROBS: r"(old_|ref_|(\w+_)?compute_(ref_)?)?log_?probs?\w*|get_per_token_logps\w*|ref",
     ADVANTAGE: r"adv|(compute_)?advantages?",
     TRAINING: r"(policy_)?train(ing)?(_step)?|update|(\w+_)?update_(actor|critic|policy)|(compute_)?loss",
-    # The last of TRL: it generates and scores. Methods of verl's workers begin with what they are for.
+    # `prepare_inputs` of TRL generates and scores. Methods of verl's workers begin with the worker's role.
     ROLLOUT: r"gen|(\w+_)?generate_sequences|generat\w+|rollouts?|prepare_inputs",
 }
 OF_UPDATE = r"^dpro::backward$|^Optimizer\.step"  # ranges of PyTorch and the recorder
-# Within these, log probabilities are training.
+# Within these ranges, log probabilities are part of training.
 OF_LOSS = r"(^|\.)_?((compute_)?loss|(\w+_)?update_(actor|critic|policy))$"
-MIN_SHARE = 0.5  # of a step: a phase that takes more is said to dominate it
-MIN_WAIT = 0.05  # of a phase: waiting that is worth a rank
+MIN_SHARE = 0.5  # share of a step from which a phase dominates it
+MIN_WAIT = 0.05  # share of a phase from which waiting is worth naming a rank
 PARTS = {
     "compute_ns": "compute",
     "unsplit_ns": "communication",
@@ -47,19 +47,19 @@ PARTS = {
 
 
 def phase_of() -> pl.Expr:
-    """The phase that a range's name says, null for none: `GRPOTrainer._calculate_rewards` is `reward`."""
+    """Return the phase that a range's name shows, or null: `GRPOTrainer._calculate_rewards` is `reward`."""
     last = pl.col("name").str.split(".").list.last().str.to_lowercase().str.strip_chars_start("_")
     named = (pl.when(last.str.contains(f"^({text})$")).then(pl.lit(phase)) for phase, text in NAMES.items())
     return pl.coalesce(pl.when(pl.col("name").str.contains(OF_UPDATE)).then(pl.lit(TRAINING)), *named)
 
 
 def phases(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """The phases of the steps in deep windows, the longest first.
+    """Return the phases of the steps in deep windows, the longest first.
 
     Returns:
         `phase`, `duration_ns` and its `PARTS` (of a step, averaged over ranks and steps), `share` (of the
-        step), `latest` (the rank that others wait for: it works longest in it; -1 for none). Empty where
-        ranges do not name a rollout, or nothing is trained.
+        step), `latest` (the rank that works longest in it, which others wait for; -1 for none). Empty where
+        no range is named as a rollout, or none as training.
     """
     ranges = spans.filter(pl.col("kind") == "annotation")
     names = ranges.select(pl.col("name").unique()).with_columns(phase=phase_of()).drop_nulls()
@@ -89,11 +89,9 @@ def phases(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFrame) 
 
 
 def _pieces(ranges: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """The stretches of each step with their phase, as rows of `steps` with numbers of their own.
+    """Cut each step into stretches of one phase, as rows of `steps` with new step numbers.
 
-    What another actor does meanwhile `waits`.
-
-    Of a rank's threads that one counts on which most phases are.
+    `waits` marks stretches in which another actor works. Only the rank's thread with most phase time counts.
     """
     lanes = ranges.group_by(LANE).agg(pl.col("duration_ns").sum()).sort("duration_ns", *LANE)
     lanes = lanes.unique(["rank", "window"], keep="last", maintain_order=True)
@@ -121,10 +119,10 @@ def _pieces(ranges: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def in_words(phases: pl.DataFrame) -> str:
-    """The phase that dominates a step, and what it consists of; empty where none does.
+    """Word the phase that dominates a step, and its main part; empty where no phase does.
 
     Args:
-        phases: as of `phases`.
+        phases: rows of `phases`.
     """
     if phases.is_empty() or phases["share"][0] < MIN_SHARE:
         return ""
@@ -134,12 +132,12 @@ def in_words(phases: pl.DataFrame) -> str:
 
 
 def limit_of(row: dict[str, Any]) -> str:
-    """The column of `PARTS` that a phase mostly consists of."""
+    """Return the column of `PARTS` that takes most of a phase."""
     return max(PARTS, key=lambda name: float(row[name]))
 
 
 def limit_in_words(row: dict[str, Any]) -> str:
-    """The same in words: `90% of it host`, `60% of it waiting, for rank 3`."""
+    """Word the main part of a phase, such as `90% of it host` or `60% of it waiting, for rank 3`."""
     part = limit_of(row)
     waits = f", for rank {row['latest']}" if part == "exposed_wait_ns" and row["latest"] >= 0 else ""
     return f"{row[part] / max(row['duration_ns'], 1):.0%} of it {PARTS[part]}{waits}"

@@ -1,8 +1,8 @@
-"""The step of a job whose ranks were pretended: their own work, and what communication would take.
+"""The step of a job with pretended ranks: their own work, and estimated communication.
 
-In: the graph of pretended ranks, in which communication takes no time, and a measured network table, or the
-data sheet of the GPU that the ranks ran on. Out: the graph with times of communication, and the mean step
-with an interval, or what is not known. Waiting for others, and bubbles of pipelines, follow from the replay.
+Takes the graph of pretended ranks, in which communication takes no time, and a measured network table, or the
+data sheet of the GPU the ranks ran on. Returns the graph with communication times, and the mean step with an
+interval, or the reasons why it is unknown. Waits and pipeline bubbles follow from the replay.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from dpro.store import Manifest
 from dpro.units import ms
 from dpro.words import few
 
-NINETY = 1.645  # standard deviations on each side of a normal value that hold 90%
+NINETY = 1.645  # standard deviations on each side of the mean that contain 90% of a normal distribution
 TWO_WAYS = 2.0  # an all-reduce is a reduce-scatter and an all-gather
-# What tables seldom have takes no more than an all-reduce of as many bytes, which includes it.
+# Operations that tables seldom have; an all-reduce of as many bytes includes each, so it takes no less.
 WITHIN_ALL_REDUCE = ("broadcast", "reduce", "gather", "scatter", "barrier")
 
 
 class PretendedStep(DocumentPart, frozen=True):
-    """What a step of the pretended job would take.
+    """The predicted step of the pretended job.
 
     Attributes:
-        ranks, world_size: how many ranks were pretended, and how many the job has.
+        ranks, world_size: number of pretended ranks, and number of ranks of the job.
         compute_ms: the mean step if communication took no time.
-        step_ms: the mean step; null where what communication takes is not known.
-        low_ms, high_ms: interval of it; null likewise.
-        how: from what communication was predicted.
-        unknown: what keeps it from being known.
+        step_ms: the mean step; null where communication times are unknown.
+        low_ms, high_ms: interval of the mean step; null where `step_ms` is.
+        how: sources of the communication times.
+        unknown: reasons why the step is unknown.
     """
 
     ranks: int
@@ -63,18 +63,18 @@ class PretendedStep(DocumentPart, frozen=True):
 
     @property
     def doubt_pct(self) -> float:
-        """By how much the step may be off for what communication takes, %; 0 where that is not known."""
+        """The largest deviation of the interval from the step, in %; 0 where the step is unknown."""
         if not self.step_ms or self.low_ms is None or self.high_ms is None:
             return 0.0
         return 100 * max(self.high_ms - self.step_ms, self.step_ms - self.low_ms) / self.step_ms
 
 
 class Sharing(NamedTuple):
-    """What sharing the cores of a host changes in the own work of ranks that ran alone.
+    """The effect of sharing the cores of a host on the own work of ranks that ran alone.
 
     Attributes:
-        longest: factor on own work if all ranks of a host, and what communicates for them, compute at once.
-        line: what it rests on; empty where the host has a core for each.
+        longest: factor on own work if all ranks of a host, and their communication threads, compute at once.
+        line: its basis, in words; empty where the host has a core for each.
     """
 
     longest: float = 1.0
@@ -83,7 +83,7 @@ class Sharing(NamedTuple):
 
 @dataclass(frozen=True)
 class Times:
-    """What communication takes, ns each [T]."""
+    """Communication times, in ns, each [T]."""
 
     expected: Floats
     low: Floats
@@ -94,14 +94,14 @@ class Times:
 def with_communication(
     built: Built, manifest: Manifest, network: pl.DataFrame | None, error_pct: float
 ) -> tuple[Graph, PretendedStep]:
-    """Fill in what communication takes.
+    """Fill in communication times.
 
     Args:
-        network: a measured network table, as from `read_frame`; None for none.
+        network: a measured network table, from `read_frame`; None for none.
 
     Returns:
-        The graph, with times of communication where they are known, and what a step takes. The step is that
-        of ranks that share no core, as those that were pretended; the interval has what sharing changes.
+        The graph, with communication times if all are known, and its step. The step is that of ranks that
+        share no core, like the pretended ones; its interval includes the effect of sharing.
     """
     graph, rows = without_waits_for_cores(built.graph), built.matching.rows
     alone = replayed_steps(graph)
@@ -144,7 +144,7 @@ def with_communication(
     steps = [replayed_steps(graph) for graph in graphs]
     step, low, high = (float(step.mean()) if step.size else 0.0 for step in steps)
     deviation = float(steps[0].std(ddof=1)) if steps[0].size > 1 else 0.0
-    # As of any prediction: steps vary, and so do recordings of one job.
+    # As in any prediction, the interval covers the variation of steps and of recordings of one job.
     margin = STANDARD_ERRORS * deviation * float(np.hypot(RUN_TO_RUN, steps[0].size ** -0.5 if step else 0.0))
     margin += error_pct / 100 * step
     low, high = max(min(low, step) - margin, 0.0), max(high, step) + margin
@@ -153,14 +153,14 @@ def with_communication(
 
 
 def replayed_steps(graph: Graph) -> Floats:
-    """[S] ns, how long each step of the replayed graph takes."""
+    """Return [S] the duration of each step of the replayed graph, in ns."""
     timeline = replay(graph)
     steps = durations_of(step_ends(graph, timeline.start, timeline.end))["duration_ns"]
     return steps.to_numpy().astype(np.float64)
 
 
 def _with(graph: Graph, transfers: Ints, duration: Floats, work: float) -> Graph:
-    """The graph with times of transfers, and the host's work times a factor."""
+    """Return the graph with other transfer times, and with host work scaled by a factor."""
     changed = graph.nodes.duration.copy()
     on_host = np.isin(graph.nodes.kind, CPU_KINDS)
     changed[on_host] = np.rint(changed[on_host] * work).astype(np.int64)
@@ -169,10 +169,10 @@ def _with(graph: Graph, transfers: Ints, duration: Floats, work: float) -> Graph
 
 
 def without_waits_for_cores(graph: Graph) -> Graph:
-    """The graph without what pretended ranks waited for a core: other programs had them wait.
+    """Return the graph without the time that pretended ranks waited for a core, which other programs caused.
 
-    A rank that runs alone waits for no other rank. When in a step it waited was not recorded: all of its own
-    work in that step is taken to be shorter by the same share.
+    A rank that runs alone waits for no other rank. Waits are recorded per step only, so all host work of the
+    rank in a step is shortened by the same share.
     """
     assert graph.run is not None
     facts = host_facts(graph.run.table(STEPS), graph.run.table(COUNTERS)).drop_nulls("run_queue_ns")
@@ -186,7 +186,7 @@ def without_waits_for_cores(graph: Graph) -> Graph:
 
 
 def sharing_of(graph: Graph, ranks: int) -> Sharing:
-    """What it changes if ranks share the cores of a host like the one that they were pretended on."""
+    """Return the effect of ranks sharing the cores of a host like the one they were pretended on."""
     assert graph.run is not None
     steps, counters = graph.run.table(STEPS), graph.run.table(COUNTERS)
     facts = host_facts(steps, counters).drop_nulls(["cpu_ns", "training_thread_cpu_ns"])
@@ -196,7 +196,7 @@ def sharing_of(graph: Graph, ranks: int) -> Sharing:
     duration, training, every, waited = (float(facts[name].fill_null(0.0).sum()) for name in names)
     if not cores or not training or duration <= waited:
         return Sharing()
-    by_host = not (graph.nodes.kind == NodeKind.KERNEL).any()  # no GPU communicates: another thread does
+    by_host = not (graph.nodes.kind == NodeKind.KERNEL).any()  # without a GPU, another thread communicates
     threads = ranks * (max(every / training, 1.0) + by_host)
     if threads <= cores:
         return Sharing()
@@ -210,7 +210,7 @@ def sharing_of(graph: Graph, ranks: int) -> Sharing:
 
 
 def _unheard(rows: pl.DataFrame, manifest: Manifest) -> list[str]:
-    """What no table can say: a job needs collectives, and messages need both ends."""
+    """Return what no table can supply: a job needs collectives, and a message needs both its ends."""
     ends = rows.filter(pl.col("op").is_in(POINT_TO_POINT))["peer"].unique().sort().to_list()
     if rows.is_empty():
         return ["the script called no collective: each rank would run by itself, as this one"]
@@ -222,7 +222,7 @@ def _unheard(rows: pl.DataFrame, manifest: Manifest) -> list[str]:
 
 
 def _shape(op: str, ranks: Sequence[int], per_host: int) -> tuple[str, int, int, int]:
-    """Of a collective: its operation, how many ranks and hosts, and ranks from one member to the next."""
+    """Return operation, number of ranks, number of hosts and distance between ranks of a collective."""
     ordered = sorted(ranks)
     stride = ordered[1] - ordered[0] if len(ordered) > 1 else 1
     name = "send_recv" if op in POINT_TO_POINT else op
@@ -230,7 +230,7 @@ def _shape(op: str, ranks: Sequence[int], per_host: int) -> tuple[str, int, int,
 
 
 class _Source:
-    """What says how long communication takes: a table where there is one, else a data sheet."""
+    """The source of communication times: a table where there is one, else a data sheet."""
 
     def __init__(self, manifest: Manifest, network: pl.DataFrame | None, per_host: int) -> None:
         self._table: NetworkTable | None = None
@@ -244,13 +244,13 @@ class _Source:
                 self._machine = None
 
     def times(self, op: str, num_ranks: int, hosts: int, stride: int, num_bytes: Floats) -> Times:
-        """What collectives take.
+        """Estimate the times of collectives.
 
         Args:
             num_bytes: [T] payloads.
 
         Raises:
-            Unanswerable: nothing says it.
+            Unanswerable: there is no source for them.
         """
         if op in WITHIN_ALL_REDUCE:
             most = self.times("all_reduce", num_ranks, hosts, stride, num_bytes)
@@ -264,7 +264,7 @@ class _Source:
 
 
 def _by_table(table: NetworkTable, op: str, num_ranks: int, hosts: int, num_bytes: Floats) -> Times:
-    """By a measured table; where it has several devices or libraries, all count that know the group."""
+    """Estimate times by a measured table, from all of its devices and libraries that cover the group."""
     answers, why = [], ""
     for device, library, version in dict.fromkeys((g.device, g.library, g.version) for g in table.curves):
         try:
@@ -282,7 +282,7 @@ def _by_table(table: NetworkTable, op: str, num_ranks: int, hosts: int, num_byte
 
 
 def _by_sheet(machine: Machine, op: str, num_ranks: int, hosts: int, stride: int, num_bytes: Floats) -> Times:
-    """By the data sheet of links, as `dpro plan` does, except that a message has all of its links."""
+    """Estimate times by the data sheet of links, as `dpro plan` does, but with all links for one message."""
     ranks, strides = np.full(num_bytes.size, num_ranks), np.full(num_bytes.size, stride)
     if op == "send_recv":
         gbps = machine.inside_gbps if hosts == 1 else machine.outside_gbps / machine.per_host

@@ -1,11 +1,11 @@
-"""Graphs of runs that are too large to be held at once: each rank is built and condensed by itself.
+"""Graphs of runs too large for memory: each rank is built and condensed by itself.
 
-Ranks are matched: what a rank must know of the others before it can be built is in a `MatchedRun`, for which
-only a few columns of spans are read, one part of the run at a time. Each rank is built, and kept as a file
-until lags are pooled over all ranks; then it is condensed to a `RankSkeleton`: its graph with only the nodes
-that matter to others. What is left is joined to a `JoinedGraph`, whose nodes come in an order of their own;
-every start and every step is that of the graph of the whole run, to the nanosecond. Everything that goes from
-a process to another can be pickled.
+First, `match_run` reads a few columns of spans, one part of the run at a time, and returns a `MatchedRun`
+with the facts about other ranks that building a rank requires. Then each rank is built, and stored in a file
+until lags are pooled over all ranks. Finally it is condensed to a `RankSkeleton`, its graph with only the
+nodes that matter to other ranks, and all skeletons are joined to a `JoinedGraph`. Its nodes are in another
+order, but every start and every step equals that of the graph of the whole run, to the nanosecond. All values
+passed between processes can be pickled.
 """
 
 from __future__ import annotations
@@ -84,19 +84,19 @@ TABLES_OF_RANKS = (
     DEPENDENCIES,
     COLLECTIVES,
     COUNTERS,
-)  # tables of which a rank has rows of its own
+)  # tables with rows of a single rank
 
 
 @dataclass(frozen=True)
 class MatchedRank:
-    """What a rank has to know before it is built.
+    """The input for building one rank.
 
     Attributes:
-        windows: deep windows that it has spans of.
-        stepped: as of `are_stepped`.
+        windows: deep windows in which it has spans.
+        stepped: the result of `are_stepped` for the run.
         alignment: its clock.
         moved: its rows of `MatchedRun.moved`.
-        parts: files of the run that hold its rows, by table.
+        parts: files of the run with its rows, by table.
     """
 
     rank: int
@@ -109,16 +109,16 @@ class MatchedRank:
 
 @dataclass(frozen=True)
 class MatchedRun:
-    """What all ranks have in common.
+    """The collectives and clocks of all ranks.
 
     Attributes:
-        windows: of each rank, those that it has spans of.
-        stepped: as of `are_stepped`.
+        windows: by rank, the windows in which it has spans.
+        stepped: the result of `are_stepped` for the run.
         matching: collectives and their instances.
         alignment: the clocks.
-        moved: collectives on the aligned clock, with what each member waited for and moved, by rank.
-        messages: what `moved.message` numbers.
-        places: of ranks, where the run says.
+        moved: collectives on the aligned clock, with wait and transfer of each member, sorted by rank.
+        messages: kinds of communication that `moved.message` indexes.
+        places: mesh positions of ranks, where the run has them.
         parts: files of the run by rank and table.
     """
 
@@ -137,7 +137,7 @@ class MatchedRun:
         return sorted(self.windows)
 
     def of(self, rank: int) -> MatchedRank:
-        """What one rank needs."""
+        """Return the input for building one rank."""
         windows, clocks = self.windows[rank], self.alignment.clocks
         of_rank = {(rank, window): clocks[rank, window] for window in windows if (rank, window) in clocks}
         low, high = np.searchsorted(self.moved["rank"].to_numpy(), (rank, rank + 1)).tolist()
@@ -149,7 +149,7 @@ def match_run(run: Run, map_tasks: MapTasks = map) -> MatchedRun:
     """Match the collectives of all ranks, and align their clocks.
 
     Args:
-        map_tasks: has the parts of the spans read: `map`, or that of an executor.
+        map_tasks: maps the reader over the parts of the spans: `map`, or that of an executor.
 
     Raises:
         Unanswerable: the run has no spans, or its ranks are pretended.
@@ -179,14 +179,14 @@ def match_run(run: Run, map_tasks: MapTasks = map) -> MatchedRun:
 
 
 def _read_part(run: Run, task: tuple[Path, pl.DataFrame]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Which windows of which ranks a part of the spans is of, and the lanes of those that are wanted."""
+    """Return the ranks and windows in one part of the spans, and the lanes of the wanted spans."""
     part = run.read(SPANS, [task[0]], LANE_COLUMNS)
     lanes = part.join(task[1], on=["rank", "span_id"], how="semi", maintain_order="left")
     return part.select("rank", "window").unique(), lanes
 
 
 def parts_of(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, tuple[Path, ...]]]:
-    """Files that hold rows of each rank, by table: those that are named after it, and those after none."""
+    """Return the files with rows of each rank, by table: those named after the rank, and those after none."""
     by_rank: dict[int, dict[str, tuple[Path, ...]]] = {rank: {} for rank in ranks}
     for table in TABLES_OF_RANKS:
         named: dict[int, list[Path]] = {}
@@ -201,11 +201,11 @@ def parts_of(run: Run, ranks: Iterable[int]) -> dict[int, dict[str, tuple[Path, 
 
 @dataclass(frozen=True)
 class BareRank:
-    """One rank's nodes and edges in all its windows, before lags are pooled.
+    """The nodes and edges of one rank in all its windows, before lags are pooled.
 
     Attributes:
-        graph: without lags; times are not counted from an origin yet, and `phase` is when work was asked for.
-        instance, arrive, transfer: [K] for each collective it ran, the two nodes of it.
+        graph: without lags; times are not yet relative to an origin, and `phase` is the time of the request.
+        instance, arrive, transfer: [K] instance and two nodes of each collective that it ran.
         calls: the collectives that it called, by window.
     """
 
@@ -216,20 +216,20 @@ class BareRank:
     calls: tuple[CallOrder, ...]
 
 
-RECORDS = {kind.__name__: kind for kind in (BareRank, CallOrder, Edges, Graph, Nodes)}  # of its file
+RECORDS = {kind.__name__: kind for kind in (BareRank, CallOrder, Edges, Graph, Nodes)}  # in its file
 
 
 @dataclass(frozen=True)
 class RankSummary:
-    """What others need to know of a rank.
+    """The facts about one rank that other ranks need.
 
     Attributes:
-        lags: what it shows of lags.
+        lags: its observations of lags.
         calls: the collectives that it called.
-        begins: when its first node began, ns; the latest time where it has none.
-        steps_known: whether the run says where its steps begin.
+        begins: start of its first node, in ns; the largest int64 where it has none.
+        steps_known: whether the run has the beginnings of its steps.
         on_gpu: whether it has work on a GPU.
-        num_nodes: how many it has.
+        num_nodes: number of its nodes.
     """
 
     rank: int
@@ -242,10 +242,10 @@ class RankSummary:
 
 
 def build_rank(run: Run, matched: MatchedRank, folder: Path) -> RankSummary:
-    """Build one rank without lags, and keep it in a folder.
+    """Build one rank without lags, and store it in a folder.
 
     Args:
-        folder: where: `rank_file` says as what.
+        folder: the folder of `rank_file`.
 
     Raises:
         GraphError: the trace contradicts itself (a cycle).
@@ -257,7 +257,7 @@ def build_rank(run: Run, matched: MatchedRank, folder: Path) -> RankSummary:
 
 
 def bare_rank_of(run: Run, matched: MatchedRank) -> tuple[BareRank, RankSummary]:
-    """One rank without lags, and what others need to know of it.
+    """Return one rank without lags, and the facts about it that other ranks need.
 
     Raises:
         GraphError: the trace contradicts itself (a cycle).
@@ -290,7 +290,6 @@ def bare_rank_of(run: Run, matched: MatchedRank) -> tuple[BareRank, RankSummary]
 
 
 def _rows(run: Run, matched: MatchedRank, table: Table, columns: Sequence[str]) -> pl.DataFrame:
-    """A rank's rows of a table."""
     parts = matched.parts.get(table.name, ())
     if not parts:
         return table.empty().select(columns)
@@ -304,7 +303,7 @@ def _sorted(run: Run, matched: MatchedRank, table: Table) -> pl.DataFrame:
 def _put_together(
     parts: Sequence[RankGraph], views: Sequence[RankView], moved: pl.DataFrame, names: tuple[str, ...]
 ) -> BareRank:
-    """The windows of a rank as one graph, without rendezvous: the ranks that it meets are not known here."""
+    """Join the windows of a rank into one graph, without rendezvous: other members are unknown here."""
     nothing = np.empty(0, np.int64)
     alone = [dataclasses.replace(part, instance=nothing, arrive=nothing, transfer=nothing) for part in parts]
     joined = in_order(alone, moved.clear(), names)
@@ -319,15 +318,15 @@ def _put_together(
 
 
 def rank_file(folder: Path, rank: int) -> Path:
-    """Where a rank is kept."""
+    """Return the file of a stored rank."""
     return folder / f"rank{rank:05d}.npz"
 
 
 def load_rank(file: Path) -> BareRank:
-    """Read what `build_rank` wrote.
+    """Read a rank written by `build_rank`.
 
     Raises:
-        OSError: there is no such file, or not a whole one.
+        OSError: the file is missing or incomplete.
     """
     bare = read_archive(file, RECORDS, None)
     if not isinstance(bare, BareRank):
@@ -335,20 +334,20 @@ def load_rank(file: Path) -> BareRank:
     return bare
 
 
-# What follows for all ranks from what each shows: lags, and where in steps collectives are.
+# Facts pooled over all ranks: lags, and the positions of collectives in steps.
 
 
 @dataclass(frozen=True)
 class PooledOfRank:
-    """What a rank has to know of all others to be condensed.
+    """The input for condensing one rank.
 
     Attributes:
-        lags: of all ranks.
-        origin_ns: when the first node of any rank began.
-        positions: where in its steps its collectives stand.
+        lags: lags pooled over all ranks.
+        origin_ns: start of the first node of any rank.
+        positions: positions of its collectives in its steps.
         on_gpu: whether any rank has work on a GPU.
         has_shapes: whether shapes of arguments were recorded.
-        scales: as of `Pooled`, by window.
+        scales: `Pooled.scales` of this rank, by window.
     """
 
     rank: int
@@ -362,18 +361,18 @@ class PooledOfRank:
 
 @dataclass(frozen=True)
 class Pooled:
-    """What holds for all ranks.
+    """Values pooled over all ranks.
 
     Attributes:
-        lags: of work.
-        origin_ns: when the first node of any rank began.
-        positions: by rank, where in its steps its collectives stand.
-        steps_known: whether the run says where steps begin.
+        lags: lags of work.
+        origin_ns: start of the first node of any rank.
+        positions: by rank, the positions of its collectives in its steps.
+        steps_known: whether the run has the beginnings of steps.
         on_gpu: whether any rank has work on a GPU.
-        num_nodes: how many all ranks have, without those of rendezvous.
+        num_nodes: number of nodes of all ranks, without rendezvous.
         has_shapes: whether shapes of arguments were recorded.
-        scales: by rank and window how many times the prior of `recording_cost` is taken out of their work;
-            where there are none, ranks are as recorded.
+        scales: by rank and window, the multiple of the prior of `recording_cost` that is taken out of CPU
+            work; empty where ranks are as recorded.
     """
 
     lags: Lags
@@ -386,17 +385,17 @@ class Pooled:
     scales: Mapping[Cell, float] = dataclasses.field(default_factory=dict)
 
     def of(self, rank: int) -> PooledOfRank:
-        """What one rank needs."""
+        """Return the input for condensing one rank."""
         positions = self.positions.get(rank, {})
         scales = {window: scale for (of_rank, window), scale in self.scales.items() if of_rank == rank}
         return PooledOfRank(rank, self.lags, self.origin_ns, positions, self.on_gpu, self.has_shapes, scales)
 
 
 def pool(facts: Iterable[RankSummary]) -> Pooled:
-    """Pool what all ranks show; the order in which they come makes no difference.
+    """Pool the summaries of all ranks, in any order.
 
     Raises:
-        Unanswerable: none of them has any work.
+        Unanswerable: no rank has any work.
     """
     parts = sorted(facts, key=lambda part: part.rank)
     refuse_no_work(sum(part.num_nodes for part in parts))
@@ -410,18 +409,18 @@ def pool(facts: Iterable[RankSummary]) -> Pooled:
     )
 
 
-# A rank with only the nodes that matter to others.
+# A rank with only the nodes that matter to other ranks.
 
 
 @dataclass(frozen=True)
 class RankSkeleton:
-    """A rank between what it waits for and what others wait for.
+    """The condensed graph of one rank.
 
     Attributes:
-        graph: the nodes kept and the longest paths between them; names are only those that they have.
-        node: [M] node of the rank's graph that each is; -1 of the virtual end of a step.
-        instance, arrive, transfer: [K] for each collective it ran, the two nodes of it; instance -1 where an
-            edit has taken the rank out of it.
+        graph: the kept nodes and the longest paths between them, with only the names of these nodes.
+        node: [M] original node of each in the rank's graph; -1 for the virtual end of a step.
+        instance, arrive, transfer: [K] instance and two nodes of each collective that it ran; instance -1
+            where an edit has taken the rank out of it.
     """
 
     rank: int
@@ -433,17 +432,20 @@ class RankSkeleton:
 
 
 def condense_rank(folder: Path, of_all: PooledOfRank) -> RankSkeleton:
-    """Condense the rank that `build_rank` has kept.
+    """Condense a rank stored by `build_rank`.
 
     Raises:
-        OSError: it is not there.
+        OSError: its file is missing or incomplete.
     """
     bare = load_rank(rank_file(folder, of_all.rank))
     return skeleton_of(of_all.rank, bare, with_pooled_lags(bare, of_all))
 
 
 def with_pooled_lags(bare: BareRank, of_all: PooledOfRank) -> Graph:
-    """A rank's graph, with lags, phases, and times from the run's origin; as it runs, where that is known."""
+    """Return the graph of a rank with lags, phases and times from the run's origin.
+
+    Where `of_all.scales` are known, the cost of recording and of first calls is taken out.
+    """
     graph = bare.graph
     columns = {f.name: getattr(graph.nodes, f.name).copy() for f in dataclasses.fields(Nodes)}
     for calls in bare.calls:
@@ -465,13 +467,12 @@ def with_pooled_lags(bare: BareRank, of_all: PooledOfRank) -> Graph:
 
 @dataclass(frozen=True)
 class ObservedRank:
-    """What a rank shows of what recording cost.
+    """Observations of one rank about the cost of recording.
 
     Attributes:
-        seen: its share.
-        at: [scales, cells] ns, how long its hosts need for a step at each of `SCALES`; None where steps are
-            asked instead.
-        skeletons: of the rank at each of `SCALES`; none where hosts are asked, or nothing.
+        seen: its share of the observations.
+        at: [scales, cells] ns of a step of its hosts at each of `SCALES`; None unless hosts are compared.
+        skeletons: the rank condensed at each of `SCALES`; empty unless steps are compared.
     """
 
     seen: Observed
@@ -480,14 +481,14 @@ class ObservedRank:
 
 
 def observe_rank(folder: Path, of_all: PooledOfRank, source: str) -> ObservedRank | None:
-    """What the rank that `build_rank` has kept shows of what recording cost; None where it shows nothing.
+    """Return what a rank stored by `build_rank` shows of the cost of recording; None without CPU operators.
 
     Args:
         of_all: without `scales`.
-        source: what it is compared with, as `dpro.replay.construction.recording_cost` has it.
+        source: the measure it is compared with, of `dpro.replay.construction.recording_cost`.
 
     Raises:
-        OSError: it is not there.
+        OSError: its file is missing or incomplete.
     """
     bare = load_rank(rank_file(folder, of_all.rank))
     graph = with_pooled_lags(bare, of_all)
@@ -511,7 +512,7 @@ def skeleton_of(rank: int, bare: BareRank, graph: Graph) -> RankSkeleton:
     """Condense a rank's graph.
 
     Args:
-        graph: as from `with_pooled_lags`, perhaps changed since.
+        graph: the graph of `with_pooled_lags`, possibly changed since.
     """
     cut = cut_of(rank, bare, graph)
     return _kept(rank, bare, graph, cut, skeletons_of(graph, cut))
@@ -520,11 +521,11 @@ def skeleton_of(rank: int, bare: BareRank, graph: Graph) -> RankSkeleton:
 def skeletons_of_both(
     rank: int, bare: BareRank, graph: Graph, changed: Ints
 ) -> tuple[RankSkeleton, RankSkeleton]:
-    """Two skeletons of a rank of one shape: as it is, and changed.
+    """Return two skeletons of a rank with equal shape: as it is, and changed.
 
     Args:
-        graph: as from `with_pooled_lags`, perhaps changed since.
-        changed: [N] ns, how long its nodes last in the other.
+        graph: the graph of `with_pooled_lags`, possibly changed since.
+        changed: [N] durations of its nodes in the changed skeleton, in ns.
     """
     cut = cut_of(rank, bare, graph)
     skeletons = skeletons_of(graph, cut, duration=np.stack([graph.nodes.duration, changed], axis=1))
@@ -534,7 +535,7 @@ def skeletons_of_both(
 def _kept(
     rank: int, bare: BareRank, graph: Graph, cut: Cut, skeleton: Skeletons, scenario: int = 0
 ) -> RankSkeleton:
-    """What is left of a rank in one of the scenarios of a skeleton."""
+    """Return the rank's skeleton in one of the scenarios of `skeleton`."""
     small, node = joined_graph(graph, cut, skeleton, scenario)
     small = _with_measured_ends(small, graph)
     place = np.full(graph.num_nodes, -1, np.int64)
@@ -545,7 +546,7 @@ def _kept(
 
 
 def cut_of(rank: int, bare: BareRank, graph: Graph) -> Cut:
-    """Where other ranks' edges would meet a rank's graph: at all its collectives, whoever else ran them."""
+    """Return the cut of a rank's graph at all its collectives, whichever other ranks ran them."""
     size = graph.num_nodes
     joins = np.zeros(size, np.bool_)
     joins[bare.arrive] = True
@@ -556,9 +557,9 @@ def cut_of(rank: int, bare: BareRank, graph: Graph) -> Cut:
 
 
 def _with_measured_ends(small: Graph, graph: Graph) -> Graph:
-    """Virtual ends of steps, measured for as long as the work that they stand for.
+    """Give virtual ends of steps the measured start and end of the work in their step.
 
-    What steps took as measured is then read from a skeleton as from its graph.
+    The measured duration of steps can then be read from a skeleton as from its graph.
     """
     end = small.nodes.kind == NodeKind.END
     measured = extents_of(graph, ["window", "step"], graph.nodes.measured_start, graph.nodes.measured_end)
@@ -571,7 +572,7 @@ def _with_measured_ends(small: Graph, graph: Graph) -> Graph:
 
 
 def _with_own_names(graph: Graph) -> Graph:
-    """The same graph with only the names that its nodes have."""
+    """Return the graph with only the names that its nodes use."""
     nodes = graph.nodes
     used, code = np.unique(np.append(nodes.name, nodes.around), return_inverse=True)
     code -= int(np.searchsorted(used, 0))  # -1 for none comes first
@@ -586,7 +587,7 @@ class JoinedGraph:
 
     Attributes:
         graph: its skeletons, joined.
-        node: [M] node of its rank that each node is; -1 of rendezvous and of virtual ends of steps.
+        node: [M] original node of each in its rank; -1 for rendezvous and virtual ends of steps.
     """
 
     graph: Graph
@@ -596,10 +597,10 @@ class JoinedGraph:
 def join_skeletons(
     skeletons: Sequence[RankSkeleton], matched: MatchedRun, pooled: Pooled, run: Run | None = None
 ) -> JoinedGraph:
-    """Join the skeletons of all ranks where the ranks meet.
+    """Join the skeletons of all ranks at their rendezvous.
 
-    A collective that others hold, too, keeps no edge from its arrival to its transfer: the rendezvous is
-    between them. An edit that takes it out starts from `with_own_order`.
+    A collective of several ranks keeps no edge from arrival to transfer, since the rendezvous is between
+    them. An edit that removes the collective starts from `with_own_order`.
 
     Args:
         skeletons: of all ranks, in any order.
@@ -631,7 +632,7 @@ def _less_paths_beside(edges: Edges, size: int) -> Edges:
 
 
 def with_own_order(graph: Graph) -> Graph:
-    """The same with an edge from each arrival to its transfer: without rendezvous no other orders them."""
+    """Add an edge from each arrival to its transfer: without rendezvous no other edge orders them."""
     nodes, edges = graph.nodes, graph.edges
     arrive, transfer = (_members(nodes, kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
     number, zeros = len(arrive), np.zeros(len(arrive), np.int64)
@@ -641,8 +642,8 @@ def with_own_order(graph: Graph) -> Graph:
 
 
 def without_ranks(joined: JoinedGraph, ranks: Collection[int]) -> list[RankSkeleton]:
-    """A joined graph without some ranks, as one skeleton of all others; none where there are no others."""
-    graph = with_own_order(joined.graph)  # of a collective that only those ranks leave, too
+    """Return a joined graph without some ranks, as one skeleton of all others; empty if no rank is left."""
+    graph = with_own_order(joined.graph)  # also for collectives that lose their other members
     nodes, edges = graph.nodes, graph.edges
     kept = ~np.isin(nodes.rank, list(ranks)) & (nodes.kind != NodeKind.RENDEZVOUS)
     rest_nodes = np.flatnonzero(kept)
@@ -658,13 +659,13 @@ def without_ranks(joined: JoinedGraph, ranks: Collection[int]) -> list[RankSkele
 
 
 def _members(nodes: Nodes, kind: NodeKind) -> Ints:
-    """Nodes of one kind by collective and rank."""
+    """Return the nodes of one kind, sorted by collective and rank."""
     members = np.flatnonzero(nodes.kind == kind)
     return members[np.lexsort((nodes.rank[members], nodes.collective[members]))]
 
 
 def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankGraph:
-    """A skeleton as a part of a graph, its times as recorded: those of rendezvous are, too."""
+    """Return a skeleton as a part of a graph, with times as recorded, as those of rendezvous are."""
     graph, members = skeleton.graph, skeleton.instance >= 0
     begins = graph.nodes.measured_start + origin
 
@@ -684,15 +685,15 @@ def _as_part(skeleton: RankSkeleton, code: dict[str, int], origin: int) -> RankG
     return RankGraph(begins, nodes, graph.edges, instance, arrive, transfer)
 
 
-# One rank as it runs in the joined graph: its own nodes, replayed by themselves.
+# The nodes of one rank, replayed by themselves with the rendezvous of the joined graph.
 
 
 class RendezvousTimes(NamedTuple):
-    """Rendezvous.
+    """The times of rendezvous.
 
     Attributes:
-        collective: [K] of which collectives, ascending.
-        start: [K] ns, when they happen.
+        collective: [K] collective of each, ascending.
+        start: [K] ns at which each happens.
     """
 
     collective: Ints
@@ -700,7 +701,7 @@ class RendezvousTimes(NamedTuple):
 
 
 def rendezvous_of(timeline: Timeline) -> RendezvousTimes:
-    """The rendezvous of a joined graph."""
+    """Return the rendezvous of a joined graph."""
     met = np.flatnonzero(timeline.graph.nodes.kind == NodeKind.RENDEZVOUS)
     collective = timeline.graph.nodes.collective[met]
     order = np.argsort(collective, kind="stable")
@@ -708,11 +709,11 @@ def rendezvous_of(timeline: Timeline) -> RendezvousTimes:
 
 
 def of_collectives(rendezvous: RendezvousTimes, instance: Ints) -> RendezvousTimes:
-    """The rendezvous of some collectives.
+    """Return the rendezvous of some collectives.
 
     Args:
-        rendezvous: as from `rendezvous_of`.
-        instance: [K] the collectives; those that one rank ran alone have none.
+        rendezvous: from `rendezvous_of`.
+        instance: [K] the collectives; those that one rank ran alone have no rendezvous.
     """
     place = np.searchsorted(rendezvous.collective, np.sort(instance))
     place = place[place < rendezvous.collective.size]
@@ -721,14 +722,11 @@ def of_collectives(rendezvous: RendezvousTimes, instance: Ints) -> RendezvousTim
 
 
 def replay_inside(bare: BareRank, graph: Graph, rendezvous: RendezvousTimes) -> Timeline:
-    """Replay a rank by itself.
+    """Replay one rank by itself, with transfers that begin no earlier than their rendezvous.
 
     Args:
-        graph: its graph, as from `dpro.replay.sharded.with_pooled_lags`.
-        rendezvous: rendezvous of all its collectives at least.
-
-    Returns:
-        Of its graph, in which transfers do not begin before their rendezvous.
+        graph: its graph, from `with_pooled_lags`.
+        rendezvous: at least the rendezvous of its collectives.
     """
     met = np.flatnonzero(np.isin(bare.instance, rendezvous.collective))
     begins = rendezvous.start[np.searchsorted(rendezvous.collective, bare.instance[met])]
@@ -737,13 +735,13 @@ def replay_inside(bare: BareRank, graph: Graph, rendezvous: RendezvousTimes) -> 
     return replay(dataclasses.replace(graph, nodes=dataclasses.replace(graph.nodes, earliest=earliest)))
 
 
-# What decides when a step ends, through ranks that were condensed: their nodes are found where it goes.
+# Critical paths through condensed ranks: the nodes of a rank are replayed where a path visits it.
 
-InsideOf = Callable[[int], Timeline]  # of a rank its replay by itself, as of `replay_inside`
+InsideOf = Callable[[int], Timeline]  # returns the replay of a rank by itself, from `replay_inside`
 
 
 def inside_of(timeline: Timeline, built: Callable[[int], tuple[BareRank, Graph]]) -> InsideOf:
-    """What replays ranks by themselves, each once.
+    """Return a function that replays a rank by itself, once per rank.
 
     Args:
         built: returns a rank without lags, and its graph.
@@ -753,12 +751,12 @@ def inside_of(timeline: Timeline, built: Callable[[int], tuple[BareRank, Graph]]
 
 
 def path_through(joined: JoinedGraph, timeline: Timeline, inside: InsideOf) -> PathTo:
-    """How to find what decides when nodes of a joined graph end, through the ranks that it goes through."""
+    """Return a function that finds paths to the ends of nodes of a joined graph, through its ranks."""
     return partial(_path_to_last, joined, timeline, inside)
 
 
 def _path_to_last(joined: JoinedGraph, timeline: Timeline, inside: InsideOf, last: Bools) -> list[Stretch]:
-    """What decides when the last work ends of which some kept nodes are, or stand for the end."""
+    """Return the path to the end of the first kept node in `last`, or of the work it represents."""
     kept = int(np.argmax(last))
     nodes = joined.graph.nodes
     rank = int(nodes.rank[kept])
@@ -773,7 +771,7 @@ def _path_to_last(joined: JoinedGraph, timeline: Timeline, inside: InsideOf, las
 def path_inside(
     joined: JoinedGraph, timeline: Timeline, inside: InsideOf, rank: int, node: int
 ) -> list[Stretch]:
-    """What decides when a node of a rank ends."""
+    """Return the path that decides when a node of a rank ends."""
     stretches: list[Stretch] = []
     edges, kind = joined.graph.edges, joined.graph.nodes.kind
     met = np.flatnonzero(kind == NodeKind.RENDEZVOUS)

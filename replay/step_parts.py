@@ -1,7 +1,7 @@
-"""Where the steps of a replay go: for how long each rank's devices compute, copy, communicate, wait or idle.
+"""The parts of replayed steps: how long the devices of each rank compute, copy, communicate, wait or idle.
 
-In: a timeline, and when its steps end. Out: the columns of `dpro.replay.steps.step_breakdown`, which splits
-the steps of the trace. Only ranks with GPU work are split: on a CPU the spans of its main thread say it.
+Takes a timeline and the ends of its steps; returns the columns of `dpro.replay.steps.step_breakdown`, which
+splits the steps of the trace. Only ranks with GPU work are split; else main-thread spans show the parts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ KINDS = {NodeKind.KERNEL: "kernel", NodeKind.COPY: "memcpy", NodeKind.TRANSFER: 
 
 
 def replayed_breakdown(timeline: Timeline, ends: pl.DataFrame) -> pl.DataFrame:
-    """Split every step that counts, of every rank with GPU work, into where its time goes.
+    """Split every replayed step of every rank with GPU work into the parts of its time.
 
     Args:
-        ends: `baseline_steps` of the graph: a step lasts from the end of the one before it, on all ranks.
+        ends: `baseline_steps` of the graph: a step lasts from the end of the previous one, on all ranks.
 
     Returns:
-        `STEP_SCHEMA`, sorted by step and rank. What a rank waits for others in collectives is known as far as
-        these are in the graph.
+        `STEP_SCHEMA`, sorted by step and rank. Waits are known only for collectives with all members here.
     """
     work, launches = _gpu_work(timeline)
     begins = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
@@ -46,7 +45,7 @@ def replayed_breakdown(timeline: Timeline, ends: pl.DataFrame) -> pl.DataFrame:
 
 
 def _gpu_work(timeline: Timeline) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Work on GPUs, and the calls that launch it, as spans of the replay."""
+    """Return the work on GPUs, and the calls that launch it, as spans of the replay."""
     graph = timeline.graph
     nodes, edges = graph.nodes, graph.edges
     is_stream = np.array([*(what.startswith(STREAM) for _, what in graph.lanes), False])
@@ -54,7 +53,7 @@ def _gpu_work(timeline: Timeline) -> tuple[pl.DataFrame, pl.DataFrame]:
     moves = nodes.kind == NodeKind.TRANSFER
     begins = timeline.start.copy()
     members = np.bincount(nodes.collective[moves & (nodes.collective >= 0)])
-    members = np.append(members, 1)  # of none
+    members = np.append(members, 1)  # for nodes without a collective
     expected = np.array([*(message.num_ranks for message in graph.messages), 1])[nodes.message]
     whole = ~moves | (members[nodes.collective] >= expected)
     arrived = np.flatnonzero(nodes.kind == NodeKind.ARRIVE)
@@ -64,7 +63,7 @@ def _gpu_work(timeline: Timeline) -> tuple[pl.DataFrame, pl.DataFrame]:
     launch[edges.target[by_call]] = edges.source[by_call]
     for node in np.flatnonzero(moves & on_gpu).tolist():
         arrival = by_member.get((int(nodes.rank[node]), int(nodes.span[node])))
-        if arrival is not None:  # what a call launches is the arrival, of which the transfer is the rest
+        if arrival is not None:  # the call launches the arrival, and the transfer is the rest of its kernel
             begins[node] = timeline.start[arrival]
             launch[node] = max(launch[node], launch[arrival])
     work = np.flatnonzero(is_of(nodes.kind, tuple(KINDS)) & on_gpu)

@@ -1,36 +1,35 @@
-"""What each step of a run took and where its time went: per rank, per kernel, per kind of collective.
+"""Step times of a run and their breakdown: per rank, per kernel, per kind of collective.
 
-In: tables of a run. Out: frames in integer nanoseconds, null where nothing was measured. Nothing here is
-predicted or aligned across clocks; which rank is at fault is found in `dpro.detect`.
+Takes tables of a run; returns frames in integer nanoseconds, null where nothing was measured. Nothing is
+predicted or aligned across clocks; `dpro.detect` finds the rank at fault.
 
-How long a step took: table `steps` with the columns of `dpro.timed.with_times`. In runs on GPUs whose timing
-events are missing (older recordings, traces) hosts that run ahead show by their synchronisation schedule:
-many short steps, and at a regular distance a long one, which waits for all that was enqueued. Of these only
-the mean over such a cycle is known.
+Duration: table `steps` with the columns of `dpro.timed.with_times`. In runs on GPUs without timing events
+(older recordings, traces), hosts that run ahead are recognised by their synchronisation schedule: many short
+steps and, at regular distances, a long one that waits for all enqueued work. Only a cycle's mean is known.
 
-Where it went: a **step** of a rank is split without remainder: duration = compute + exposed communication +
-copies + host bound + idle. Work is counted in the step in whose time it *ran*.
+Breakdown: a **step** of a rank is split without remainder: duration = compute + exposed communication +
+copies + host bound + idle. Work counts in the step during which it *ran*.
 
 On a rank with GPU work the split is the GPU's view, all streams together:
 
 - communication: spans that a row of `collectives` points to; compute: every other kernel;
 - exposed is communication while nothing computes, overlapped is communication while something does;
-- copies: copies and fills while nothing computes or communicates;
   exposed communication is wait until all members of the collective have arrived, and transfer after that;
-- host bound: the GPU idles until a span whose launch call returned only after the GPU had become idle, so
+- copies: copies and fills while nothing computes or communicates;
+- host bound: the GPU is idle until a span whose launch call returned only after the GPU had become idle, so
   it waited for the CPU; idle: the rest (the launch came in time, or is not recorded).
 
-A step ends there when the work has ended that was launched until the host's end of it: a host that runs ahead
-has its steps long before its GPU.
+A GPU step ends when all work has ended that was launched before the host's end of the step: the steps of a
+host that runs ahead end long before those of its GPU.
 
-On a rank without, it is the view of the main thread, the one that computes among those that launch
-collectives:
+On a rank without GPU work the split is the view of the main thread, the one that computes among those that
+launch collectives:
 
 - compute: operators on it; communication: spans that a row of `collectives` points to, on any thread;
 - host bound: neither, which leaves Python, the input pipeline and the optimizer's own code; idle is 0.
 
-Waiting is separated from transfer by durations alone. All members move data together, so the transfer is the
-shortest duration among them, and what a member spent before it is wait: no clock has to be known. A
+Wait is separated from transfer by durations alone. All members move data together, so the transfer is the
+shortest duration among them, and the time of a member before it is wait; this requires no common clock. A
 collective is split only where all members of its group were matched.
 """
 
@@ -67,14 +66,14 @@ FACTS = {  # counter of a step -> column
 
 
 def host_facts(steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
-    """What is known of each step.
+    """Return the host's counters of each step.
 
     Args:
-        counters: table `counters`; those about steps carry the start of theirs.
+        counters: table `counters`; those about steps carry the start of their step.
 
     Returns:
         `[rank, step, duration_ns]` and the columns of `FACTS` (ns or a count, Float64), sorted by rank and
-        step, of steps that take time; no rows where nothing is known of any step.
+        step, for steps that take time; no rows where no step has counters.
     """
     samples = counters.filter(pl.col("counter").is_in(list(FACTS)))
     if samples.is_empty():
@@ -89,10 +88,10 @@ def host_facts(steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
 
 
 def per_rank(facts: pl.DataFrame) -> pl.DataFrame:
-    """The mean step of each rank: `[rank, steps, duration_ns]` and the columns of `FACTS`, Float64.
+    """Return the mean step of each rank: `[rank, steps, duration_ns]` and the columns of `FACTS`, Float64.
 
-    A time that was measured in some steps only, such as the wait for a core in the longer ones, is the same
-    share of the mean step as it is of those: their mean alone could be more than a step.
+    A time measured in some steps only, such as the wait for a core in the longer ones, is scaled to its share
+    of these steps: the mean of its values alone could exceed a step.
     """
     times = [column for column in FACTS.values() if column.endswith("_ns")]
     duration = pl.col("duration_ns")
@@ -105,24 +104,22 @@ def per_rank(facts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _as_large_a_share(name: str) -> pl.Expr:
-    """Of the mean step, of what the steps in which it was measured say; null where there are none."""
+    """Return the mean of a time per step, as its share of the steps that have it; null where none has."""
     duration, is_sampled = pl.col("duration_ns"), pl.col(name).is_not_null()
     share = pl.col(name).sum() / duration.filter(is_sampled).sum()
     return pl.when(is_sampled.any()).then(share * duration.mean()).alias(name)
 
 
-FAR = 2.0  # times the median step: what a step takes that waits for those before it
-CYCLES = 3  # at least, to be a schedule
-REGULAR = 0.8  # of the distances between long steps are the same
-EXPLAINED = (
-    0.5  # of what long steps take more: the host did something else then, and did not wait for a device
-)
-# What the host does in long steps that no launch queue explains.
+FAR = 2.0  # multiple of the median step from which a step waits for those before it
+CYCLES = 3  # waits that a schedule has to exceed
+REGULAR = 0.8  # share of the distances between long steps that are equal
+EXPLAINED = 0.5  # share of the excess of long steps from which other work of the host explains them
+# Other work of the host in long steps, which no launch queue explains.
 _ASIDE = ("checkpoint_ns", "no_grad_ns", "compile_ns", "gc_ns", "data_wait_ns")
 
 
 def steps_of(run: Run) -> pl.DataFrame:
-    """Table `steps` of a run, with how long each step took.
+    """Return table `steps` of a run with the duration of each step.
 
     Raises:
         InputError: a part of the run cannot be read.
@@ -133,7 +130,7 @@ def steps_of(run: Run) -> pl.DataFrame:
 
 
 def host_steps_of(run: Run) -> pl.DataFrame:
-    """The same by hosts alone: for a comparison with a run whose steps no device timed.
+    """Return table `steps` as timed by hosts alone, for a comparison with a run that no device timed.
 
     Raises:
         InputError: a part of the run cannot be read.
@@ -147,13 +144,13 @@ def _host_steps(run: Run, table: pl.DataFrame) -> pl.DataFrame:
 
 
 def over_cycles(steps: pl.DataFrame, read_counters: Callable[[], pl.DataFrame]) -> pl.DataFrame:
-    """Steps of hosts that wait for their device at a regular distance, each as the mean of its cycle.
+    """Replace the steps of hosts that wait for their device at regular distances by cycle means.
 
-    Of steps up to the first such wait, after the last, and of cycles with a deep window it is not known.
+    Steps up to the first such wait, after the last, and in cycles with a deep window get -1.
 
     Args:
-        steps: as from `with_times`, of a run on GPUs.
-        read_counters: gives table `counters`; asked only where there is such a schedule.
+        steps: from `with_times`, of a run on GPUs.
+        read_counters: returns table `counters`; called only where there is such a schedule.
     """
     parts = {rank: part.sort("step") for (rank,), part in steps.group_by("rank", maintain_order=True)}
     waits = {rank: _waits(part["time_ns"].to_numpy(), _disturbed(part)) for rank, part in parts.items()}
@@ -167,13 +164,13 @@ def over_cycles(steps: pl.DataFrame, read_counters: Callable[[], pl.DataFrame]) 
 
 
 def _disturbed(steps: pl.DataFrame) -> Bools:
-    """Which steps are no measure of others; none if all are so."""
+    """Return a mask of the steps that do not represent others; all False if all would be marked."""
     is_disturbed: Bools = steps.select(disturbed(steps)).to_series().to_numpy()
     return np.asarray(is_disturbed & ~is_disturbed.all())
 
 
 def _waits(times: Ints, disturbed: Bools) -> Ints:
-    """Where a host waited for its device: steps far longer than most, at a regular distance; else none."""
+    """Return the long steps, at regular distances, in which a host waited for its device; else empty."""
     none = np.empty(0, np.int64)
     undisturbed_times = times[(times > 0) & ~disturbed]
     if not undisturbed_times.size:
@@ -187,7 +184,7 @@ def _waits(times: Ints, disturbed: Bools) -> Ints:
 
 
 def _is_aside(steps: pl.DataFrame, places: Ints, facts: pl.DataFrame) -> bool:
-    """Whether what the host counted explains most of the long steps."""
+    """Return whether other work that the host recorded explains most of the long steps."""
     chosen = steps["step"][places.tolist()].implode()
     of_rank = facts.filter(pl.col("rank") == steps["rank"][0]).with_columns(
         aside=pl.sum_horizontal(pl.col(name).fill_null(0.0) for name in FACTS.values() if name in _ASIDE)
@@ -203,8 +200,8 @@ def _is_aside(steps: pl.DataFrame, places: Ints, facts: pl.DataFrame) -> bool:
 
 
 def _averaged(steps: pl.DataFrame, places: Ints) -> pl.DataFrame:
-    """Each step as the mean of its cycle, which ends with a wait."""
-    number = np.searchsorted(places, np.arange(steps.height))  # of the cycle that the step is in
+    """Replace each step by the mean of its cycle, which ends with a wait."""
+    number = np.searchsorted(places, np.arange(steps.height))  # of the cycle of each step
     whole = (number > 0) & (number < places.size) & ~np.isin(number, number[_disturbed(steps)])
     length = int(np.median(np.diff(places)))
     return (
@@ -219,15 +216,15 @@ def _averaged(steps: pl.DataFrame, places: Ints) -> pl.DataFrame:
     )
 
 
-# How long the steps of a job take: the typical step, the mean step with pauses, and which steps are pauses.
+# Step times of a job: the typical step, the mean step with pauses, and which steps are pauses.
 
-AROUND = 40  # steps whose median is what a step would take, however long two in five of them are
-MIN_STEPS = 12  # fewer do not show what is usual
-MIN_LONGER = 0.2  # of the steps around: what is less is no pause, whatever it is
-CLEAR = 6.0  # standard deviations, by the median deviation, which pauses do not sway
-MIN_NOISE = 0.02  # of the step: noise is never taken to be less
-MAX_RUN = 5  # steps in a row: what lasts longer is a slow spell
-MAX_SHARE = 0.4  # of the steps around: what is more frequent is how the job is
+AROUND = 40  # steps in the running median, which is valid even if two in five of them are pauses
+MIN_STEPS = 12  # fewer do not show the usual step
+MIN_LONGER = 0.2  # excess over the steps around below which a step is never a pause
+CLEAR = 6.0  # standard deviations, from the median deviation, which pauses do not affect
+MIN_NOISE = 0.02  # smallest noise that is assumed, as a share of the step
+MAX_RUN = 5  # steps in a row: a longer run is a slow spell, not a pause
+MAX_SHARE = 0.4  # share of the steps around: more frequent long steps are normal for the job
 
 
 @dataclass(frozen=True)
@@ -235,14 +232,14 @@ class StepSeries:
     """The steps of a job, in order.
 
     Attributes:
-        steps: [T] int64, their numbers.
+        steps: [T] int64 step numbers.
         times: [T] ns, each the median over ranks.
         usual: [T] ns, the median of the steps around each.
-        paused: [T] which are pauses.
-        lost: [T] ns by which pauses are longer than usual, less what the steps after them catch up; else 0.
-        recorded: whether these are steps of deep windows, since there are no others.
+        paused: [T] mask of pauses.
+        lost: [T] ns by which a pause is longer than usual, less what later steps catch up; else 0.
+        recorded: whether these are steps of deep windows, as there are no others.
         by_device: whether their device timed them.
-        cycle: over how many steps each time is a mean: 1, but for hosts that run ahead of a device.
+        cycle: number of steps that each time is a mean of: 1, except for hosts that run ahead of a device.
     """
 
     steps: NDArray[np.int64]
@@ -256,25 +253,25 @@ class StepSeries:
 
     @property
     def typical_ns(self) -> float:
-        """The typical step."""
+        """The typical step, in ns."""
         return float(np.median(self.times[~self.paused]))
 
     @property
     def mean_ns(self) -> float:
-        """The mean step with pauses."""
+        """The mean step with pauses, in ns."""
         return float(self.times.mean())
 
     @property
     def lost_share(self) -> float:
-        """Share of the wall time that is lost to pauses."""
+        """Share of the wall time lost to pauses."""
         return float(self.lost.sum() / self.times.sum())
 
 
 def job_steps(steps: pl.DataFrame) -> pl.DataFrame:
-    """The job's steps, in order: `step`, `duration_ns` (median over ranks), `begin_ns` and `end_ns`.
+    """Return the job's steps, in order: `step`, `duration_ns` (median over ranks), `begin_ns` and `end_ns`.
 
-    Of a trace that was recorded in depth all along, all steps count. When a step began and ended is by the
-    host, how long it took by the device where that timed it.
+    In a trace that is one deep window, all steps count. Begin and end are by the host, the duration by the
+    device where it timed the steps.
     """
     timed = with_times(steps).filter(pl.col("time_ns") > 0)
     outside = timed.filter(pl.col("window") < 0)
@@ -291,7 +288,7 @@ def job_steps(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def step_series(steps: pl.DataFrame) -> StepSeries | None:
-    """How long the steps of a job take; None where no step was timed."""
+    """Return the step times of a job; None where no step was timed."""
     usable = undisturbed(with_times(steps))
     series = job_steps(usable)
     if series.is_empty():
@@ -314,13 +311,13 @@ def step_series(steps: pl.DataFrame) -> StepSeries | None:
 
 
 def series_outside(steps: pl.DataFrame, at_least: int = 1) -> StepSeries | None:
-    """How long steps outside deep windows take; None where there are fewer."""
+    """Return the step times outside deep windows; None where there are fewer than `at_least`."""
     series = step_series(steps)
     return None if series is None or series.recorded or series.times.size < at_least else series
 
 
 def device_step_ns(steps: pl.DataFrame) -> float | None:
-    """Ns of the typical step outside windows of a job whose hosts all run ahead of their devices.
+    """Return the typical step outside windows, in ns, of a job whose hosts all run ahead of their devices.
 
     Returns:
         None where a host waits for its device in most steps, or no device timed them.
@@ -330,23 +327,23 @@ def device_step_ns(steps: pl.DataFrame) -> float | None:
 
 
 def undisturbed(steps: pl.DataFrame) -> pl.DataFrame:
-    """The steps that recording did not slow down; all, where there are no such steps."""
+    """Return the steps that recording did not slow down, or all steps if there are none."""
     outside = steps.sort("rank", "step").filter(~disturbed(steps))
     return steps if outside.is_empty() else outside
 
 
 def _full(rolled: pl.Series) -> Floats:
-    """The first and last steps have the value of the nearest that has enough steps around."""
+    """Fill the ends of a rolling statistic with the nearest value."""
     return np.asarray(rolled.fill_null(strategy="forward").fill_null(strategy="backward").to_numpy())
 
 
 def _noise(ratios: Floats) -> float:
-    """Standard deviation of the times, relative to the usual ones."""
+    """Return the standard deviation of times, relative to the usual ones; at least `MIN_NOISE`."""
     return max(float(MAD_TO_SIGMA * np.median(np.abs(ratios - np.median(ratios)))), MIN_NOISE)
 
 
 def _paused(longer: Floats, noise: float) -> Bools:
-    """Which steps are far longer than usual, alone or a few in a row."""
+    """Return a mask of steps far longer than usual, single ones or a few in a row."""
     far = longer >= max(MIN_LONGER, CLEAR * noise)
     edges = np.flatnonzero(np.diff(far.astype(np.int8), prepend=0, append=0))
     for begin, end in edges.reshape(-1, 2):
@@ -358,7 +355,7 @@ def _paused(longer: Floats, noise: float) -> Bools:
 
 
 def _lost(longer: Floats, paused: Bools, noise: Floats) -> Floats:
-    """What pauses cost: a host that was ahead of its GPU goes on faster until it is ahead again."""
+    """Return the cost of each pause: a host that was ahead of its GPU runs faster until it is ahead again."""
     lost = np.where(paused, longer, 0.0)
     caught_up = (longer < -2 * noise) & ~paused
     for pause in np.flatnonzero(paused):
@@ -369,15 +366,15 @@ def _lost(longer: Floats, paused: Bools, noise: Floats) -> Floats:
     return np.asarray(lost)
 
 
-NO_STEP = 0  # the number of the step that stands for a whole window where no steps were recorded
+NO_STEP = 0  # the step number of a whole window without recorded steps
 OF_WINDOW = ["rank", "window"]
 LANE = [*OF_WINDOW, "pid", "tid"]
-QUEUED_NS = 50_000  # work that begins so much later than it was launched waited for other work
+QUEUED_NS = 50_000  # work that begins later than this after its launch waited for other work
 END = (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
-START_NS = 10_000_000  # before a first launch: a start of a process takes longer, a step mostly less
+START_NS = 10_000_000  # time before a first launch that a process start exceeds, but a step mostly does not
 LOADS = r"^enumerate\(DataLoader"  # torch's range around reading a batch
 IS_GPU = pl.col("kind").is_in(GPU_WORK_KINDS)
-MAX_UNSPLIT = 0.05  # of exposed communication whose rendezvous is not known, which then counts as transfer
+MAX_UNSPLIT = 0.05  # share of exposed communication without a known rendezvous that may count as transfer
 STEP_SCHEMA = {
     "step": pl.Int64,
     "rank": pl.Int32,
@@ -394,32 +391,32 @@ STEP_SCHEMA = {
 
 
 class RankActivity(NamedTuple):
-    """What one rank did in one window."""
+    """The activity of one rank in one window."""
 
     compute: Intervals
     copies: Intervals
     communication: Intervals
-    transfer: Intervals  # communication after its rendezvous, or of which no rendezvous is known
-    unsplit: Intervals  # communication of which no rendezvous is known
+    transfer: Intervals  # communication after its rendezvous, or without a known one
+    unsplit: Intervals  # communication without a known rendezvous
     host_bound: Intervals | None  # None: whenever it neither computed nor communicated
 
 
 def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Split every recorded step of every rank into where its time went.
+    """Split every recorded step of every rank into the parts of its time.
 
-    Steps outside deep windows are left out, since nothing is known about their inside.
+    Steps outside deep windows are left out, since their contents are not recorded.
 
     Args:
-        steps: table `steps`; may be empty, then each window is one step with the number 0.
+        steps: table `steps`; if empty, each window is one step with number 0.
 
     Returns:
         One row per step and rank, `duration_ns = compute_ns + exposed_comm_ns + copy_ns + host_bound_ns +
         idle_ns`, and `exposed_comm_ns = exposed_wait_ns + exposed_transfer_ns`, all int64 ns, sorted by step
-        and rank. The last two are null where more than `MAX_UNSPLIT` of the exposed communication is of
+        and rank. The last two are null where more than `MAX_UNSPLIT` of the exposed communication belongs to
         collectives that were not found on all ranks of their group.
 
     Raises:
-        Unanswerable: the run holds no spans.
+        Unanswerable: the run has no spans.
     """
     spans = spans.filter(pl.col("duration_ns") >= 0).with_columns(END)
     if spans.height == 0:
@@ -440,36 +437,36 @@ def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.Dat
 
 
 def _marked(spans: pl.DataFrame, collectives: pl.DataFrame, link: str, mark: str) -> pl.DataFrame:
-    """The spans with a boolean column: does a collective of the same rank point to it by `link`."""
+    """Add a boolean column: whether a collective of the rank points to the span by column `link`."""
     pointed = collectives.select("rank", pl.col(link).alias("span_id")).unique()
     pointed = pointed.with_columns(pl.lit(True).alias(mark))
     return spans.join(pointed, on=["rank", "span_id"], how="left").with_columns(pl.col(mark).fill_null(False))
 
 
 def lasting_steps(steps: pl.DataFrame) -> pl.DataFrame:
-    """Keep the steps that have a number, a time and a length: a mark without one of them divides nothing.
+    """Keep the steps with a number, a start and a duration; a mark without one of them delimits no step.
 
     Args:
-        steps: table `steps`, some of its columns.
+        steps: table `steps`, or some of its columns.
     """
     return steps.filter(pl.col("duration_ns") > 0, pl.col("step") >= 0, pl.col("start_ns") != -1)
 
 
 def are_stepped(steps: pl.DataFrame, ranks: Iterable[int]) -> bool:
-    """Find out whether a step is known of some rank; else each window is taken as one.
+    """Return whether any rank has steps; else each window is taken as one step.
 
     Args:
-        steps: as from `lasting_steps`.
-        ranks: that have spans.
+        steps: rows of `lasting_steps`.
+        ranks: ranks that have spans.
     """
     return bool(steps["rank"].is_in(list(ranks)).any())
 
 
 def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Find the steps that windows with spans hold.
+    """Return the steps in windows with spans.
 
-    An importer that knows no windows leaves the steps at -1 and puts all spans into window 0. Where no rank
-    has steps, each window is one, as of `begins_of_work`.
+    An importer without windows leaves steps at -1 and puts all spans into window 0. Where no rank has steps,
+    each window is one step, which begins as in `begins_of_work`.
 
     Returns:
         `[rank, window, step, start_ns, end_ns]`.
@@ -489,10 +486,10 @@ def recorded_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def without_last_wait(spans: pl.DataFrame) -> pl.DataFrame:
-    """Let windows without steps end with the GPU's last work, not with the call that waits for it.
+    """End windows without steps with the last work of the GPU, not with the call that waits for it.
 
-    A profiler that stops waits for the device, which may take it long: on that rank the one step that the
-    window is would last longer than on its peers.
+    A profiler that stops waits for the device, which may take long: the single step of the window would then
+    last longer on that rank than on its peers.
 
     Args:
         spans: `rank`, `window`, `kind`, `start_ns`, `duration_ns` and others.
@@ -508,14 +505,15 @@ def without_last_wait(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def begins_of_work(windows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Let windows without steps begin when work of a GPU is first launched, or input loaded before that.
+    """Begin windows without steps with the first launch of GPU work, or the input loading before it.
 
-    What the program does before it is its start, which no step has: it imports, compiles, sets its device up.
-    Where a device works long before, it was given that before the window, and has not just started.
+    Earlier time is the start of the program, which belongs to no step: it imports, compiles and sets up its
+    device. Where a device works long before the first launch, its work was queued before the window, and the
+    program has not just started.
 
     Args:
         windows: `rank`, `window`, `start_ns` and others.
-        spans: with `loads`: whether one reads input, as names that match `LOADS` do.
+        spans: with `loads`: whether a span reads input, as names that match `LOADS` do.
     """
     on_gpu = spans.filter(IS_GPU & (pl.col("correlation") >= 0)).select(*OF_WINDOW, "correlation").unique()
     calls = spans.filter(pl.col("kind") == "runtime")
@@ -539,16 +537,16 @@ def begins_of_work(windows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def device_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
-    """When the GPU of each rank went through its steps: the work launched in one step after that of another.
+    """Shift steps to when the GPU of each rank ran the work launched in them.
 
-    Work that was queued before a window is not recorded. Where the first that is recorded began long after
-    it was launched, the GPU had such work until then, and the first step begins there.
+    Work queued before a window is not recorded. Where the first recorded work began long after its launch,
+    the GPU had such a backlog until then, and the first step begins there.
 
     Args:
-        stretches: as from `recorded_steps`.
+        stretches: rows of `recorded_steps`.
 
     Returns:
-        The same rows; those of ranks without GPU work, or without its launches, as they are.
+        The rows with shifted times; unchanged for ranks without GPU work, or without its launches.
     """
     timed = IS_GPU & (pl.col("duration_ns") >= 0)
     work = spans.filter(timed).join(_launches(spans), on=[*OF_WINDOW, "correlation"], how="inner")
@@ -576,7 +574,7 @@ def device_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
 
 
 def _launches(spans: pl.DataFrame) -> pl.DataFrame:
-    """`rank`, `window`, `correlation`; when the call that launched began, `called_ns`, and ended."""
+    """Return `rank`, `window`, `correlation`, and the begin `called_ns` and end `launched_ns` of the call."""
     calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
     return calls.group_by(*OF_WINDOW, "correlation").agg(
         called_ns=pl.col("start_ns").min(), launched_ns=END.max()
@@ -584,15 +582,15 @@ def _launches(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def spans_of_steps(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
-    """Keep the spans that begin within steps: of the host by its steps, of GPUs by theirs.
+    """Keep the spans that begin within steps: host spans by the host's steps, GPU spans by the GPU's.
 
     Args:
-        stretches: as from `recorded_steps`, all or some of them.
+        stretches: rows of `recorded_steps`, all or some of them.
 
     Returns:
         The rows, in their order.
     """
-    places = spans.select("rank", "start_ns", on_gpu=IS_GPU).with_row_index("place")  # a whole table is large
+    places = spans.select("rank", "start_ns", on_gpu=IS_GPU).with_row_index("place")  # not all columns
     inside = np.zeros(spans.height, np.bool_)
     for on_gpu, steps in ((True, device_steps(spans, stretches)), (False, stretches)):
         inside[within_stretches(places.filter(on_gpu=on_gpu), steps)["place"].to_numpy()] = True
@@ -622,7 +620,7 @@ def within_stretches(
 
 
 def gpu_activity(spans: pl.DataFrame, begin_ns: int) -> RankActivity:
-    """The GPU's view; before its first span it has been idle since `begin_ns`."""
+    """Return the activity of the GPU, idle from `begin_ns` until its first span."""
     gpu = spans.filter(IS_GPU).sort("start_ns", "span_id")
     launches = _launches(spans).select("correlation", "launched_ns")
     idle_since = pl.col("end_ns").cum_max().shift(1, fill_value=begin_ns)
@@ -640,7 +638,7 @@ def gpu_activity(spans: pl.DataFrame, begin_ns: int) -> RankActivity:
 
 
 def _cpu_activity(spans: pl.DataFrame) -> RankActivity:
-    """The main thread's view, for a rank that has no GPU work."""
+    """Return the activity of the main thread, for a rank without GPU work."""
     ops = spans.filter((pl.col("kind") == "cpu_op") & ~pl.col("is_comm"))
     threads = ops.group_by("pid", "tid").agg(pl.col("is_launch").any(), pl.col("duration_ns").sum())
     main = threads.sort("is_launch", "duration_ns", "tid", descending=True).head(1)
@@ -651,7 +649,7 @@ def _cpu_activity(spans: pl.DataFrame) -> RankActivity:
 
 
 def _communication(spans: pl.DataFrame) -> dict[str, Intervals]:
-    """Return when anything is communicated, when data move, and when it is not known which of both."""
+    """Return the intervals of communication, of its transfer, and of communication that is unsplit."""
     begins = pl.max_horizontal("start_ns", pl.col("ready_ns").fill_null(pl.col("start_ns")))
     return {
         "communication": _union(spans),
@@ -661,7 +659,7 @@ def _communication(spans: pl.DataFrame) -> dict[str, Intervals]:
 
 
 def split_steps(stretches: pl.DataFrame, activity: RankActivity) -> pl.DataFrame:
-    """Split stretches; |communication without compute| = |both together| - |compute|, and so on."""
+    """Split stretches by set algebra, such as |communication without compute| = |either| - |compute|."""
     starts, ends = _ints(stretches, "start_ns"), _ints(stretches, "end_ns")
     duration = ends - starts
     compute = covered(activity.compute, starts, ends)
@@ -706,7 +704,7 @@ def _ints(frame: pl.DataFrame, column: str) -> Times:
 
 
 def kernel_totals(spans: pl.DataFrame) -> pl.DataFrame:
-    """GPU kernels by name over all ranks and windows; where no GPU was used, operators by their own time.
+    """Sum up GPU kernels by name over all ranks and windows; without GPU, operators by their own time.
 
     Returns:
         `[name, count, total_ns]`, the largest total first.
@@ -720,10 +718,10 @@ def kernel_totals(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _self_times(spans: pl.DataFrame) -> pl.DataFrame:
-    """CPU operators with `self_ns`: their duration less that of the operators directly inside them.
+    """Return CPU operators with `self_ns`: their duration less that of the operators directly inside them.
 
-    How deep an operator lies is how many of its thread are open when it begins; what it lies in is the
-    latest to have begun one level up.
+    The depth of an operator is the number of operators open on its thread when it begins; its parent is the
+    latest one to begin one level up.
     """
     ops = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("duration_ns") > 0)).with_columns(END)
     level = [*LANE, "depth"]
@@ -753,11 +751,11 @@ def collective_totals(
     workers: pl.DataFrame,
     keep: Callable[[pl.DataFrame], pl.DataFrame] = lambda rows: rows,
 ) -> pl.DataFrame:
-    """Collectives that ran, by operation, size and hosts of the group, over all ranks and windows.
+    """Sum up the collectives that ran by operation, size and number of hosts, over all ranks and windows.
 
-    A rank's duration is waiting for the others plus moving data. All members move together, so the transfer
-    is the shortest duration among them and the rest of each is someone else's lateness. Both are known only
-    where every rank of the group that left a record was matched; if the late rank left none, its lateness
+    A rank's duration is waiting for other ranks plus moving data. All members move data together, so the
+    transfer is the shortest duration among them, and the rest of each is the lateness of other ranks. Both
+    are known only where every recorded rank of the group was matched; the lateness of an unrecorded rank
     counts as transfer.
 
     The bus bandwidth is that of the NCCL tests (nccl-tests, doc/PERFORMANCE.md): bytes moved per second of
@@ -766,16 +764,16 @@ def collective_totals(
     Args:
         spans: table `spans`, for the stream that a collective ran on.
         workers: table `workers`, for the host of each rank.
-        keep: selects the members to count, of rows with the columns of `collectives`; wait and transfer of
+        keep: selects the members to count, from rows with the columns of `collectives`; wait and transfer of
             each still follow from all members.
 
     Returns:
         `[op, bytes, hosts, count, total_ns, matched, wait_ns, transfer_ns, busbw_gbps]`, the largest total
-        first. `hosts` is how many the members that left a record are on, 1 is within a host; null where that
-        is not known. `bytes` is the payload, as in the graph and the NCCL tests: of a gather and a scatter
-        the whole buffer; -1 where unknown. `matched` is how many of the `count` the split into wait and
-        transfer rests on; nulls where it is 0. `busbw_gbps` is in 1e9 bytes per second, null where the bytes,
-        the transfer or the size of the group is not known.
+        first. `hosts` is the number of hosts of the recorded members, 1 within a host, null where unknown.
+        `bytes` is the payload, as in the graph and the NCCL tests: for a gather and a scatter the whole
+        buffer; -1 where unknown. `matched` is the number of calls, of the `count`, that were split into wait
+        and transfer; both are null where it is 0. `busbw_gbps` is in 1e9 bytes per second, null where the
+        bytes, the transfer or the size of the group is unknown.
     """
     members = matched_members(collectives, spans).with_columns(hosts=_hosts(workers))
     rows = keep(members).with_columns(
@@ -796,7 +794,7 @@ def collective_totals(
 
 
 def _hosts(workers: pl.DataFrame) -> pl.Expr:
-    """How many hosts the members of a row's group, or the two ends of a message, are on."""
+    """Return the number of hosts of a group's members, or of the two ends of a message."""
     host_of = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
     host = pl.col("rank").replace_strict(host_of, default=None, return_dtype=pl.String)
     count = pl.when(host.is_null().any().over("key")).then(None).otherwise(host.n_unique().over("key"))
@@ -804,12 +802,12 @@ def _hosts(workers: pl.DataFrame) -> pl.Expr:
 
 
 def _sum_or_null(column: str) -> pl.Expr:
-    """A sum that is null, not 0, where nothing is known."""
+    """Return a sum that is null, not 0, where all values are null."""
     return pl.when(pl.col(column).is_not_null().any()).then(pl.col(column).sum()).alias(column)
 
 
 def _bus_bytes() -> pl.Expr:
-    """Bytes that cross one rank's link, by the convention of the NCCL tests, from what the rank puts in."""
+    """Return the bytes over one rank's link, by the convention of the NCCL tests, from its input bytes."""
     n = num_members().cast(pl.Float64)
     per_byte = (
         pl.when(pl.col("op") == "all_reduce")
@@ -825,14 +823,14 @@ def _bus_bytes() -> pl.Expr:
 
 
 def matched_members(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Find the members of each collective that ran, and what of their time was transfer.
+    """Return the members of each collective that ran, with the transfer part of their time.
 
     Args:
         spans: table `spans`, for the stream that a collective ran on.
 
     Returns:
-        The rows of `dpro.replay.alignment.match.Matching` with `complete` (all members are here) and
-        `transfer_ns` (null where they are not).
+        The rows of `dpro.replay.alignment.match.Matching` with `complete` (whether all members have rows) and
+        `transfer_ns` (null where not complete).
     """
     rows = match_collectives(collectives, spans).rows
     size = pl.max_horizontal("expected", num_members(), 2)
@@ -842,10 +840,10 @@ def matched_members(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFr
 
 
 def ready_times(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Find until when each span of communication waited for other ranks.
+    """Return the moment until which each span of communication waited for other ranks.
 
     Returns:
-        `rank`, `span_id`, `ready_ns` (on the rank's own clock; null where not known), one row per span that
+        `rank`, `span_id`, `ready_ns` (on the rank's own clock; null where unknown), one row per span that
         ran a collective. A span that ran several collectives at once is ready when the last of them is.
     """
     rows = matched_members(collectives, spans)

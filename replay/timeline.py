@@ -1,7 +1,7 @@
-"""Replay a graph: when everything runs, how long each step takes, and the path that decides it.
+"""Replay of a graph: when each node runs, the time of each step, and the path that decides it.
 
-In: a `Graph`. Out: a `Timeline` and frames made from it. It compares with the trace but judges nothing:
-that is done in `dpro.replay.fidelity.accuracy`.
+Takes a `Graph`; returns a `Timeline` and frames made from it. It does not judge how well the replay matches
+the trace: `dpro.replay.fidelity.accuracy` does.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dpro.replay.engine import chain_of, latest_ends, longest_path, longest_path
 from dpro.replay.first_calls import first_calls
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind, is_of, once
 
-USUAL = 1.5  # a step that takes this multiple of the median, or that part of it, is no usual one
-FEW = 5  # steps: of fewer any may be unusual
-RARE = 1 / 3  # of the steps: what more of them do is usual
-IN_TIME = 1.1  # times a step outside windows: steps of a window that take no more wait for no host either
-COLD = 0.05  # of a step that first calls take: where other steps have less, it is no usual one
-MAX_WARM = 7.0  # times as long as the steps that count: more says no more
-CUT_OFF = 0.25  # of two steps: a last one that takes less of the first is no whole one
+USUAL = 1.5  # ratio to the median, either way, beyond which a step is unusual
+FEW = 5  # steps; of fewer, any may be unusual
+RARE = 1 / 3  # share of the steps: a deviation in more of them is usual
+IN_TIME = 1.1  # multiple of a step outside windows: steps of a window up to this wait for no host either
+COLD = 0.05  # share of first calls from which a step is unusual, where other steps have less
+MAX_WARM = 7.0  # multiple of the steps that count: a longer warm-up makes no difference
+CUT_OFF = 0.25  # of two steps, share of the first below which the last one is cut off
 BEFORE_STEPS, AFTER_STEPS = -1, -2
 NOT_BEFORE = "(start taken from the trace)"
 PIECES = {"rank": pl.Int64, "name": pl.String, "kind": pl.String, "duration_ns": pl.Int64}
@@ -34,10 +34,10 @@ PIECES = {"rank": pl.Int64, "name": pl.String, "kind": pl.String, "duration_ns":
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each node runs.
+    """The start and end of each node.
 
     Attributes:
-        graph: what was replayed.
+        graph: the replayed graph.
         start, end: [N] ns since the graph's origin.
         binding: [N] the edge that set each start, -1 where the node's own earliest time did.
     """
@@ -48,8 +48,8 @@ class Timeline:
     binding: Ints
 
 
-Stretch = tuple[Timeline, Ints]  # a part of a path: the replay that it is of, and its nodes, first to last
-PathTo = Callable[[Bools], Sequence[Stretch]]  # what decides when the first of those nodes ends that are true
+Stretch = tuple[Timeline, Ints]  # a part of a path: its replay, and its nodes, first to last
+PathTo = Callable[[Bools], Sequence[Stretch]]  # returns the path to the end of the first node of a mask
 
 
 def replay(graph: Graph) -> Timeline:
@@ -60,7 +60,7 @@ def replay(graph: Graph) -> Timeline:
 
 
 def replayed(graph: Graph) -> Timeline:
-    """The replay of a graph as it was recorded, which several ask for: made once."""
+    """Return the replay of a graph as recorded, made once and cached."""
     nodes, edges = graph.nodes, graph.edges
     columns = (nodes.duration, nodes.earliest, graph.indptr, edges.source, edges.lag)
     start, end, binding = once(graph, "replayed", columns, lambda: _times(replay(graph)))
@@ -68,12 +68,11 @@ def replayed(graph: Graph) -> Timeline:
 
 
 def _times(timeline: Timeline) -> tuple[Ints, Ints, Ints]:
-    """All of a timeline but its graph."""
     return timeline.start, timeline.end, timeline.binding
 
 
 def replay_durations(graph: Graph, durations: Ints) -> Ints:
-    """[N, S] end of each node when the graph is replayed with each column of `durations` [N, S].
+    """Return [N, S] the end of each node when the graph is replayed with each column of `durations`.
 
     Args:
         durations: [N, S] ns, one column per scenario.
@@ -85,17 +84,17 @@ def replay_durations(graph: Graph, durations: Ints) -> Ints:
 
 
 def step_ends(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
-    """When each step of the job ended: with the last of its work on any rank.
+    """Return when each step of the job ended: with the last of its work on any rank.
 
     Args:
         start, end: [N] ns of each node: replayed, or as measured.
 
     Returns:
-        One row per window and step: `window`, `step`, `finish_ns`, and `begin_ns`: when the window's first
-        step began, which is the end of the work before it or, without any, the window's beginning; where
-        GPUs still had older work then, which is not recorded, the end of that. Where some had, `queued` says
-        which steps waited for much of it: a change would have shortened that, too. Where calls were the first
-        of a process, `cold_ns` says what these took of each step, on the rank where it was most.
+        One row per window and step: `window`, `step`, `finish_ns` and `begin_ns`, the beginning of the
+        window's first step. This is the end of the work before it, or the beginning of the window without
+        any; or, where GPUs still ran older, unrecorded work, the end of that. Where some did, `queued` marks
+        the steps that waited for much of it, which a change would have shortened, too. Where calls were the
+        first of a process, `cold_ns` is their cost in each step, on the rank with the largest.
     """
     ends = _ends_of_steps(graph, start, end, ["window"])
     calls = first_calls(graph)
@@ -109,7 +108,7 @@ def step_ends(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
 
 
 def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.DataFrame:
-    """`step_ends` for each of what `by` distinguishes: windows, or ranks and windows."""
+    """Return `step_ends` for each group of `by`: windows, or ranks and windows."""
     extents = extents_of(graph, [*by, "step"], start, end)
     ends = extents.filter(pl.col("step") != AFTER_STEPS).sort(*by, "step")
     before = pl.col("end").filter(pl.col("step") == BEFORE_STEPS).max().over(by)
@@ -140,7 +139,7 @@ def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.Da
 
 
 def behind_older_work(graph: Graph) -> Ints:
-    """Nodes that waited on their GPU for work that was launched before the window, and is not recorded."""
+    """Return the nodes that waited on their GPU for unrecorded work launched before the window."""
     nodes = graph.nodes
 
     def compute() -> Ints:
@@ -152,13 +151,13 @@ def behind_older_work(graph: Graph) -> Ints:
 
 
 def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFrame:
-    """From when to when nodes last that are equal in some columns; those of rendezvous do not count.
+    """Return the extent in time of all nodes with equal values in columns `by`, without rendezvous.
 
     Args:
         start, end: [N] ns of its nodes.
 
     Returns:
-        The columns, `start` (the first) and `end` (the last), in no order.
+        The columns, `start` (of the first) and `end` (of the last), in no order.
     """
     rows, *places = _extents_at(graph, tuple(by))
     begins, ends = _of_extents(np.minimum, start, *places), _of_extents(np.maximum, end, *places)
@@ -166,7 +165,7 @@ def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFr
 
 
 def _of_extents(extreme: np.ufunc, moments: Ints, runs: Ints, order: Ints, groups: Ints) -> Ints:
-    """The first or last of the moments of nodes, for each group of `_extents_at`."""
+    """Return the first or last moment of each group of `_extents_at`."""
     if groups.size == 0:
         return np.empty(0, np.int64)
     extremes: Ints = extreme.reduceat(extreme.reduceat(moments, runs)[order], groups)
@@ -174,13 +173,13 @@ def _of_extents(extreme: np.ufunc, moments: Ints, runs: Ints, order: Ints, group
 
 
 def _extents_at(graph: Graph, by: tuple[str, ...]) -> tuple[pl.DataFrame, Ints, Ints, Ints]:
-    """Where the nodes are that are equal in some columns.
+    """Group the nodes with equal values in some columns.
 
-    Nodes that follow each other are mostly equal in them, and make up a run.
+    Consecutive nodes mostly have equal values, and form a run.
 
     Returns:
-        The columns, a row for each group that is equal in them; where each run begins; the runs that count,
-        group by group; where each group begins among these.
+        The columns, one row per group; the first node of each run; the runs that count, sorted by group; and
+        the first of these in each group.
     """
     keys, kind = [getattr(graph.nodes, name) for name in by], graph.nodes.kind
 
@@ -198,7 +197,7 @@ def _extents_at(graph: Graph, by: tuple[str, ...]) -> tuple[pl.DataFrame, Ints, 
 
 
 def differs_from_last(*columns: NDArray[Any]) -> NDArray[np.bool_]:
-    """[N] whether any column has another value than in the entry before; true of the first."""
+    """Return [N] whether any column differs from its previous entry; True for the first."""
     differs = np.ones(columns[0].size, np.bool_)
     differs[1:] = False
     for column in columns:
@@ -207,22 +206,22 @@ def differs_from_last(*columns: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def durations_of(ends: pl.DataFrame) -> pl.DataFrame:
-    """How long each step lasted, from the end of the one before it: `window`, `step`, `duration_ns`.
+    """Return `window`, `step`, `duration_ns`: the time of each step from the end of the previous one.
 
     Args:
-        ends: as from `step_ends`; steps that a column `counted` denies, if there is one, are left out.
+        ends: rows of `step_ends`; only those with `counted`, if there is such a column.
     """
     counted = ends.filter("counted") if "counted" in ends.columns else ends
     return counted.select("window", "step", duration_ns=pl.Series(step_lengths(ends), dtype=pl.Int64))
 
 
 def are_usual(lengths: Ints | Floats) -> Bools:
-    """[S] which of some steps, in order, are neither cut off by the recording, nor warm-up, nor pauses."""
+    """Return [S] which of consecutive steps are neither cut off by the recording, nor warm-up, nor pauses."""
     if not lengths.size:
         return np.ones(0, np.bool_)
     median = float(np.median(lengths))
     usual: Bools = (lengths <= USUAL * median) & (lengths >= median / USUAL)
-    # Not rare: a loader whose workers deliver two batches at once, say. Where two of four are, none is usual.
+    # Frequent deviations are usual, such as of a loader whose workers deliver two batches at once.
     if (lengths.size >= FEW and np.mean(~usual) > RARE) or (lengths.size > 2 and not usual.any()):
         return np.ones(lengths.size, np.bool_)
     if lengths.size == 2 and not usual.all():  # the first one warms up, unless the last one is cut off
@@ -231,15 +230,15 @@ def are_usual(lengths: Ints | Floats) -> Bools:
 
 
 def usual_steps(ends: pl.DataFrame, usual_ns: float | None = None) -> pl.DataFrame:
-    """The steps that say how long one usually takes, as `are_usual`.
+    """Mark the steps that represent a usual one, by `are_usual` and the columns `queued` and `cold_ns`.
 
     Args:
-        ends: as `step_ends` returns it.
-        usual_ns: what a step takes where all hosts run ahead of their devices. To begin a window its devices
-            are waited for, and for some steps hosts have no lead: these do not count where there are others.
+        ends: rows of `step_ends`.
+        usual_ns: the usual step where all hosts run ahead of their devices. A window begins with a wait for
+            its devices, so hosts have no lead in its first steps: these do not count if there are others.
 
     Returns:
-        The same; with `counted` where some are unusual.
+        The rows, with `counted` where some are unusual.
     """
     usual = are_usual(step_lengths(ends))
     unlike = [ends["queued"].to_numpy()] if "queued" in ends.columns else []
@@ -254,10 +253,10 @@ def usual_steps(ends: pl.DataFrame, usual_ns: float | None = None) -> pl.DataFra
 
 
 def cold_share(ends: pl.DataFrame) -> float:
-    """What first calls take of the steps that count, as a share.
+    """Return the share of first calls in the steps that count.
 
     Args:
-        ends: as from `usual_steps`.
+        ends: rows of `usual_steps`.
     """
     if "cold_ns" not in ends.columns:
         return 0.0
@@ -266,11 +265,11 @@ def cold_share(ends: pl.DataFrame) -> float:
 
 
 def warm_up(ends: pl.DataFrame, stepped: bool) -> float:
-    """How many times as long what precedes the first step that counts takes as all that count; 7 for more.
+    """Return the time before the first step that counts, relative to the sum of those; at most `MAX_WARM`.
 
     Args:
-        ends: as from `usual_steps`.
-        stepped: whether steps are known: else what precedes the one step is the start of a process.
+        ends: rows of `usual_steps`.
+        stepped: whether steps are known; else the time before the only step is the start of a process.
     """
     lasting = _lasting(ends, ends["finish_ns"].to_numpy(), ["window"])
     counted = ends["counted"].to_numpy() if "counted" in ends.columns else np.ones(lasting.size, np.bool_)
@@ -281,7 +280,7 @@ def warm_up(ends: pl.DataFrame, stepped: bool) -> float:
 
 
 def step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
-    """How long each step of the job took: `step_ends`, `durations_of`.
+    """Return the time of each step of the job: `durations_of` its `step_ends`.
 
     Args:
         start, end: [N] ns of each node: replayed, or as measured.
@@ -290,7 +289,7 @@ def step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
 
 
 def rank_step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
-    """How long each step took by the work of each rank alone: `rank`, `window`, `step`, `duration_ns`.
+    """Return the time of each step by the work of one rank alone: `rank`, `window`, `step`, `duration_ns`.
 
     Args:
         start, end: [N] ns of each node: replayed, or as measured.
@@ -301,10 +300,10 @@ def rank_step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
 
 
 def changed_step_times(baseline: pl.DataFrame, graph: Graph, end: Ints) -> pl.DataFrame:
-    """`step_times` of a changed graph, counted from where the unchanged one's windows began.
+    """Return `step_times` of a changed graph, counted from the beginnings of the unchanged one's windows.
 
-    What a change saves before the first step is not lost to that step: so work that takes less time never
-    makes the steps longer in sum. A step that is alone in its window takes no less than its GPU works in it.
+    Time that a change saves before the first step is credited to that step, so that shorter work never makes
+    the sum of steps longer. A step that is alone in its window takes at least as long as its GPU works in it.
 
     Args:
         baseline: `step_ends` of the unchanged graph, with or without `counted`.
@@ -314,9 +313,9 @@ def changed_step_times(baseline: pl.DataFrame, graph: Graph, end: Ints) -> pl.Da
 
 
 def changed_durations(baseline: pl.DataFrame, graph: Graph, end: Ints) -> Ints:
-    """[S] ns of `changed_step_times`, and 0 of a step all of which has moved before the first one.
+    """Return [S] ns of `changed_step_times`, and 0 for a step that has moved entirely before the first one.
 
-    A search asks for nothing else of hundreds of replays, for which frames take longer than the replay.
+    A search calls this for hundreds of replays, where frames would take longer than the replay.
 
     Args:
         baseline: `step_ends` of the unchanged graph, with or without `counted`.
@@ -328,33 +327,33 @@ def changed_durations(baseline: pl.DataFrame, graph: Graph, end: Ints) -> Ints:
 
 
 def step_lengths(ends: pl.DataFrame) -> Ints:
-    """[S] ns of `durations_of`.
+    """Return [S] the durations of `durations_of`, in ns.
 
     Args:
-        ends: as from `step_ends`, in its order; steps that a column `counted` denies are left out.
+        ends: rows of `step_ends`, in its order; only those with `counted`, if there is such a column.
     """
     return _counted(ends, ends["finish_ns"].to_numpy())
 
 
 def _counted(ends: pl.DataFrame, finish: Ints) -> Ints:
-    """How long steps last that count.
+    """Return the durations of the steps that count, in ns.
 
     Args:
-        finish: [B] ns, when they end.
+        finish: [B] ends of the steps, in ns.
     """
     lasts = _lasting(ends, finish, ["window"])
     return lasts[ends["counted"].to_numpy()] if "counted" in ends.columns else lasts
 
 
 def _lasting(ends: pl.DataFrame, finish: Ints, by: Sequence[str]) -> Ints:
-    """[B] ns, how long steps last that end one after the other where columns `by` are equal."""
+    """Return [B] durations, in ns, of steps that follow each other where columns `by` are equal."""
     opens = differs_from_last(*(ends[name].to_numpy() for name in by))
     lasts: Ints = finish - np.where(opens, ends["begin_ns"].to_numpy(), np.append(0, finish)[: finish.size])
     return lasts
 
 
 def changed_ends(baseline: pl.DataFrame, graph: Graph, end: Ints) -> pl.DataFrame:
-    """The steps of an unchanged graph that a changed one has, with when they end in that.
+    """Return the steps of an unchanged graph that a changed one has, with their ends in the latter.
 
     Args:
         baseline: `step_ends` of the unchanged graph, with or without `counted`.
@@ -365,7 +364,7 @@ def changed_ends(baseline: pl.DataFrame, graph: Graph, end: Ints) -> pl.DataFram
 
 
 def _finish_of(baseline: pl.DataFrame, graph: Graph, end: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-    """When steps of an unchanged graph end in a changed one, and which of them that has.
+    """Return the ends of baseline steps in a changed graph, and a mask of those that it has.
 
     Args:
         baseline: `step_ends` of the unchanged graph.
@@ -393,9 +392,9 @@ def _finish_of(baseline: pl.DataFrame, graph: Graph, end: Ints) -> tuple[Ints, N
 
 
 def _earliest_ends(baseline: pl.DataFrame, graph: Graph) -> Ints:
-    """[B] ns at which a step that is alone in its window ends at the earliest: 0 of others.
+    """Return [B] ns before which a step that is alone in its window cannot end; 0 for others.
 
-    That is once its busiest stream has worked. What a change saves before such a step is taken off it, and
+    Its busiest stream needs that long. Time that a change saves before such a step is subtracted from it, and
     may be more than the step takes.
 
     Args:
@@ -426,12 +425,12 @@ def _earliest_ends(baseline: pl.DataFrame, graph: Graph) -> Ints:
 
 
 def measured_step_times(graph: Graph) -> pl.DataFrame:
-    """`step_times` as the trace has them."""
+    """Return `step_times` as measured in the trace."""
     return step_times(graph, graph.nodes.measured_start, graph.nodes.measured_end)
 
 
 def share_saved(graph: Graph, changed: Graph) -> float:
-    """By which share of the steps as measured they are shorter in the replay of a changed graph."""
+    """Return the share by which the replay of a changed graph shortens the measured steps."""
     measured = float(measured_step_times(graph)["duration_ns"].sum())
     if not measured:
         return 0.0
@@ -440,7 +439,7 @@ def share_saved(graph: Graph, changed: Graph) -> float:
 
 
 def slack_of(timeline: Timeline) -> Ints:
-    """[N] ns by which each node may take longer without its window ending later; 0 on the critical path."""
+    """Return [N] ns by which each node may be delayed without delaying its window; 0 on the critical path."""
     nodes, edges = timeline.graph.nodes, timeline.graph.edges
     windows, which = np.unique(nodes.window, return_inverse=True)
     end = np.zeros(windows.size, np.int64)
@@ -451,7 +450,7 @@ def slack_of(timeline: Timeline) -> Ints:
 
 
 def critical_nodes(timeline: Timeline, window: int) -> Ints:
-    """The chain of nodes that decides when a window ends, first to last.
+    """Return the chain of nodes that decides when a window ends, first to last.
 
     Each starts exactly when the one before it has ended and the edge's lag has passed, so their durations
     and lags and the first one's earliest time add up to the window's end.
@@ -461,7 +460,7 @@ def critical_nodes(timeline: Timeline, window: int) -> Ints:
 
 
 def time_on_critical_path(timeline: Timeline) -> Ints:
-    """[N] ns for which each node, with the lag that leads to it, is what its window's end waits for."""
+    """Return [N] ns that each node, with the lag before it, contributes to its window's critical path."""
     spent = np.zeros(timeline.graph.num_nodes, np.int64)
     for window in np.unique(timeline.graph.nodes.window):
         path = critical_nodes(timeline, int(window))
@@ -471,12 +470,12 @@ def time_on_critical_path(timeline: Timeline) -> Ints:
 
 
 def chain_to(timeline: Timeline, node: int) -> Ints:
-    """What decides when a node ends, first to last."""
+    """Return the nodes that decide when a node ends, first to last."""
     return chain_of(timeline.binding, timeline.graph.edges.source, node)
 
 
 def path_of_steps(timeline: Timeline, windows: Sequence[int]) -> Ints:
-    """The nodes that decide when the last step of each window ends, window by window."""
+    """Return the nodes that decide when the last step of each window ends, window by window."""
     nodes = timeline.graph.nodes
 
     def compute() -> list[Bools]:
@@ -490,15 +489,15 @@ def path_of_steps(timeline: Timeline, windows: Sequence[int]) -> Ints:
 
 
 def path_within(timeline: Timeline) -> PathTo:
-    """How to find paths in a graph that holds all work."""
+    """Return a function that finds paths in a graph with all work."""
     return lambda last: [(timeline, chain_to(timeline, int(np.argmax(last))))]
 
 
 def critical_stretches(timeline: Timeline, path_to: PathTo | None = None) -> Iterator[Stretch]:
-    """The critical paths of all windows, stretch by stretch.
+    """Yield the critical paths of all windows, stretch by stretch.
 
     Args:
-        path_to: how to find paths, where the graph does not hold all work; as of `path_within` if None.
+        path_to: finds paths, where the graph is condensed; `path_within` if None.
     """
     nodes, path_to = timeline.graph.nodes, path_to or path_within(timeline)
     for window in np.unique(nodes.window).tolist():
@@ -507,10 +506,10 @@ def critical_stretches(timeline: Timeline, path_to: PathTo | None = None) -> Ite
 
 
 def critical_path(timeline: Timeline, path_to: PathTo | None = None) -> pl.DataFrame:
-    """What the critical paths of all windows consist of, largest first.
+    """Return the contents of the critical paths of all windows, largest first.
 
     Args:
-        path_to: as of `critical_stretches`.
+        path_to: finds paths, as in `critical_stretches`.
 
     Returns:
         `rank`, `name`, `kind`, `duration_ns`: time on the path, with the lags that lead to it.
@@ -524,25 +523,25 @@ def critical_path_of_steps(
     baseline: pl.DataFrame | None = None,
     path_to: PathTo | None = None,
 ) -> pl.DataFrame:
-    """What decided when steps ended, from the end of the step before each: `critical_path` of those steps.
+    """Return the `critical_path` of some steps, each from the end of the previous step.
 
-    The parts of a step add up to how long it lasts, to the nanosecond: where a step begins before the first
-    piece of work that decides its end may start, that is a part of its own.
+    The parts of a step add up to its duration, to the nanosecond: the time before the first work on the path
+    of its end may start is a separate part.
 
     Args:
         steps: `window` and `step` of each.
         baseline: `step_ends` of the unchanged graph, if this is the replay of a changed one: windows then
             begin where they began there, as in `changed_step_times`.
-        path_to: as of `critical_stretches`.
+        path_to: finds paths, as in `critical_stretches`.
     """
     nodes, path_to, pieces = timeline.graph.nodes, path_to or path_within(timeline), list[pl.DataFrame]()
     for window, step, finish, begins in _steps_between(timeline, steps, baseline).iter_rows():
         last = (nodes.window == window) & (nodes.step == step) & (timeline.end == finish)
         last &= nodes.kind != NodeKind.RENDEZVOUS
-        # A step that ends with the work before it has nothing of its own to wait for.
+        # A step that ends with earlier work has no node at its end, and so no path.
         path = path_to(last) if last.any() else []
         of_step = [_pieces(stretch, begins) for stretch in path]
-        # First comes what the step lasts before work that decides its end may start.
+        # The first piece is the time before the first work on the path may start.
         rest = (finish - begins) - sum(int(piece["duration_ns"].sum()) for piece in of_step)
         rank = int(path[0][0].graph.nodes.rank[path[0][1][0]]) if path else -1
         first = {"rank": rank, "name": NOT_BEFORE, "kind": "start", "duration_ns": rest}
@@ -553,11 +552,11 @@ def critical_path_of_steps(
 def _steps_between(
     timeline: Timeline, steps: pl.DataFrame, baseline: pl.DataFrame | None = None
 ) -> pl.DataFrame:
-    """When steps ended, and when the ones before them did: `window`, `step`, `finish_ns`, `begin_ns`.
+    """Return `window`, `step`, `finish_ns`, `begin_ns` of steps; each begins when the previous one ends.
 
     Args:
         steps: `window` and `step` of each.
-        baseline: as of `critical_path_of_steps`.
+        baseline: see `critical_path_of_steps`.
     """
     ends = step_ends(timeline.graph, timeline.start, timeline.end)
     if baseline is not None:
@@ -569,7 +568,7 @@ def _steps_between(
 
 
 def _pieces(stretch: Stretch, since: int) -> pl.DataFrame:
-    """The nodes of a stretch, and for how much of the time since a moment each is what was waited for.
+    """Return the nodes of a stretch with the time that each adds to the path after `since`.
 
     Args:
         since: ns.
@@ -589,7 +588,7 @@ def _pieces(stretch: Stretch, since: int) -> pl.DataFrame:
 
 
 def _summed(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """What paths consist of, largest first."""
+    """Sum up the pieces of paths, largest first."""
     return (
         pl.concat([pl.DataFrame(schema=PIECES), *pieces])
         .group_by("rank", "name", "kind")

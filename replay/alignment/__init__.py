@@ -1,1 +1,1 @@
-"""Which rows of several ranks are one collective, and how far their clocks are apart."""
+"""Matching of collectives across ranks, and alignment of their clocks."""

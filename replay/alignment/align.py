@@ -1,14 +1,14 @@
-"""How far the clock of each rank is from the reference rank's, in each window.
+"""Alignment of clocks: the offset of each rank's clock from the reference rank's, in each window.
 
-In: matched collectives, which ranks share a clock, and comparisons of clocks that were recorded. Out: a line
-per clock and window with its uncertainty and its source, and what cannot be reconciled. Recorded times are
-never rewritten: the lines are kept with them, and the graph is built from times moved along them.
+Takes matched collectives, which ranks share a clock, and recorded comparisons of clocks. Returns a line per
+clock and window with its uncertainty and source, and conflicts that cannot be reconciled. Recorded times are
+never rewritten: the lines are kept beside them, and the graph is built from times moved along the lines.
 
-There are three sources. Recorded comparisons are best: their round trips bound the error. Else all members of
-a collective end together, so the median difference of the ends is the offset, to the skew of the ends.
-Causality bounds both: none leaves before the last has come, and nothing is received before it is sent.
+There are three sources. Recorded comparisons are best, since their round trips bound the error. Else all
+members of a collective end together, so the median difference of the ends is the offset, up to their skew.
+Causality bounds both: no member leaves before the last has arrived, and nothing arrives before it is sent.
 
-Pretended ranks each ran by themselves: their clocks stand still while a collective is answered, since a real
+Pretended ranks each ran by themselves: their clocks are stopped while a collective is answered, since a real
 rank would not make our answers, and all begin the first step of a window at once.
 """
 
@@ -28,19 +28,19 @@ from numpy.typing import NDArray
 from dpro.arrays import Ints
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_duration
 
-# One clock against another: how they were compared, and a line through their differences.
+# Comparisons of two clocks, and lines through their differences.
 
-# Clocks of computers drift apart by less than this, also where no time service disciplines them.
+# Clocks of computers drift apart by less than this, even without a time service.
 WORST_DRIFT_PPB = 100_000
-# A clock is taken to drift when its slope is that many standard errors (where ranks of real jobs share a
-# clock it is up to 4), and it leaves at most this share of the scatter about a level one.
+# A clock drifts if its slope is this many standard errors (where ranks of real jobs share a clock, it is up
+# to 4), and the residuals have at most this share of the scatter about a level line.
 CLEARLY_STEEP = 6.0
 CLEARLY_LESS = 0.75
-ENOUGH_FOR_DRIFT = 16  # of fewer that only scatter, more than one set in a thousand lies about a steep line
+ENOUGH_FOR_DRIFT = 16  # of fewer, more than one set of pure scatter in a thousand fits a steep line
 ENOUGH = 3  # fewer differences cannot show how much they scatter
-# Slopes are taken between all pairs of at most this many differences, evenly chosen.
+# Slopes are computed between all pairs of at most this many differences, evenly chosen.
 _MAX_SAMPLES = 400
-# Comparisons used on each side of a window: the two latest times that clocks were compared.
+# Comparisons used on each side of a window: those of the two latest times that clocks were compared.
 NEAREST = 16
 # A wall clock that gains or loses more than this against the monotonic one was set, not slewed.
 SET_NS = NS_PER_MS
@@ -50,13 +50,13 @@ _NONE = pl.DataFrame(schema=dict.fromkeys(("time_ns", "offset_ns", "round_trip_n
 
 @dataclass(frozen=True)
 class ClockLine:
-    """What a clock is ahead of the reference.
+    """The lead of a clock over the reference, as a line over time.
 
     Attributes:
         reference_ns: a time on this clock.
-        offset_ns: how far it is ahead then.
+        offset_ns: how far it is ahead at that time.
         drift_ppb: by how much that grows, ns per second.
-        uncertainty_ns: how far the offset may be wrong at the times it is for; -1 where unknown.
+        uncertainty_ns: bound on the error of the offset at the times the line is for; -1 where unknown.
     """
 
     reference_ns: int = 0
@@ -65,25 +65,25 @@ class ClockLine:
     uncertainty_ns: int = 0
 
     def offset_at(self, times: Ints) -> Ints:
-        """[N] ns by which the clock is ahead at each of its times, in integers: times keep their order."""
+        """Return [N] ns by which the clock is ahead at each time, in integers, which keep times in order."""
         seconds, rest = np.divmod(times - self.reference_ns, NS_PER_S)
         ahead: Ints = self.offset_ns + seconds * self.drift_ppb + rest * self.drift_ppb // NS_PER_S
         return ahead
 
     def aligned(self, times: Ints) -> Ints:
-        """[N] ns on the reference clock."""
+        """Return [N] times on the reference clock, in ns."""
         return times - self.offset_at(times)
 
 
 def fit_scattered(times: Ints, differences: Ints) -> ClockLine:
-    """A line through differences that scatter, some of them wildly.
+    """Fit a line through differences that scatter, some of them wildly.
 
-    The slope is the median of the slopes between all pairs (Theil 1950, Sen 1968). It is taken where it is
-    many times its own standard error and lessens the interquartile range of what is left.
+    The slope is the median of the slopes between all pairs (Theil 1950, Sen 1968). It is used where it is
+    many times its own standard error and reduces the interquartile range of the residuals.
 
     Args:
         times: [N] ns on the clock, N > 0.
-        differences: [N] ns it was ahead.
+        differences: [N] ns by which the clock was ahead.
     """
     middle = int(times.min()) + int(np.median(times - times.min()))  # as floats, times of day are too coarse
     low, level, high = np.percentile(differences, (25, 50, 75))
@@ -93,7 +93,7 @@ def fit_scattered(times: Ints, differences: Ints) -> ClockLine:
     slope = _median_slope(times - middle, differences) if times.size >= ENOUGH_FOR_DRIFT else 0.0
     left = differences - slope * (times - middle)
     low, steep_level, high = np.percentile(left, (25, 50, 75))
-    # Standard error of a mean slope, for scatter like a normal one's; that of a median is 1.25 times as much.
+    # Standard error of a mean slope under normal scatter; that of a median is 1.25 times as large.
     error = 1.25 * (high - low) / 1.35 / (np.std(times - middle) * np.sqrt(times.size) + 1.0)
     clear = high - low <= CLEARLY_LESS * spread and abs(slope) > CLEARLY_STEEP * error
     if not clear or abs(slope) * NS_PER_S > WORST_DRIFT_PPB:
@@ -112,16 +112,16 @@ def _median_slope(times: Ints, differences: Ints) -> float:
 
 
 def fit_bounded(times: Ints, differences: Ints, bounds: Ints, period: tuple[int, int]) -> ClockLine:
-    """A line through differences each of which is wrong by no more than a bound.
+    """Fit a line through differences with a known bound on the error of each.
 
-    Weighted least squares, near bounds counting most. The slope is taken where it is more than the bounds
+    Weighted least squares, near bounds counting most. The slope is used where it exceeds what the bounds
     allow by themselves.
 
     Args:
         times: [N] ns on the clock, N > 0.
-        differences: [N] ns it was ahead.
-        bounds: [N] ns each of them may be wrong by.
-        period: the times on the clock, from and to, that the line is for: the uncertainty grows towards them.
+        differences: [N] ns by which the clock was ahead.
+        bounds: [N] ns by which each difference may be wrong.
+        period: (first, last) time on the clock that the line is for: the uncertainty grows towards them.
     """
     bounds = np.maximum(bounds, 1)
     weight = 1.0 / bounds.astype(np.float64) ** 2
@@ -142,7 +142,7 @@ def fit_bounded(times: Ints, differences: Ints, bounds: Ints, period: tuple[int,
 
 
 def named(column: str, names: Mapping[int, str]) -> pl.Expr:
-    """The name of each rank's clock, empty where it has none."""
+    """Return the name of each rank's clock, empty where it has none."""
     return pl.col(column).replace_strict(
         list(names), list(names.values()), default="", return_dtype=pl.String
     )
@@ -151,12 +151,12 @@ def named(column: str, names: Mapping[int, str]) -> pl.Expr:
 def on_lines(
     frame: pl.DataFrame, clock: str, lines: Mapping[Any, ClockLine], times: Sequence[str]
 ) -> pl.DataFrame:
-    """Rows with times on the reference clock, as `ClockLine.aligned` computes them, of all clocks at once.
+    """Move times onto the reference clock as `ClockLine.aligned` does, for all clocks at once.
 
     Args:
-        clock: the column that says whose clock a row's times are on.
-        lines: by the values of that column; times on other clocks stay as they are.
-        times: the columns to move, ns.
+        clock: the column with the clock of each row.
+        lines: lines by the values of that column; times on other clocks stay as they are.
+        times: the columns to move, in ns.
     """
     fields = {"reference_": "reference_ns", "offset_": "offset_ns", "drift_": "drift_ppb"}
     columns = {name: [getattr(line, field) for line in lines.values()] for name, field in fields.items()}
@@ -173,7 +173,7 @@ def _offset_at(time: pl.Expr) -> pl.Expr:
 
 
 class Comparisons:
-    """What is known of the clocks of a run from their being compared."""
+    """Recorded comparisons of the clocks of a run."""
 
     def __init__(self, samples: pl.DataFrame, names: Mapping[int, str]) -> None:
         """Sort the samples by clock."""
@@ -188,11 +188,11 @@ class Comparisons:
         self._set = {str(clock): _times_set(part) for (clock,), part in settings.group_by("clock")}
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Clocks that were compared, either way round."""
+        """Return the pairs of clocks that were compared, in both orders."""
         return list(dict.fromkeys([*self._pairs, *((peer, clock) for clock, peer in self._pairs)]))
 
     def was_set(self, clock: str, begin: int, end: int) -> bool:
-        """Whether a clock was set between two of its times.
+        """Return whether a clock was set between two of its times.
 
         Args:
             begin, end: ns on that clock, half open.
@@ -201,13 +201,13 @@ class Comparisons:
         return bool(((times >= begin) & (times < end)).any())
 
     def around(self, clock: str, peer: str, moment: int) -> tuple[Ints, Ints, Ints]:
-        """The comparisons of two clocks nearest to a moment, as many before it as after it if there are.
+        """Return the comparisons of two clocks nearest to a moment, up to `NEAREST` before it and after it.
 
         Args:
             moment: ns on `clock`.
 
         Returns:
-            [N] ns each: times on the clock, what the peer showed then, and how far that may be wrong.
+            [N] ns each: times on the clock, simultaneous times on the peer, and error bounds of the latter.
         """
         ours = self._pairs.get((clock, peer), _NONE)
         their = self._pairs.get((peer, clock), _NONE)
@@ -221,31 +221,31 @@ class Comparisons:
         return times[chosen], meanwhile[chosen], bounds[chosen]
 
     def _as_then(self, clock: str, times: Ints, moment: int) -> NDArray[np.bool_]:
-        """[N] whether a clock was not set between each of the times and a moment."""
+        """Return [N] whether a clock was not set between each of `times` and `moment`."""
         when_set = self._set.get(clock, np.empty(0, np.int64))
         same: NDArray[np.bool_] = np.searchsorted(when_set, times) == np.searchsorted(when_set, moment)
         return same
 
 
 def _times_set(rows: pl.DataFrame) -> Ints:
-    """Times on a clock just before it was set, by its samples next to the monotonic clock."""
+    """Return the times on a clock just before it was set, by its samples of the monotonic clock."""
     rows = rows.unique("monotonic_ns").sort("monotonic_ns")
     wall, untouched = rows["time_ns"].to_numpy(), rows["monotonic_ns"].to_numpy()
     gained = np.abs(np.diff(wall - untouched))
     return np.sort(wall[:-1][gained > SET_NS + FASTEST_SLEW * np.diff(untouched)])
 
 
-# The skew of the ends of one collective is tens of microseconds: smaller offsets are lost in it.
+# The ends of one collective are skewed by tens of microseconds, which hides smaller offsets.
 MIN_OFFSET_NS = 50 * NS_PER_US
 # Times on GPUs are converted to the host's clock to some tens of microseconds.
 CONVERSION_NS = 100 * NS_PER_US
-# Ranks of one host name are taken for ranks of one clock unless collectives contradict it by more than this.
+# Ranks of one host name share a clock unless collectives contradict it by more than this.
 ONE_HOST_NS = NS_PER_MS
-# A window with fewer collectives in common is helped out by the others of the run.
+# A window with fewer collectives in common also uses those of the run's other windows.
 FEW_IN_WINDOW = 8
-# No member leaves one of these before all members have come.
+# No member leaves one of these before all members have arrived.
 ALL_AWAIT_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-NOT_BEGUN: Mapping[tuple[int, int], int] = {}  # where no step is known
+NOT_BEGUN: Mapping[tuple[int, int], int] = {}  # without known steps
 
 
 @dataclass(frozen=True)
@@ -253,8 +253,8 @@ class Clock:
     """The clock of a rank in a window.
 
     Attributes:
-        name: what the ranks that share it call it: the host, or the rank where that is unknown.
-        line: how far it is ahead of the reference clock.
+        name: its name, shared by the ranks that share it: the host, or the rank where that is unknown.
+        line: its lead over the reference clock.
         source: what the line was inferred from.
     """
 
@@ -269,18 +269,18 @@ class Alignment:
 
     Attributes:
         clocks: by rank and window.
-        conflicts: one line for each clock that no line fits, or that what is known of contradicts itself.
+        conflicts: one line for each clock that no line fits, or whose sources contradict each other.
     """
 
     clocks: Mapping[tuple[int, int], Clock]
     conflicts: tuple[str, ...] = ()
 
     def of(self, rank: int) -> Clock:
-        """A rank's clock in its first window."""
+        """Return a rank's clock in its first window."""
         return self.clocks[min(key for key in self.clocks if key[0] == rank)]
 
     def ahead(self, workers: pl.DataFrame) -> dict[str, int]:
-        """By how many ns the clock of each host is ahead, as that of its first rank shows."""
+        """Return by how many ns the clock of each host is ahead, as that of its first rank shows."""
         first, ahead_ns = dict(sorted(self.clocks, reverse=True)), dict[str, int]()
         for rank, host in workers.sort("rank").select("rank", "host").iter_rows():
             if rank in first:
@@ -288,11 +288,11 @@ class Alignment:
         return ahead_ns
 
     def aligned(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """A table's rows with their times on the reference clock.
+        """Return a table's rows with their times on the reference clock.
 
         Args:
-            frame: has `rank`, `window` and `start_ns`, perhaps `duration_ns` (negative where unknown). Rows
-                of no window count as the rank's first one's, those of unknown ranks are left alone.
+            frame: has `rank`, `window` and `start_ns`, optionally `duration_ns` (negative where unknown).
+                Rows of no window use the clock of the rank's first one; those of unknown ranks stay.
         """
         if not any(clock.line.offset_ns or clock.line.drift_ppb for clock in self.clocks.values()):
             return frame
@@ -317,7 +317,7 @@ def _ends(frame: pl.DataFrame) -> Ints:
 
 
 def one_clock(places: Iterable[tuple[int, int]], why: str) -> Alignment:
-    """The alignment of a trace whose times are all on one clock."""
+    """Return the alignment of a trace with all times on one clock."""
     return Alignment({place: Clock("", ClockLine(), why) for place in places})
 
 
@@ -332,12 +332,14 @@ def align(
 
     Args:
         matched: rows of `dpro.replay.alignment.match.Matching`.
-        workers: the `workers` table, for which ranks share a clock.
-        begun: when the first step begins, ns on the rank's clock, by rank and window.
+        places: ranks and windows.
+        workers: the `workers` table, which shows which ranks share a clock.
+        samples: recorded comparisons of clocks.
+        begun: start of the first step, ns on the rank's clock, by rank and window.
 
     Returns:
-        The clocks against that of the lowest rank. One that nothing connects to it has uncertainty -1: no
-        work of one side waits for any of the other, so both begin their first step at once.
+        The clocks against that of the lowest rank. A clock that nothing connects to it has uncertainty -1: no
+        work of one side waits for the other, so both are taken to begin their first step at once.
     """
     places = sorted(places)
     seen = _moments(matched)
@@ -364,10 +366,10 @@ def align(
 
 
 def _moments(matched: pl.DataFrame) -> pl.DataFrame:
-    """Collectives of several ranks: `end`, and by causality what others await (`begin`) and what awaits them.
+    """Return `end` of collectives of several ranks, and by causality `begin` and `finish`.
 
-    `begin` is null where no other member awaits the row, `finish` where the row awaits no other. `way` is 1
-    where data only come, -1 where they only go.
+    `begin` is when a row is ready, null where no other member awaits it; `finish` is when it is over, null
+    where it awaits no other. `way` is 1 where data only arrive, -1 where they only leave.
     """
     start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
     mutual = pl.col("op").is_in(ALL_AWAIT_ALL)
@@ -383,9 +385,9 @@ def _moments(matched: pl.DataFrame) -> pl.DataFrame:
 
 
 def _names(ranks: list[int], workers: pl.DataFrame, seen: pl.DataFrame) -> dict[int, str]:
-    """What each rank's clock is called: by its kernel's boot, by its host, or by the rank itself.
+    """Return the name of each rank's clock: by its kernel's boot, its host, or the rank itself.
 
-    A host's name proves little (`localhost`): it does not count where its ranks' collectives contradict it.
+    A host's name alone proves little (`localhost`): it is ignored where its ranks' collectives contradict it.
     """
     names = {rank: f"rank {rank}" for rank in ranks}
     boots: dict[str, str] = {}
@@ -401,7 +403,7 @@ def _names(ranks: list[int], workers: pl.DataFrame, seen: pl.DataFrame) -> dict[
 
 
 def _contradicted(seen: pl.DataFrame, hosts: Mapping[int, str]) -> set[str]:
-    """Hosts whose ranks cannot share a clock, by the collectives that they have in common."""
+    """Return the hosts whose ranks cannot share a clock, by the collectives that these have in common."""
     here = seen.with_columns(host=named("rank", hosts), clock=pl.col("rank").cast(pl.String))
     placed = here.filter(pl.col("host") != "").with_columns(
         instance=pl.struct("instance", "host").rank("dense").cast(pl.Int64)
@@ -411,11 +413,11 @@ def _contradicted(seen: pl.DataFrame, hosts: Mapping[int, str]) -> set[str]:
 
 
 def _feasible(seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
-    """How far each clock may be ahead of the others by causality, ns from and to; or infinite."""
-    # Per collective and clock, its members together: the last begins and the first leaves.
+    """Return the interval of each clock's lead over the others that causality allows, in ns; or infinite."""
+    # Merge the members of each collective on one clock: the last to begin, and the first to leave.
     extents = seen.group_by("instance", "clock").agg(pl.col("begin").max(), pl.col("finish").min())
-    # Per collective the first clock to leave and the last to begin, with the runner-up of each: a clock is
-    # bounded by others only, so where it is itself the extreme, the runner-up counts.
+    # Per collective, find the first clock to leave and the last to begin, with the runner-up of each: only
+    # others bound a clock, so where it is itself the extreme, the runner-up counts.
     of_instance = extents.group_by("instance").agg(
         first_finish=pl.col("finish").min(),
         next_finish=pl.col("finish").bottom_k(2).max(),
@@ -434,8 +436,8 @@ def _feasible(seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
     their_begin = (
         pl.when(~last).then("last_begin").otherwise(pl.when(pl.col("begins") > 1).then("next_begin"))
     )
-    # None leaves before another began: begin - offset <= their finish, their begin <= finish - offset.
-    # Of all collectives the tightest bound counts; without any it is infinite.
+    # No member leaves before another began: begin - offset <= their finish, their begin <= finish - offset.
+    # The tightest bound of all collectives counts; without any it is infinite.
     bounds = beside_others.group_by("clock").agg(
         low=(pl.col("begin") - their_finish).max(), high=(pl.col("finish") - their_begin).min()
     )
@@ -447,7 +449,7 @@ def _feasible(seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
 
 
 class _Window:
-    """One window's clocks while they are found; `known` grows until it has all of them."""
+    """The clocks of one window while they are solved; `clocks` grows until it has all of them."""
 
     def __init__(self, here: pl.DataFrame, everywhere: pl.DataFrame, compared: Comparisons) -> None:
         self._here, self._compared = here, compared
@@ -458,10 +460,10 @@ class _Window:
         self._off_line: list[str] = []
 
     def solve(self, names: Iterable[str], starts: Mapping[str, int]) -> None:
-        """From the first clock outwards; what it cannot reach is uncertain, and begins when that does.
+        """Solve clocks from the first one outwards; unconnected ones begin their first step with it.
 
         Args:
-            starts: when the first step of a clock's ranks begins on it.
+            starts: start of the first step of each clock's ranks, on that clock.
         """
         names = list(names)
         for root in names:
@@ -487,12 +489,12 @@ class _Window:
                         solved[name] = clock
 
     def _through(self, peer: str, line: ClockLine) -> ClockLine:
-        """Uncertainties add up on the way from the reference."""
+        """Add the uncertainty of the peer's line, which accumulates on the way from the reference."""
         before = self.clocks[peer].line.uncertainty_ns
         return dataclasses.replace(line, uncertainty_ns=-1 if before < 0 else before + line.uncertainty_ns)
 
     def _by_comparison(self) -> dict[str, Clock]:
-        """Clocks that were compared with known ones."""
+        """Return the clocks that were compared with solved ones."""
         clocks: dict[str, Clock] = {}
         for clock, peer in self._compared.pairs():
             if clock in self.clocks or clock in clocks or peer not in self.clocks:
@@ -511,7 +513,7 @@ class _Window:
         return clocks
 
     def _by_ends(self, names: list[str]) -> dict[str, Clock]:
-        """Clocks, of some, that have collectives in common with known ones."""
+        """Return those of `names` that have collectives in common with solved clocks."""
         shared = _in_common(self._ends, names, list(self.clocks))
         few = [name for name in names if name not in shared or shared[name].height < FEW_IN_WINDOW]
         shared |= _in_common(self._all_ends, few, list(self.clocks))
@@ -527,7 +529,7 @@ class _Window:
         times, peer = shared["end"].to_numpy(), str(shared["peer"][0])
         ahead = times - self.clocks[peer].line.aligned(shared["peer_end"].to_numpy())
         line, source = fit_scattered(times, ahead), "collective ends"
-        # A buffered send ends as soon as it is on its way: then sends and receives do not end together.
+        # A buffered send ends before its data arrive: sends and receives then do not end together.
         way = shared["way"].to_numpy()
         there, back = ahead[way > 0], ahead[way < 0]
         if there.size and back.size and np.median(there) - np.median(back) > CONVERSION_NS:
@@ -552,12 +554,12 @@ class _Window:
         return {str(name): rows for (name,), rows in parts.items()}
 
     def _aligned(self, lines: Mapping[str, ClockLine]) -> pl.DataFrame:
-        """Rows of some clocks with what causality binds moved along their lines."""
+        """Return the rows of some clocks with `begin` and `finish` moved along their lines."""
         rows = [self._here_by_clock.get(name, self._here.clear()) for name in lines]
         return on_lines(pl.concat(rows), "clock", lines, ("begin", "finish"))
 
     def conflicts(self) -> list[str]:
-        """What contradicts itself: comparisons on no line, and collectives left before others had come."""
+        """Return contradictions: comparisons on no line, and collectives left before all had arrived."""
         lines_off = list(self._off_line)
         for name, clock in self.clocks.items():
             begin, end = (moment + clock.line.offset_ns for moment in self._extent)
@@ -582,19 +584,19 @@ class _Window:
 
 
 def _ends_by_clock(seen: pl.DataFrame) -> pl.DataFrame:
-    """The end of each collective on each clock: the middle one of its ranks'."""
-    # As it is: a mean of two would be a float, too coarse for times of day.
+    """Return the end of each collective on each clock: the middle one of its ranks' ends."""
+    # No mean of two: it would be a float, which is too coarse for times of day.
     middle = pl.col("end").sort().get((pl.len() - 1) // 2)
     return seen.group_by("clock", "instance").agg(middle, pl.col("way").first())
 
 
 def _in_common(ends: pl.DataFrame, names: list[str], solved: list[str]) -> dict[str, pl.DataFrame]:
-    """For each of some clocks its ends next to those on the known clock that shares most collectives with it.
+    """Return by clock its ends, joined with those on the solved clock with most collectives in common.
 
     Args:
-        ends: of `_ends_by_clock`.
-        names: clocks; those that have nothing in common with a known one are left out.
-        solved: the known clocks, best first.
+        ends: rows of `_ends_by_clock`.
+        names: clocks; those that have nothing in common with a solved one are left out.
+        solved: the solved clocks, best first.
     """
     order = pl.col("peer").replace_strict(solved, range(len(solved)), default=-1, return_dtype=pl.Int64)
     theirs = ends.filter(pl.col("clock").is_in(solved))
@@ -610,7 +612,7 @@ Answers = Mapping[int, tuple[Ints, Ints]]  # by rank: when answers began and end
 
 
 def answers_of(collectives: pl.DataFrame) -> Answers:
-    """When each rank was being answered."""
+    """Return the intervals in which each rank was being answered."""
     ran = collectives.filter((pl.col("start_ns") >= 0) & (pl.col("duration_ns") > 0)).sort("start_ns")
     answers = {}
     for (rank,), calls in ran.group_by("rank"):
@@ -622,11 +624,11 @@ def answers_of(collectives: pl.DataFrame) -> Answers:
 
 
 def without_answers(frame: pl.DataFrame, answers: Answers) -> pl.DataFrame:
-    """A table's rows on clocks that stand still during answers.
+    """Move a table's rows onto clocks that are stopped during answers.
 
     Args:
-        frame: has `rank` and `start_ns`, perhaps `duration_ns` and `asked_ns` (negative where unknown).
-        answers: as from `answers_of`.
+        frame: has `rank` and `start_ns`, optionally `duration_ns` and `asked_ns` (negative where unknown).
+        answers: from `answers_of`.
     """
     rank, start = frame["rank"].to_numpy(), frame["start_ns"].to_numpy()
     has_end = "duration_ns" in frame.columns
@@ -642,7 +644,7 @@ def without_answers(frame: pl.DataFrame, answers: Answers) -> pl.DataFrame:
 
 
 def _moved(rank: Ints, time: Ints, answers: Answers) -> Ints:
-    """[N] ns, the times of some ranks without the answers before each."""
+    """Return [N] times of ranks less the answers before each, in ns."""
     moved = time.astype(np.int64)
     for number, (begin, end) in answers.items():
         of_rank = np.flatnonzero(rank == number)
@@ -654,7 +656,7 @@ def _moved(rank: Ints, time: Ints, answers: Answers) -> Ints:
 
 
 def one_after_the_other(places: Iterable[tuple[int, int]], steps: pl.DataFrame) -> Alignment:
-    """The alignment of ranks that ran one after the other: all begin the first step of a window at once."""
+    """Return the alignment of ranks that ran in turn: all begin the first step of a window at once."""
     begun = first_begun(steps)
     clocks: dict[tuple[int, int], Clock] = {}
     reference: dict[int, int] = {}
@@ -666,7 +668,7 @@ def one_after_the_other(places: Iterable[tuple[int, int]], steps: pl.DataFrame) 
 
 
 def first_begun(steps: pl.DataFrame) -> dict[tuple[int, int], int]:
-    """By rank and window when the first step begins, ns.
+    """Return the start of the first step by rank and window, in ns.
 
     Args:
         steps: `rank`, `window`, `start_ns`.

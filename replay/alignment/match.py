@@ -1,8 +1,8 @@
-"""Which rows of the `collectives` table are one and the same collective, seen from its members.
+"""Matching of rows of the `collectives` table that are one collective, seen from its members.
 
-In: the table. Out: an instance id per row and a report of what could not be matched. Clocks are not
-trusted: where sequence numbers do not decide, the order of calls does, and of all shifts of one rank's order
-against another's the one whose end times differ most evenly is taken. All members of a collective end
+Takes the table; returns an instance id per row, and a report of unmatched orders. Clocks are not trusted:
+where sequence numbers do not decide, the order of calls does. Of all shifts of one rank's order against
+another's, the one with the most even differences of end times is used: all members of a collective end
 together, so under the true pairing the differences are one constant (the clock offset) plus a little skew.
 """
 
@@ -19,26 +19,26 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 
 POINT_TO_POINT = ("send", "recv")
-# Each process counts its messages to all peers: what is number 3 for one end can be number 5 for the other.
-# And several messages that were launched together do not say which peers they went to.
+# Each process numbers its messages to all peers: number 3 of one end can be number 5 of the other.
+# Messages that were launched together do not record their peers either.
 NUMBERED_APART = (*POINT_TO_POINT, "send_recv")
 LANE = ("window", "rank", "device", "stream")
-# Members of these put in the same number of bytes; of an all_to_all or a gather they need not.
+# Members of these have equal input bytes; those of an all_to_all or a gather need not.
 SAME_SIZE_EVERYWHERE = ("all_reduce", "broadcast", "reduce")
-# A shift is accepted when the next best one is at least this many times less even, and more than that where
-# few pairs speak for it. Of windows of real jobs clipped at random down to 3 to 20 collectives, 0.2% are then
-# matched wrongly and a third refused; whole windows have 5 to 3,600.
+# A shift is accepted if the spread of the next best one is at least this multiple, and a larger one where few
+# pairs support it. Of windows of real jobs clipped at random to 3 to 20 collectives, 0.2% are then matched
+# wrongly and a third refused; whole windows have 5 to 3,600.
 CLEAR_RUNNER_UP = 3.0
 CLEAR_RUNNER_UP_TIMES_PAIRS = 30.0
-UNPLACED = np.iinfo(np.int64).min  # of ranks whose order could not be matched with the others'
-# Below this many pairs, evenness says nothing: two differences are easily even.
+UNPLACED = np.iinfo(np.int64).min  # place in ranks whose order could not be matched
+# With fewer pairs the spread shows nothing: two differences are easily even.
 ENOUGH_PAIRS = 3
-# Of more shifts than this, as only long windows have, those are left out whose differences, at this many
-# pairs, are this many times less even than others'.
+# With more shifts than this, as only long windows have, those are left out whose spread, at a sample of this
+# many pairs, exceeds the smallest by more than this factor.
 MANY_SHIFTS = 512
 SAMPLED_PAIRS = 200
 HOPELESS = 100.0
-PAIRS_AT_ONCE = 1 << 18  # of two ranks, under several shifts: what is computed of them takes some 20 MB
+PAIRS_AT_ONCE = 1 << 18  # pairs of two ranks under several shifts, for which arrays take some 20 MB
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Matching:
     """Instances of collectives across ranks.
 
     Attributes:
-        rows: rows of the table that ran inside a window, plus `key` (the group they belong to), `instance`
-            (the same number on all members of one collective), `members` (how many were found), `expected`
-            (how many ranks have recorded the group) and `covering` (how many of these have recorded what went
-            before it, or it, and what went after, or it: the others' windows began later or ended earlier).
+        rows: rows of the table that ran inside a window, plus `key` (their group), `instance` (equal on all
+            members of one collective), `members` (number of rows found), `expected` (number of ranks that
+            recorded the group) and `covering` (number of ranks whose records of the group extend over it; the
+            windows of the others began later or ended earlier).
         refused: one line for each pair of ranks whose orders could not be matched.
     """
 
@@ -58,9 +58,9 @@ class Matching:
 
     @property
     def share_on_all_ranks(self) -> float:
-        """Of the collectives that the windows of all ranks cover, the share found on every rank; 1 if none.
+        """Share of collectives found on every rank, of those that all ranks' windows cover; 1 without any.
 
-        0 where there are collectives, and the windows of all ranks cover none.
+        0 where there are collectives, but the windows of all ranks cover none.
         """
         groups = self._instances()
         covered = groups.filter(pl.col("covering") >= pl.col("expected"))
@@ -70,7 +70,7 @@ class Matching:
 
     @property
     def share_outside(self) -> float:
-        """Of the collectives that any rank holds, the share that ran outside the window of some rank."""
+        """Share of all recorded collectives that ran outside the window of some rank."""
         groups = self._instances()
         outside = (groups["covering"] < groups["expected"]).mean()
         return float(outside) if groups.height else 0.0  # type: ignore[arg-type]
@@ -80,20 +80,20 @@ class Matching:
 
 
 def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matching:
-    """Give every collective that ran in a window the same instance number on all its members.
+    """Give all members of each collective that ran in a window the same instance number.
 
     Args:
         collectives: rows of the `collectives` table; those without a duration or window are left out.
         spans: the `spans` table, for the streams they ran on.
 
     Returns:
-        The matching; a row that has no counterpart is an instance of its own.
+        The matching; a row without counterpart is a separate instance.
     """
     ran = collectives.filter((pl.col("window") >= 0) & (pl.col("duration_ns") >= 0)).sort(
         "window", "rank", "start_ns", "collective_id"
     )
     lanes = spans.select("rank", "span_id", "device", "stream")
-    lanes = lanes.filter(pl.col("span_id").is_in(ran["span_id"].unique().implode()))  # nearly all are others
+    lanes = lanes.filter(pl.col("span_id").is_in(ran["span_id"].unique().implode()))  # a small share of all
     ran = ran.join(lanes, on=["rank", "span_id"], how="left", maintain_order="left")
     rows = ran.with_columns(_group_keys(ran))
     groups = rows.select("window", "key").unique(maintain_order=True).with_row_index("of")
@@ -136,16 +136,16 @@ def match_collectives(collectives: pl.DataFrame, spans: pl.DataFrame) -> Matchin
 
 
 def group_label() -> pl.Expr:
-    """What distinguishes process groups, of rows of `collectives`: name, and ranks where they are known."""
+    """Return the label that distinguishes process groups in `collectives`: name, and ranks where known."""
     named = pl.format("{}[{}]", "group", "group_ranks")
     return pl.when(pl.col("group_ranks") != "").then(named).otherwise("group")
 
 
 def _group_keys(rows: pl.DataFrame) -> pl.Series:
-    """What each row's group is called, the same on all its members.
+    """Return the key of each row's group, equal on all its members.
 
-    A kernel that does not name its group runs on a stream that belongs to one communicator: it takes the
-    name its lane mates give. Sends and receives are keyed by their ends, in order of direction.
+    A kernel that does not name its group runs on a stream of one communicator, so it takes the name that
+    other kernels of its lane have. Sends and receives are keyed by their ends, in order of direction.
     """
     group = group_label()
     given = pl.col("own").filter(pl.col("own") != "")
@@ -159,9 +159,9 @@ def _group_keys(rows: pl.DataFrame) -> pl.Series:
 
 
 def _numbers_decide(rows: pl.DataFrame) -> pl.Series:
-    """[N] whether sequence numbers say which rows of the group `of` are one collective.
+    """Return [N] whether sequence numbers identify the collectives of each row's group `of`.
 
-    Parts of one coalesced call share its number: all ranks must hold as many.
+    Parts of one coalesced call share its number, so all ranks must have equally many.
     """
     apart = pl.col("op").is_in(NUMBERED_APART).any() & (pl.col("device").fill_null(-1) >= 0).any()
     calls = rows.group_by("of", "sequence", "rank").len()
@@ -171,7 +171,7 @@ def _numbers_decide(rows: pl.DataFrame) -> pl.Series:
 
 
 def _by_sequence(rows: pl.DataFrame) -> Ints:
-    """[N] instance numbers in each group `of`, from 0, by sequence number and place in a coalesced call."""
+    """Return [N] instance numbers from 0 in each group `of`, by sequence and place in a coalesced call."""
     place = rows.select(pl.int_range(pl.len()).over("of", "rank", "sequence")).to_series().to_numpy()
     of, sequence = rows["of"].to_numpy(), rows["sequence"].to_numpy()
     order = np.lexsort((place, sequence, of))
@@ -186,15 +186,15 @@ def _by_sequence(rows: pl.DataFrame) -> Ints:
 
 
 class _Calls(NamedTuple):
-    """Rows of the table as arrays [N]: of ten thousand groups a frame each would take 15 s.
+    """Rows of the table as arrays [N]: for ten thousand groups, a frame each would take 15 s.
 
     Attributes:
-        rank: of the row.
-        op: a code of what is called, the same for both ends of a message.
-        size: bytes that the rank puts in.
-        symmetric: whether all members put in as many.
-        end: ns, when it was over.
-        apart: whether it is of `NUMBERED_APART`.
+        rank: rank of the row.
+        op: a code of the operation, the same for both ends of a message.
+        size: input bytes of the rank.
+        symmetric: whether all members have equal input bytes.
+        end: ns at which it ended.
+        apart: whether it is one of `NUMBERED_APART`.
         on_gpu: whether a stream ran it.
     """
 
@@ -208,19 +208,19 @@ class _Calls(NamedTuple):
 
 
 def _parts(of: Ints, rows: Ints) -> list[Ints]:
-    """The rows [N] by what they are of, each part in order."""
+    """Split rows [N] by their value in `of`, each part in order."""
     rows = rows[np.argsort(of[rows], kind="stable")]
     return np.split(rows, np.flatnonzero(np.diff(of[rows])) + 1) if rows.size else []
 
 
 def _match_group(rows: pl.DataFrame, calls: _Calls, of_group: Ints) -> tuple[Ints, Ints, list[str]]:
-    """Instance numbers of one group's rows in one window, from 0; their places in the order; problems.
+    """Return instance numbers, from 0, and places of one group's rows in one window, and the problems found.
 
-    Only the recorder numbers messages of CPU tensors: by pair, the same at both ends. In traces they end when
-    their caller asked for them, so that their ends imply no order.
+    Only the recorder numbers messages of CPU tensors: by pair, equally at both ends. In traces these end when
+    their caller asked for them, so their ends imply no order.
 
     Args:
-        of_group: rows whose sequence numbers do not decide, or may not, since they are of messages.
+        of_group: rows whose sequence numbers do not decide, or may not, since they are messages.
     """
     numbers, places, problems = _by_order(_Calls._make(column[of_group] for column in calls))
     if problems and calls.apart[of_group].any() and calls.on_gpu[of_group].any():
@@ -234,9 +234,9 @@ def _match_group(rows: pl.DataFrame, calls: _Calls, of_group: Ints) -> tuple[Int
 
 
 def _covering(of: Ints, ranks: Ints, places: Ints) -> Ints:
-    """[N] on how many ranks what was recorded reaches from a row's place, or before, to there, or beyond.
+    """Return [N] the number of ranks whose records of the group reach back and forward to a row's place.
 
-    Ranks without a place may have recorded anything.
+    Ranks without a place may have recorded anything, and count.
 
     Args:
         of: [N] the group of each row.
@@ -245,7 +245,7 @@ def _covering(of: Ints, ranks: Ints, places: Ints) -> Ints:
     """
     placed = places != UNPLACED
     lowest, highest = places.min(where=placed, initial=0), places.max(where=placed, initial=0)
-    # Groups one behind the other on one axis: those before, and those behind, cancel out.
+    # Put all groups on one axis, one behind the other: the groups before and after cancel out.
     on_axis = of * (highest - lowest + 1) + (places - lowest) * placed
     rows = pl.DataFrame({"of": of, "rank": ranks, "at": on_axis, "placed": placed})
     covered = (
@@ -260,7 +260,7 @@ def _covering(of: Ints, ranks: Ints, places: Ints) -> Ints:
 
 
 def _agreed(part: pl.DataFrame) -> bool:
-    """Whether both ends of messages hold the same numbers in the stretch that both have seen."""
+    """Return whether both ends of messages have the same numbers in the range that both recorded."""
     seen_by_rank = [set(rows["sequence"]) for rows in part.partition_by("rank")]
     first, last = max(map(min, seen_by_rank)), min(map(max, seen_by_rank))
     seen = [{number for number in numbers if first <= number <= last} for numbers in seen_by_rank]
@@ -268,11 +268,11 @@ def _agreed(part: pl.DataFrame) -> bool:
 
 
 def _by_order(calls: _Calls) -> tuple[Ints, Ints, list[str]]:
-    """Instance numbers by the order of calls on each rank.
+    """Return instance numbers by the order of calls on each rank.
 
     Returns:
-        [N] the numbers, [N] places in the order of the fullest rank, which go on before and after what it has
-        recorded itself, and where it was not possible.
+        [N] the numbers; [N] places in the order of the rank with most rows, which continue before and after
+        its own records; and the pairs of ranks that could not be matched.
     """
     ranks, ops, sizes, symmetric, ends, *_ = calls
     members = {int(ranks[part[0]]): part for part in _parts(ranks, np.arange(ranks.size))}
@@ -280,7 +280,7 @@ def _by_order(calls: _Calls) -> tuple[Ints, Ints, list[str]]:
     first = members[reference]
     numbers, places = np.full(ranks.size, -1, np.int64), np.full(ranks.size, UNPLACED)
     numbers[first] = places[first] = np.arange(first.size)
-    beyond: dict[tuple[int, int, int], int] = {}  # what the fullest rank has not recorded
+    beyond: dict[tuple[int, int, int], int] = {}  # collectives that the reference rank has not recorded
     problems = []
     fresh = first.size
     for rank, of_rank in members.items():
@@ -308,7 +308,7 @@ def _by_order(calls: _Calls) -> tuple[Ints, Ints, list[str]]:
 
 
 def _same(ops: Ints, sizes: Ints, symmetric: Bools, a: Ints, b: Ints, i: Ints, j: Ints) -> Bools:
-    """[K] whether rows a[i] and b[j] can be one collective: same op, and same size where it must be."""
+    """Return [K] whether rows a[i] and b[j] can be one collective: same op, and same size where required."""
     a, b = a[i], b[j]
     same_size = (sizes[a] == sizes[b]) | (sizes[a] < 0) | (sizes[b] < 0) | ~symmetric[a]
     same: Bools = (ops[a] == ops[b]) & same_size
@@ -316,23 +316,23 @@ def _same(ops: Ints, sizes: Ints, symmetric: Bools, a: Ints, b: Ints, i: Ints, j
 
 
 def best_shift(ends_a: Ints, ends_b: Ints, same: Callable[[Ints, Ints], Bools]) -> tuple[int, bool]:
-    """How far one rank's order is shifted against another's.
+    """Return the shift of one rank's order against another's.
 
     Args:
         ends_a: [n] ns, ends on one rank, in its order.
         ends_b: [m] ns, ends on the other, on its own clock.
-        same: whether entries i [K] of a and j [K] of b can be one collective.
+        same: returns whether entries i [K] of a and j [K] of b can be one collective.
 
     Returns:
         shift, so that entry j of b is entry j + shift of a, and whether it is clear: the spread
         (interquartile range) of the differences of the paired ends is the smallest by far. With too few
-        entries to judge by spread, the orders are laid end to end, and clear if that is consistent.
+        entries to judge by spread, the orders are aligned at their ends, and clear if that is consistent.
     """
     n, m = ends_a.size, ends_b.size
     if min(n, m) < ENOUGH_PAIRS:
         j = np.arange(max(0, m - n), m)
         return n - m, bool(same(j + n - m, j).all())
-    least = max(ENOUGH_PAIRS - 1, min(n, m) // 2)  # a single pair is as even as can be, and says nothing
+    least = max(ENOUGH_PAIRS - 1, min(n, m) // 2)  # a single pair has no spread, and shows nothing
     shifts = _plausible(ends_a, ends_b, np.arange(least - m, n - least + 1))
     at_once = max(PAIRS_AT_ONCE // m, 1)
     spreads: list[tuple[float, int, int]] = []
@@ -349,7 +349,7 @@ def best_shift(ends_a: Ints, ends_b: Ints, same: Callable[[Ints, Ints], Bools]) 
 def _spreads(
     ends_a: Ints, ends_b: Ints, shifts: Ints, same: Callable[[Ints, Ints], Bools]
 ) -> list[tuple[float, int, int]]:
-    """Spread, number of pairs and shift, of the shifts [S] under which nearly all pairs can be the same."""
+    """Return (spread, number of pairs, shift) of the shifts [S] under which nearly all pairs can match."""
     j = np.arange(ends_b.size) + np.zeros_like(shifts)[:, None]
     i = j + shifts[:, None]
     inside = (i >= 0) & (i < ends_a.size)
@@ -359,20 +359,20 @@ def _spreads(
     same_calls = pairs / inside.sum(axis=1) >= 0.9
     i, j, equal, pairs = i[same_calls], j[same_calls], equal[same_calls], pairs[same_calls]
     ends = ends_a[np.where(equal, i, 0)] - ends_b[j]
-    differences = np.sort(np.where(equal, ends, np.iinfo(np.int64).max), axis=1)  # those of pairs come first
+    differences = np.sort(np.where(equal, ends, np.iinfo(np.int64).max), axis=1)  # pairs come first
     spread = _spread(differences, pairs)
     return list(zip(spread.tolist(), pairs.tolist(), shifts[same_calls].tolist(), strict=True))
 
 
 def _spread(differences: Ints, sizes: Ints) -> Floats:
-    """[S] the interquartile range of the first values of each sorted row [S, N], at least 1 ns."""
+    """Return [S] the interquartile range of the first `sizes` values of each sorted row [S, N], plus 1 ns."""
     return _quantile(differences, sizes, 0.75) - _quantile(differences, sizes, 0.25) + 1.0
 
 
 def _quantile(values: Ints, sizes: Ints, share: float) -> Floats:
-    """[S] the quantile of the first values of each sorted row [S, N], as `np.quantile` interpolates it.
+    """Return [S] a quantile of the first `sizes` values of each sorted row [S, N], as `np.quantile` does.
 
-    A call of NumPy's for each shift takes 40 us: most of what matching by order took.
+    A NumPy call for each shift takes 40 us, which was most of the time of matching by order.
     """
     place = share * (sizes - 1)
     below = place.astype(np.int64)
@@ -384,7 +384,7 @@ def _quantile(values: Ints, sizes: Ints, share: float) -> Floats:
 
 
 def _plausible(ends_a: Ints, ends_b: Ints, shifts: Ints) -> Ints:
-    """Of many shifts those that may be the best or the next best, by the evenness of some of their pairs."""
+    """Return the shifts that may be best or next best, by the spread of a sample of their pairs."""
     if shifts.size <= MANY_SHIFTS:
         return shifts
     begin, end = np.maximum(0, -shifts), np.minimum(ends_b.size, ends_a.size - shifts)

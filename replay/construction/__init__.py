@@ -1,1 +1,1 @@
-"""From the tables of a run to one global graph: rank by rank, then joined by their collectives."""
+"""Construction of the global graph: rank by rank from the tables of a run, then joined by collectives."""

@@ -1,8 +1,8 @@
-"""CPU threads of one rank: what each was doing at every moment, and when it was waiting.
+"""CPU threads of one rank: their activity at every moment, and their waits.
 
-In: the CPU spans of one rank and window. Out: per thread a chain of pieces (work) with holes (waits). What
-was waited for is found elsewhere: here are only the mechanics of cutting a thread at given times, and the
-one hand-over that shows on threads alone, forward to backward and back.
+Takes the CPU spans of one rank and window; returns per thread a chain of pieces (work) with holes (waits).
+Other modules find what a thread waited for. This one cuts threads at given times, and finds the one hand-over
+that threads alone show: forward to backward and back.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dpro.replay.engine import innermost_segments
 
 NOTHING: Ints = np.empty(0, np.int64)
 
-# Traces in microseconds round each time by itself: a span can seem to outlast what contains it by this much.
+# Traces in microseconds round each time separately: a span can seem to outlast its parent by this much.
 ROUNDING_NS = 2_000
 
 
 @dataclass(frozen=True)
 class ThreadSegments:
-    """Stretches of one thread during which one span is innermost, without holes.
+    """Segments of one thread during which one span is innermost, without holes.
 
     Attributes:
         start, end: [M] ns; each segment ends where the next one starts.
@@ -35,7 +35,7 @@ class ThreadSegments:
     span: Ints
 
     def at(self, time: Ints) -> Ints:
-        """Index of the segment that contains each time; times outside count to the nearest segment."""
+        """Return the index of the segment at each time; times outside count to the nearest segment."""
         index = np.searchsorted(self.start, time, side="right") - 1
         return np.clip(index, 0, max(self.start.size - 1, 0))
 
@@ -54,15 +54,15 @@ class ThreadPieces:
     span: Ints
 
     def ending_by(self, time: Ints) -> Ints:
-        """Index of the last piece that has ended by each time, -1 where none has.
+        """Return the index of the last piece that has ended by each time, -1 where none has.
 
-        The empty one at the end is none: what waits for a result that comes after the thread's last call
-        enters there, and the call must not seem to come after that.
+        The empty last piece does not count: a wait for a result that comes after the thread's last call
+        enters there, and the call must not seem to come after it.
         """
         return np.minimum(np.searchsorted(self.end, time, side="right") - 1, max(self.end.size - 2, 0))
 
     def starting_from(self, time: Ints) -> Ints:
-        """Index of the first piece that starts at or after each time; the last piece where none does."""
+        """Return the index of the first piece that starts at or after each time, else of the last piece."""
         return np.minimum(np.searchsorted(self.start, time, side="left"), self.start.size - 1)
 
 
@@ -71,7 +71,7 @@ def thread_segments(start: Ints, end: Ints, index: Ints, begin: int, finish: int
 
     Args:
         start, end: [S] ns of the thread's spans, sorted by start, outer before inner.
-        index: [S] what to call each span.
+        index: [S] index of each span in the result.
         begin, finish: ns; time before the first and after the last span becomes a segment without span.
     """
     cut, inner = innermost_segments(start, end)
@@ -87,7 +87,7 @@ def thread_segments(start: Ints, end: Ints, index: Ints, begin: int, finish: int
 
 
 def cut_thread(segments: ThreadSegments, cuts: Ints, wait_start: Ints, wait_end: Ints) -> ThreadPieces:
-    """The thread's work with the waits taken out, cut at their ends and at the times given.
+    """Return a thread's work without its waits, cut at the ends of waits and at given times.
 
     Args:
         cuts: [C] ns, further times at which a piece must end and another begin.
@@ -96,7 +96,7 @@ def cut_thread(segments: ThreadSegments, cuts: Ints, wait_start: Ints, wait_end:
     wait_start, wait_end = merge_intervals(wait_start, wait_end)
     finish = segments.end[-1]
     marks = np.concatenate([segments.start, cuts, wait_start, wait_end])
-    marks = np.sort(marks[(marks >= segments.start[0]) & (marks < finish)], kind="stable")  # runs in order
+    marks = np.sort(marks[(marks >= segments.start[0]) & (marks < finish)], kind="stable")  # sorted parts
     marks = marks[np.append(True, marks[1:] != marks[:-1])[: marks.size]]
     stops = np.append(marks[1:], finish)
     waiting = _covered(marks, wait_start, wait_end)
@@ -107,7 +107,7 @@ def cut_thread(segments: ThreadSegments, cuts: Ints, wait_start: Ints, wait_end:
 
 
 def merge_intervals(start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """The union of intervals as disjoint ones, ascending; empty ones vanish.
+    """Return the union of intervals as disjoint ones, ascending; empty ones are dropped.
 
     Args:
         start, end: [I] ns.
@@ -123,7 +123,7 @@ def merge_intervals(start: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 
 def _covered(time: Ints, start: Ints, end: Ints) -> NDArray[np.bool_]:
-    """Whether each time lies in one of the disjoint ascending intervals [start, end)."""
+    """Return whether each time is in one of the disjoint ascending intervals [start, end)."""
     if start.size == 0:
         return np.zeros(time.size, np.bool_)
     place = np.searchsorted(start, time, side="right") - 1
@@ -131,7 +131,7 @@ def _covered(time: Ints, start: Ints, end: Ints) -> NDArray[np.bool_]:
 
 
 def top_level(start: Ints, end: Ints) -> NDArray[np.bool_]:
-    """[S] which of a thread's spans, sorted by start, lie in no earlier one.
+    """Return [S] which of a thread's spans, sorted by start, are in no earlier one.
 
     Args:
         start, end: [S] ns.
@@ -141,17 +141,17 @@ def top_level(start: Ints, end: Ints) -> NDArray[np.bool_]:
 
 
 def bursts(segments: ThreadSegments, start: Ints, end: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Stretches in which a helper thread works while its owner stays in one segment.
+    """Return the stretches in which a helper thread works while its owner stays in one segment.
 
-    `backward()` runs on a thread of its own per device while the thread that called it waits: between two
-    things the caller does, the helper's spans form one burst.
+    `backward()` runs on a separate thread per device while its caller waits: between two actions of the
+    caller, the helper's spans form one burst.
 
     Args:
         start, end: [S] ns, the helper's top-level spans, sorted.
 
     Returns:
-        first start and last end of each burst, and whether the owner's segment contains all of it (so that
-        the owner can have waited for it).
+        First start and last end of each burst, and whether it is entirely in one segment of the owner (so
+        that the owner can have waited for it).
     """
     home = segments.at(start)
     opens = np.append(True, np.diff(home) != 0)[: start.size]

@@ -1,9 +1,9 @@
-"""CPU threads of one rank: which matter, where each hands work to another, and where it waits for a result.
+"""CPU threads of one rank: which matter, where they hand over work, and where they wait for results.
 
-In: a `RankView`. Out: segments of the threads, waits, and dependencies: from the thread that began work to
-the one that does it and back, and from CPU collectives and messages to where their results are needed. A
-trace says when a collective ended, and of a message when its caller knew that it had; it seldom says which
-call waited. Waits for the GPU are found in `gpu_streams.py`.
+Takes a `RankView`; returns segments of the threads, waits, and dependencies: between the thread that starts
+work and the one that does it, and from CPU collectives and messages to where their results are needed. A
+trace has the end of a collective, and the time at which a message's caller learned of its end; it seldom has
+the call that waited. `gpu_streams.py` finds waits for the GPU.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from dpro.replay.graph import EdgeKind
 AUTOGRAD = r"^autograd::engine::evaluate_function|^\w+Backward\d*$"  # old engines have no spans
 BACKWARD = r"^dpro::backward$"
 QUIET = (KIND["annotation"], KIND["python"])
-LONG_TURNS = 8.0  # times as many calls in a row as when two threads call at random: one waits for the other
-MEANWHILE = 0.95  # of those calls: the other thread calls nothing during them
+LONG_TURNS = 8.0  # calls in a row, as a multiple of random turns, from which one thread waits for the other
+MEANWHILE = 0.95  # share of those calls during which the other thread calls nothing
 
 
 @dataclass(frozen=True)
 class Threads:
-    """The threads of a rank that matter: those that drive the loop, run backward, or put work elsewhere.
+    """The relevant threads of a rank: those that drive the loop, run backward, or launch work elsewhere.
 
     Attributes:
-        segments: what each thread was doing, by thread.
-        annotations: which annotation was around it.
+        segments: innermost spans, by thread.
+        annotations: innermost annotations, by thread.
         helpers: threads that work while the main thread waits for them: those that run backward.
     """
 
@@ -44,7 +44,7 @@ class Threads:
 
 @dataclass(frozen=True)
 class CpuWaits:
-    """What a rule found: stretches in which threads waited, and the dependencies that end them.
+    """The result of one rule: stretches in which threads waited, and the dependencies that end them.
 
     Attributes:
         tid, start, end: [W] thread and ns.
@@ -58,7 +58,7 @@ class CpuWaits:
 
 
 def threads_of(view: RankView, names: Names) -> Threads:
-    """Sort out the threads of a rank."""
+    """Find the relevant threads of a rank, and their helpers."""
     cpu = np.flatnonzero(view.on_cpu)
     autograd = names.match(AUTOGRAD, view.name[cpu])
     runs_backward = set(np.unique(view.tid[cpu[autograd]]).tolist())
@@ -66,7 +66,7 @@ def threads_of(view: RankView, names: Names) -> Threads:
     segments, annotations = {}, {}
     for tid in sorted(active & set(np.unique(view.tid[cpu]).tolist())):
         spans = cpu[view.tid[cpu] == tid]
-        finish = int(view.end[spans].max())  # after the end of its last span a thread did nothing
+        finish = int(view.end[spans].max())  # a thread is idle after its last span
         annotation = spans[view.kind[spans] == KIND["annotation"]]
         segments[tid], annotations[tid] = (_segments(view, of, finish) for of in (spans, annotation))
     main = segments.get(view.main_tid)
@@ -75,9 +75,9 @@ def threads_of(view: RankView, names: Names) -> Threads:
 
 
 def _launches_in_turn(view: RankView, main: ThreadSegments, tid: int) -> bool:
-    """Whether a thread and the main one launch work in turns, and the main one calls nothing meanwhile.
+    """Return whether a thread and the main one launch in turns, with the main one idle meanwhile.
 
-    So do threads that run backward where no operators are recorded, whose names would say it.
+    This finds threads that run backward where no operators are recorded to identify them.
     """
     calls = view.calls[np.isin(view.tid[view.calls], (view.main_tid, tid))]
     is_helper = view.tid[calls] == tid
@@ -91,14 +91,14 @@ def _launches_in_turn(view: RankView, main: ThreadSegments, tid: int) -> bool:
 
 
 def _segments(view: RankView, spans: Ints, finish: int) -> ThreadSegments:
-    """What a thread did from the beginning of the window to a time."""
+    """Cut some spans of a thread into segments, from the beginning of the window to `finish`."""
     return thread_segments(view.start[spans], view.end[spans], spans, view.begin, finish)
 
 
 def hand_over(view: RankView, threads: Threads, tid: int, recorded: Dependencies) -> CpuWaits:
-    """Forward to backward and back: the caller waits while its backward thread works, and in turn.
+    """Return the waits between forward and backward: the caller waits for its backward thread, and back.
 
-    That is inferred from when they work, unless the trace records that the one works on what the other made.
+    They are inferred from when the threads work, unless the trace records the data passed between them.
     """
     cpu = np.flatnonzero(view.on_cpu & (view.tid == tid))
     outer = cpu[top_level(view.start[cpu], view.end[cpu])]
@@ -119,22 +119,22 @@ def hand_over(view: RankView, threads: Threads, tid: int, recorded: Dependencies
     )
 
 
-# A thread that waited for a collective goes on within this time of its end, or within this share of the time
-# it did nothing else: woken threads share their cores with the ones that woke them.
+# A thread that waited for a collective continues within this time of its end, or within this share of its
+# idle time: woken threads share their cores with the ones that woke them.
 WAKE_UP_NS = 500_000
 WAKE_UP_SHARE = 0.2
-# It may also go on so much before the end that the worker recorded, having been idle for a multiple of that.
+# It may also continue this much before the end recorded by the worker, after idling for a multiple of that.
 NOTIFIED_EARLY_NS = 5_000_000
 NOTIFIED_EARLY_TIMES = 10
 
-# Operators that wait for what an operator of the same library has begun.
+# Functional operators, and those of them that wait for the results of others.
 FUNCTIONAL = r"^_c10d_functional(_autograd)?::"
 WAITS = FUNCTIONAL + r"wait_tensor$"
 
 
 @dataclass(frozen=True)
 class _Operators:
-    """[S] each: spans that wait for results, that begin or await something for such, and backward passes."""
+    """Masks [S] of spans: functional waits, functional operators, and backward passes."""
 
     waits: Bools
     functional: Bools
@@ -143,14 +143,14 @@ class _Operators:
 
 @dataclass(frozen=True)
 class _Ended:
-    """Communication of one thread, and what the thread was doing when it knew the end.
+    """Collectives and messages of one thread, and its activity when each was known to have ended.
 
     Attributes:
-        span, call: [K] what ran it, what called it.
-        end: [K] ns, when it was over.
-        asked: [K] ns, when the thread knew: its end, for a collective.
-        is_asked: [K] whether the thread itself said so.
-        is_functional: [K] whether an operator that waits will be called for it.
+        span, call: [K] the span that ran it, and its call.
+        end: [K] end, in ns.
+        asked: [K] ns at which the thread knew of the end; for a collective, its end.
+        is_asked: [K] whether the trace has the time at which the thread asked.
+        is_functional: [K] whether a functional operator called it, for which another one waits later.
         begin, finish: [K] ns, the thread's segment around `asked`.
         inner: [K] the innermost span there, -1 for none.
         following: [K] the innermost span after that segment, -1 for none.
@@ -169,11 +169,10 @@ class _Ended:
 
 
 def ended_when_notified(view: RankView, threads: Threads, names: Names) -> RankView:
-    """The rank with CPU collectives that ended when their callers were notified.
+    """Move the ends of CPU collectives back to when their callers were notified.
 
-    A worker notifies the caller a little before it closes its own range: at the end of the stretch in which
-    the caller was idle, if that ended so little earlier and the caller had been idle for much longer than
-    that.
+    A worker notifies the caller a little before it closes its own range. The notification is the end of a
+    stretch in which the caller was idle, if that ended a little earlier and had lasted much longer than that.
     """
     is_wait = names.match(WAITS, view.name)
     end, asked = view.end.copy(), view.asked.copy()
@@ -197,14 +196,14 @@ def _called_on_cpu(view: RankView) -> Bools:
 
 
 def waits_for_collectives(view: RankView, threads: Threads, names: Names) -> CpuWaits:
-    """Where the threads that called CPU collectives and messages needed them.
+    """Return where threads needed the results of CPU collectives and messages that they called.
 
-    - Of a message, and of a pretended collective, it is known when its caller asked: there it is needed, and
-      waited for if it ended later than the caller's last operator.
-    - One called by a functional operator is awaited by an operator, too: by the one it ends in, or the next
-      that awaits no other.
-    - Any other that ends while its caller is in no operator that began since the call: the caller was
-      waiting, if it goes on soon after, or did so in most such places.
+    - A message, or a pretended collective, is needed when its caller asked, and waited for if it ended after
+      the caller's last operator.
+    - One called by a functional operator is awaited by an operator, too: the one during which it ends, or the
+      next that awaits no other.
+    - Any other that ends while its caller is in no operator that began since the call was waited for, if the
+      caller continues soon after, or did so in most such places.
     - One that ends while the caller computes is needed at the end of the backward pass that called it, or
       (inferred) at the end of the step.
     """
@@ -229,7 +228,7 @@ def _ended(view: RankView, ran: Ints, tid: int, segments: ThreadSegments, kinds:
     span = ran[view.tid[view.launch[ran]] == tid]
     call = view.launch[span]
     asked = view.asked[span]
-    segment = segments.at(asked - 1)  # one that ends just as the next operator begins was waited for
+    segment = segments.at(asked - 1)  # -1: an end just as the next operator begins ends a wait
     inside = segment + 1 < segments.span.size
     following = np.where(inside, segments.span[np.minimum(segment + 1, segments.span.size - 1)], -1)
     return _Ended(
@@ -247,7 +246,7 @@ def _ended(view: RankView, ran: Ints, tid: int, segments: ThreadSegments, kinds:
 
 
 def _within(view: RankView, call: Ints, outer: Ints) -> Bools:
-    """[K] whether each call lies in the last span of `outer` that began before it."""
+    """Return [K] whether each call is within the last span of `outer` that began before it."""
     if outer.size == 0:
         return np.zeros(call.size, np.bool_)
     place = np.searchsorted(view.start[outer], view.start[call], side="right") - 1
@@ -256,7 +255,7 @@ def _within(view: RankView, call: Ints, outer: Ints) -> Bools:
 
 
 def _waits_of_thread(view: RankView, ended: _Ended, tid: int, kinds: _Operators) -> CpuWaits:
-    """Waits of one thread for what it called, and where it needs the results."""
+    """Return the waits of one thread for results of its calls, and where it needs them."""
     inner = np.maximum(ended.inner, 0)
     quiet = (ended.inner < 0) | np.isin(view.kind[inner], QUIET)
     around_call = (ended.inner >= 0) & (view.start[inner] <= view.start[ended.call])
@@ -276,10 +275,10 @@ def _waits_of_thread(view: RankView, ended: _Ended, tid: int, kinds: _Operators)
 
 
 def _goes_on_soon(view: RankView, ended: _Ended, idle: Bools) -> Bools:
-    """[K] whether the thread goes on soon after the end; or does so in most places like this.
+    """Return [K] whether the thread continues soon after the end, or does so in most places of this kind.
 
-    Places are the same where the same call was made and the same comes next: a thread that waits in one step
-    waits in all, even if once it did not get a core.
+    Places are of one kind if the same call was made and the same span follows: a thread that waits in one
+    step waits in all, even if it was once delayed by the lack of a core.
     """
     prompt = ended.finish - ended.asked <= np.maximum(
         WAKE_UP_NS, WAKE_UP_SHARE * (ended.finish - ended.begin)
@@ -296,7 +295,7 @@ def _goes_on_soon(view: RankView, ended: _Ended, idle: Bools) -> Bools:
 def _needed_by(
     view: RankView, ended: _Ended, number: int, kinds: _Operators, claimed: set[int]
 ) -> tuple[int, bool]:
-    """When a result that no thread waited for is needed, and whether that is inferred."""
+    """Return when a result that no thread waited for is needed, and whether that is inferred."""
     call, end = int(ended.call[number]), int(ended.end[number])
     on_thread = view.tid == view.tid[call]
     if ended.is_functional[number]:

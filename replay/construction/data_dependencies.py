@@ -1,8 +1,8 @@
-"""Data dependencies that the trace records: from operator to operator, and from forward to backward.
+"""Data dependencies recorded in the trace: between operators, and from forward to backward.
 
-In: execution traces' dependencies and autograd's sequence numbers. Out: pairs of spans, and from these links
-between threads and between streams. Most of a program's data is handed on along a thread or a stream, which
-their order implies: only what crosses is kept, and of that only what adds something.
+Takes the dependencies of execution traces and autograd's sequence numbers; returns pairs of spans, and links
+between threads and between streams made from them. Most data of a program is passed on along a thread or
+stream, whose order implies the dependency: only pairs that cross and that add a constraint are kept.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PAIR = ("rank", "window", "source_span_id", "target_span_id")
 
 
 def recorded_dependencies(run: Run, spans: pl.DataFrame, parts: Sequence[Path] | None = None) -> pl.DataFrame:
-    """Pairs of spans of which one needs what the other made.
+    """Return pairs of spans whose target needs the result of the source.
 
     Args:
-        parts: of its `dependencies`, those to read; without, all.
+        parts: parts of its table `dependencies` to read; all if None.
 
     Returns:
         `rank`, `window`, `source_span_id`, `target_span_id`.
@@ -41,10 +41,10 @@ def recorded_dependencies(run: Run, spans: pl.DataFrame, parts: Sequence[Path] |
 
 
 def backward_of_forward(spans: pl.DataFrame) -> pl.DataFrame:
-    """Each backward operator with the forward one of its sequence number, where one thread only has it.
+    """Pair each backward operator with the forward one of its sequence number, if that is on one thread only.
 
-    Operators that make no node of autograd's graph show the number of the next one that does: the last to
-    begin is that.
+    Operators that make no node of autograd's graph have the number of the next one that does: of several, the
+    last to begin is used.
     """
     number = ["rank", "window", "sequence_number"]
     numbered = spans.filter(pl.col("sequence_number") >= 0)
@@ -63,10 +63,10 @@ def backward_of_forward(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def as_spans(view: RankView, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
-    """Pairs that do not contradict their times, as indices of the rank's spans: sources and targets.
+    """Return the pairs that do not contradict their times, as indices of the rank's spans: sources, targets.
 
     Args:
-        pairs: `source_span_id` and `target_span_id`, as of `recorded_dependencies`.
+        pairs: `source_span_id` and `target_span_id`, from `recorded_dependencies`.
     """
     place = index_of(view.span_id)
     source, target = (place(pairs[f"{end}_span_id"].to_numpy()) for end in ("source", "target"))
@@ -77,10 +77,10 @@ def as_spans(view: RankView, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
 
 
 def between_threads(view: RankView, threads: list[int], source: Ints, target: Ints) -> Dependencies:
-    """Hand-overs from one CPU thread to another.
+    """Return hand-overs from one CPU thread to another.
 
     Args:
-        source, target: pairs of spans, as of `as_spans`.
+        source, target: pairs of spans, from `as_spans`.
     """
     tids = (view.tid[source], view.tid[target])
     crosses = view.on_cpu[source] & view.on_cpu[target] & (tids[0] != tids[1])
@@ -89,7 +89,7 @@ def between_threads(view: RankView, threads: list[int], source: Ints, target: In
         [tids[0][crosses], tids[1][crosses], view.start[target[crosses]], view.end[source[crosses]]]
     )
     rows = rows[:, np.lexsort((rows[3], rows[2], rows[1], rows[0]))]
-    # What a thread was handed before, it still has: only what is made later than all of that adds something.
+    # A thread keeps earlier results: only a result later than all of those adds a constraint.
     latest = np.full(rows.shape[1], -1, np.int64)
     opens = np.flatnonzero(np.append(True, (np.diff(rows[:2], axis=1) != 0).any(axis=0))[: rows.shape[1]])
     for first, end in zip(opens, [*opens[1:], rows.shape[1]]):
@@ -99,10 +99,10 @@ def between_threads(view: RankView, threads: list[int], source: Ints, target: In
 
 
 def between_streams(view: RankView, streams: Streams, source: Ints, target: Ints) -> Pairs:
-    """Work on one stream that needs that of another: the last of an operator, and the first of its user.
+    """Pair the last work of a source operator with the first work of its target, on another stream.
 
     Args:
-        source, target: pairs of spans, as of `as_spans`.
+        source, target: pairs of spans, from `as_spans`.
     """
     work = streams.work[view.launch[streams.work] >= 0]
     work = work[np.argsort(streams.launched[work], kind="stable")]

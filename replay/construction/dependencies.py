@@ -1,8 +1,8 @@
-"""Dependencies before there are nodes: from a moment on a thread, or from work, to another such end.
+"""Dependencies before nodes exist: between moments on threads and spans of work.
 
-The rules that find dependencies (launches, events, waits, hand-overs) name moments on CPU threads and of
-spans that are work on a stream or worker. Once the threads are cut into pieces and everything is numbered,
-`resolve` turns what they found into edges between nodes.
+The rules that find dependencies (launches, events, waits, hand-overs) refer to moments on CPU threads, and to
+spans of work on a stream or worker. Once threads are cut into pieces and all nodes are numbered, `resolve`
+turns these dependencies into edges between nodes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpro.arrays import Bools, Ints
 from dpro.replay.construction.cpu_threads import ThreadPieces
 from dpro.replay.graph import EdgeKind, Edges
 
-# In place of a thread: the end is a span of work, not a moment. Thread ids may be any number, -1 included.
+# Used in place of a thread, where an end is a span of work. Thread ids may be any other number, even -1.
 WORK = np.iinfo(np.int64).min
 
 
@@ -28,9 +28,10 @@ class Dependencies:
     Attributes:
         kind: `EdgeKind`.
         inferred: whether the trace only suggests it.
-        source_thread, source_at: a thread and a time in ns (what had ended there by then), or `WORK` and the
-            index of a span.
-        target_thread, target_at: likewise (what starts there at that time or next).
+        source_thread, source_at: a thread and a time in ns (the work that ended there by then), or `WORK` and
+            the index of a span.
+        target_thread, target_at: a thread and a time in ns (the work that starts there from then on), or
+            `WORK` and the index of a span.
     """
 
     kind: Ints
@@ -45,12 +46,12 @@ End = tuple[ArrayLike, ArrayLike]
 
 
 def links(kind: EdgeKind | Ints, source: End, target: End, inferred: ArrayLike = False) -> Dependencies:
-    """Links of one kind; each end is (thread, time) or (`WORK`, span), scalars or [K].
+    """Make dependencies; each end is (thread, time) or (`WORK`, span), scalars or [K].
 
     Args:
-        kind: of all, or [K].
+        kind: one for all, or [K].
         source, target: what has to end, and what may start then.
-        inferred: whether the trace only suggests it; of all, or [K].
+        inferred: whether the trace only suggests it; one for all, or [K].
     """
     columns = np.broadcast_arrays(np.asarray(kind, np.int64), *source, *target, np.atleast_1d(inferred))
     kinds, source_thread, source_at, target_thread, target_at = (c.astype(np.int64) for c in columns[:-1])
@@ -60,7 +61,7 @@ def links(kind: EdgeKind | Ints, source: End, target: End, inferred: ArrayLike =
 
 
 def join(parts: Sequence[Dependencies]) -> Dependencies:
-    """All links of several rules."""
+    """Concatenate the dependencies of several rules."""
     return Dependencies(
         **{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Dependencies)}
     )
@@ -68,7 +69,7 @@ def join(parts: Sequence[Dependencies]) -> Dependencies:
 
 @dataclass(frozen=True)
 class Numbering:
-    """The nodes of a rank and what each is.
+    """The nodes of a rank, by thread piece and span.
 
     Attributes:
         pieces: pieces of each thread, by thread.
@@ -101,9 +102,9 @@ def number_nodes(pieces: dict[int, ThreadPieces], work: Ints, is_collective: Boo
 
 
 def resolve(dependencies: Dependencies, numbering: Numbering) -> Edges:
-    """Edges between nodes, with no lag yet: the links, program order, and arrivals to their transfers.
+    """Return the edges between nodes, of lag 0: dependencies, program order, and arrivals to transfers.
 
-    A link from before a thread's first piece says nothing, nor does one from a node to itself.
+    A dependency on the time before a thread's first piece is dropped, as is one from a node to itself.
     """
     source = numbering.ends[np.where(dependencies.source_thread == WORK, dependencies.source_at, 0)]
     target = numbering.begins[np.where(dependencies.target_thread == WORK, dependencies.target_at, 0)]
@@ -127,7 +128,7 @@ def resolve(dependencies: Dependencies, numbering: Numbering) -> Edges:
 
 
 def _program_order(numbering: Numbering) -> Ints:
-    """Nodes of pieces that another piece of the same thread follows; it has the next number."""
+    """Return the thread pieces that have a successor on their thread, which has the next number."""
     return np.concatenate(
         [numbering.first[tid] + np.arange(piece.start.size - 1) for tid, piece in numbering.pieces.items()]
         or [np.empty(0, np.int64)]
@@ -135,5 +136,5 @@ def _program_order(numbering: Numbering) -> Ints:
 
 
 def _transfers(numbering: Numbering) -> Ints:
-    """Nodes of arrivals at collectives; the transfer has the next number."""
+    """Return the arrivals at collectives; their transfer has the next number."""
     return numbering.begins[numbering.work[numbering.ends[numbering.work] > numbering.begins[numbering.work]]]

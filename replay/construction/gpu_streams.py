@@ -1,10 +1,10 @@
-"""GPU streams of one rank: their order, what waits for what across them, and which CPU calls wait for them.
+"""GPU streams of one rank: their order, dependencies between them, and CPU calls that wait for them.
 
-In: a `RankView`. Out: pairs of span indices, and waits of CPU threads. Where the trace records events
-(`cuda_sync`), dependencies come from them; where it does not, they are inferred and marked so: a collective
-waits for what its thread launched last, a consumer for the collective its thread waited on, and a kernel
-that starts later than its launch and its stream explain, for the work elsewhere that ended at that moment.
-Which it is, is decided by pair of streams: newer drivers lose the record of some waits and keep others.
+Takes a `RankView`; returns pairs of span indices, and waits of CPU threads. Where the trace records events
+(`cuda_sync`), dependencies come from them. Elsewhere they are inferred and marked so: a collective waits for
+the last work its thread launched; a consumer waits for the collective its thread waited on; and a kernel that
+starts later than its launch and its stream explain waits for work elsewhere that ended at that moment. The
+choice is made per pair of streams, since newer drivers lose the record of some waits and keep others.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from dpro.replay.graph import EdgeKind
 
 Pairs = list[tuple[int, int]]
 
-# Measured on V100 and H100 traces: a stream goes on within about this time of the event it waited for.
+# Measured on V100 and H100 traces: a stream continues within about this time of the event it waited for.
 COINCIDENCE_NS = 15_000
-# Work that waits for room on the device starts at most this long before what occupies it has ended, or in
-# this last part of a kernel's time: its blocks run in waves, and the last of two or more leaves room.
+# Work that waits for room on the device starts at most this long before the end of the work that fills it, or
+# in this last part of a kernel: its blocks run in waves, and the last of two or more leaves room.
 DRAINING_NS = 450_000
 LAST_WAVE = 0.5
-# A CPU thread goes on within this time of the GPU work it was blocked on.
+# A CPU thread continues within this time of the GPU work it was blocked on.
 WAKE_UP_NS = 200_000
 ROUNDING_NS = 2_000
-# A device's clock may be ahead of the host's by so much: work then ends after the call that waited for it.
+# Possible lead of a device's clock over the host's: work then ends after the call that waited for it.
 CLOCK_AHEAD_NS = 50_000
-# A launch may block, longer than any call lasts, where this number is outstanding: CUDA's queue holds 1,020.
+# A launch may block, longer than any call lasts, with this many outstanding; CUDA's queue holds 1,020.
 OUTSTANDING = 128
 BLOCKED_NS = 100_000
-# A thread that records nothing for less than this before it reads when events happened need not have waited.
+# A thread that was silent for less than this before it read the time of events need not have waited.
 SILENCE_NS = 500_000
-# A piece of an operator or call that lasts this many times as long as calls of its name usually do, of which
-# there are enough to say, and this share of the step, was blocked if it ends with a transfer: within these
-# times before and after its end, which must not be likelier by chance than this.
+# A piece of an operator or call was blocked if it lasts this multiple of the usual call of its name (the
+# median of at least this many), and this share of the step, and ends with a transfer: within these times
+# before and after its end, unless such a match is likelier by chance than this.
 TIMES_USUAL = 5
 ENOUGH_CALLS = 5
 SHARE_OF_STEP = 0.05
 BEFORE_WORK_NS, AFTER_WORK_NS = 20_000, 100_000
 BY_CHANCE = 0.05
-# What a launching call costs the CPU where a trace holds no other call to take it from.
+# CPU time of a launching call, for traces without a call to measure it.
 CALL_NS = 5_000
 LONG_AGO = np.iinfo(np.int64).min // 2
 
 COPIES = r"^(cuda|hip)Mem(cpy|set)"
 ONE_STREAM = r"^(cuda|hip)(Stream|Event)Synchronize"
-# These return only when the device has drained; of the allocating ones only some do.
+# These calls return only when the device has drained; of the allocating ones only some do.
 WHOLE_DEVICE = r"^(cuda|hip)(DeviceSynchronize|Free$|FreeHost)|^cuCtxSynchronize"
 ALLOCATING = r"^(cuda|hip)(Malloc|HostAlloc|HostMalloc|MemGetInfo)"
 STREAM_WAIT = r"^(cuda|hip)StreamWaitEvent"
 READS_EVENTS = r"^(cuda|hip)EventElapsedTime"
-# Kineto writes -1 for the record of an event that it does not know, in 32 bits of either sign.
+# Kineto writes -1 for an unknown record of an event, as a signed or unsigned 32-bit number.
 IS_RECORDED = pl.col("record_correlation").is_between(0, (1 << 32) - 2)
 
 
@@ -71,9 +71,9 @@ class Streams:
     Attributes:
         work: [G] span indices, by stream, then start.
         before: [G] span index of the previous work on the same stream, -1 for the first.
-        launched: [S] ns when each span's launch was called; work launched before the window: long ago.
-        by_stream: for each stream its span indices in order.
-        called: for each stream when the latest launch was called of its work so far.
+        launched: [S] ns at which each span's launch was called; `LONG_AGO` where launched before the window.
+        by_stream: for each stream, its span indices in order.
+        called: for each stream, the latest launch call of its work up to each of these.
     """
 
     work: Ints
@@ -89,10 +89,10 @@ class BlockedCall:
 
     Attributes:
         call: its span.
-        start, end: from when to when, ns.
+        start, end: extent of the wait, in ns.
         awaited: spans of the work.
-        recorded: whether the trace says so.
-        releases: ns, when it releases what it launches.
+        recorded: whether the trace records the wait.
+        releases: ns at which it releases the work it launches.
     """
 
     call: int
@@ -118,10 +118,12 @@ def streams_of(view: RankView) -> Streams:
 def event_links(
     view: RankView, streams: Streams, syncs: pl.DataFrame, needs: Pairs, names: Names
 ) -> Dependencies:
-    """Dependencies between streams, and waits for room on the device.
+    """Return the dependencies between streams, and waits for room on the device.
 
     Args:
         streams: its GPU work in order.
+        syncs: its rows of the `syncs` table.
+        needs: its data dependencies between streams.
     """
     recorded = _recorded_events(view, streams, syncs)
     pairs = [(source, target, False) for source, target in (*recorded, *needs)]
@@ -138,7 +140,7 @@ def event_links(
 
 
 def _unrecorded_waiters(syncs: pl.DataFrame) -> set[int]:
-    """Streams that waited for events of which the trace does not know where they were recorded."""
+    """Return the streams that waited for events whose record the trace has lost."""
     lost = syncs.filter((pl.col("kind") == "stream_wait_event") & (pl.col("stream") >= 0) & ~IS_RECORDED)
     return {
         max(device, 0) * 100_000 + stream for device, stream in lost.select("device", "stream").iter_rows()
@@ -146,9 +148,9 @@ def _unrecorded_waiters(syncs: pl.DataFrame) -> set[int]:
 
 
 def _where_unrecorded(view: RankView, guessed: Pairs, recorded: Pairs, syncs: pl.DataFrame) -> Pairs:
-    """Inferred dependencies between streams of which no recorded one is known, though one waited.
+    """Keep the guessed dependencies that lead to streams with lost waits and have no recorded counterpart.
 
-    Where none is recorded at all, a wait may be known by its call alone, which does not name the stream.
+    Without any recorded dependency all are kept: a wait may be known by its call alone, without a stream.
     """
     if not recorded:
         return guessed
@@ -162,7 +164,7 @@ def _where_unrecorded(view: RankView, guessed: Pairs, recorded: Pairs, syncs: pl
 
 
 def _recorded_events(view: RankView, streams: Streams, syncs: pl.DataFrame) -> Pairs:
-    """A stream waits for an event: the last work before its record -> the next work after the wait."""
+    """Return pairs for recorded events: the last work before the record, and the next work after the wait."""
     if syncs.is_empty():
         return []
     waits = syncs.filter((pl.col("kind") == "stream_wait_event") & IS_RECORDED)
@@ -183,13 +185,13 @@ def _recorded_events(view: RankView, streams: Streams, syncs: pl.DataFrame) -> P
 
 
 def _last_launched(streams: Streams, stream: int, time: int) -> int:
-    """Of one stream's work, the last that was launched before a time; -1 for none."""
+    """Return the last work of one stream that was launched before a time; -1 for none."""
     place = int(np.searchsorted(streams.called[stream], time, side="left")) - 1
     return int(streams.by_stream[stream][place]) if place >= 0 else -1
 
 
 def _inputs_of_collectives(view: RankView, streams: Streams) -> Pairs:
-    """Before: a collective's stream waits for what the launching thread last put on another stream."""
+    """Pair each collective with the last work of its thread on another stream, if that ended in time."""
     pairs: Pairs = []
     for _, work in _launches_by_thread(view, streams):
         collective = view.instance[work] >= 0
@@ -203,10 +205,10 @@ def _inputs_of_collectives(view: RankView, streams: Streams) -> Pairs:
 
 
 def _users_of_collectives(view: RankView, streams: Streams, names: Names) -> Pairs:
-    """After: where a thread makes a stream wait, its next work uses a collective not yet waited for.
+    """Pair a pending collective with the next work of a thread that makes a stream wait.
 
-    Of the pending ones that had ended by then, it is the one whose end the work's start coincides with, else
-    the oldest.
+    Of the pending collectives that had ended by then, it is the one whose end coincides with the work's
+    start, else the oldest.
     """
     waits = np.flatnonzero(names.match(STREAM_WAIT, view.name) & (view.kind == KIND["runtime"]))
     waits = waits[np.argsort(view.start[waits], kind="stable")]
@@ -236,12 +238,12 @@ class _Pending:
         self._by_end, self._ends = by_end.tolist(), view.end[by_end].tolist()
 
     def take(self, called: int, begun: int, stream: int) -> int:
-        """Of those launched before the call, the one that work on a stream had to wait for; or -1.
+        """Remove and return the pending collective that work on a stream had to wait for; -1 for none.
 
         Args:
-            called: when the stream was made to wait, ns.
-            begun: when the work began, ns.
-            stream: where it ran.
+            called: ns at which the stream was made to wait; the collective was launched before.
+            begun: ns at which the work began.
+            stream: stream of the work.
         """
         latest = begun + ROUNDING_NS
 
@@ -259,7 +261,7 @@ class _Pending:
 
 
 def _launches_by_thread(view: RankView, streams: Streams) -> list[tuple[int, Ints]]:
-    """For each thread the GPU work it launched, in order of launch."""
+    """Return for each thread the GPU work it launched, in order of launch."""
     work = streams.work[view.launch[streams.work] >= 0]
     tid = view.tid[view.launch[work]]
     return [
@@ -269,11 +271,11 @@ def _launches_by_thread(view: RankView, streams: Streams) -> list[tuple[int, Int
 
 
 def _unexplained_starts(view: RankView, streams: Streams, explained: Pairs) -> tuple[Pairs, Pairs]:
-    """Causes for work that starts later than its launch, its stream and known events explain.
+    """Find causes of work that starts later than its launch, its stream and known events explain.
 
     Returns:
-        Pairs where other work ends just when it starts: a dependency the trace did not record. And pairs
-        where work elsewhere is about to end: the device was full, and there is room as it drains.
+        Pairs in which other work ends just when it starts: an unrecorded dependency. And pairs in which work
+        elsewhere is about to end: the device was full, and has room as it drains.
     """
     work = streams.work
     ready = np.full(view.start.size, LONG_AGO)
@@ -286,7 +288,7 @@ def _unexplained_starts(view: RankView, streams: Streams, explained: Pairs) -> t
     late = work[view.start[work] - ready[work] > COINCIDENCE_NS]
     by_end = work[np.argsort(view.end[work], kind="stable")]
     ends = view.end[by_end]
-    # Communication leaves the device room for more of it; waits for it that are made up may be circular.
+    # Communication leaves room on the device for more of it, and spurious waits for it may form cycles.
     computes = view.instance < 0
     coincident, draining = [], []
     waves = (view.kind[by_end] == KIND["kernel"]) & (view.instance[by_end] < 0)
@@ -313,14 +315,14 @@ def blocked_calls(
     syncs: pl.DataFrame,
     names: Names,
 ) -> list[BlockedCall]:
-    """CPU calls that were blocked on GPU work: those that end with the work they can wait for.
+    """Return the CPU calls that were blocked on GPU work: those that end with work they can wait for.
 
-    A call counts by when it returns, not by how long it takes: long calls that wait for nothing are common.
-    Operators, and calls of which it is not known that they wait, count by both.
+    A call is judged by when it returns, not by its duration: long calls that wait for nothing are common.
+    Operators, and calls that are not known to wait, are judged by both.
 
     Args:
         streams: its GPU work in order.
-        segments: what its threads were doing.
+        segments: innermost spans of its threads.
     """
     awaited = _awaited_by_calls(view, streams, syncs)
     runtime = view.kind == KIND["runtime"]
@@ -330,7 +332,7 @@ def blocked_calls(
     )
     blocked = []
     cost = _typical_call_ns(view, is_copy)
-    copies = np.full(view.start.size, -1, np.int64)  # what each call launched
+    copies = np.full(view.start.size, -1, np.int64)  # the work that each call launched
     launched = streams.work[view.launch[streams.work] >= 0]
     copies[view.launch[launched]] = launched
     is_copy = is_copy[copies[is_copy] >= 0]
@@ -361,11 +363,11 @@ def blocked_calls(
 
 
 def _full_queue(view: RankView, streams: Streams, explained: Collection[int]) -> list[BlockedCall]:
-    """Launches that waited for room in the device's queue, inferred: they return as earlier work ends.
+    """Return launches that waited for room in the device's queue, inferred as they return when work ends.
 
     Args:
         streams: its GPU work in order.
-        explained: calls that waited for something else.
+        explained: calls known to have waited for something else.
     """
     calls = np.unique(view.calls)
     calls = calls[view.end[calls] - view.start[calls] >= BLOCKED_NS]
@@ -390,14 +392,15 @@ def _full_queue(view: RankView, streams: Streams, explained: Collection[int]) ->
 
 
 def _silent_waits(view: RankView, streams: Streams, readers: Ints) -> list[BlockedCall]:
-    """Waits for events that were not recorded, inferred from calls that read when events happened.
+    """Return waits for unrecorded events, inferred from calls that read when events happened.
 
-    That can be read only once they have, and profilers that leave out `cudaEventSynchronize` still record
-    the reading (DDP does both before a forward pass). What is seen of the wait is a thread that does nothing
+    A time can be read only after its event, and profilers that leave out `cudaEventSynchronize` still record
+    the reading (DDP does both before a forward pass). The sign of the wait is a thread that does nothing
     until work on the GPU has just ended.
 
     Args:
         streams: its GPU work in order.
+        readers: the calls that read.
     """
     work = streams.work[np.argsort(view.end[streams.work], kind="stable")]
     ends, launched = view.end[work], streams.launched[work]
@@ -425,17 +428,17 @@ def _unusually_long(
     names: Names,
     explained: Collection[BlockedCall],
 ) -> list[BlockedCall]:
-    """Pieces of operators and calls that last too long and end with a transfer: they waited for it, inferred.
+    """Return pieces of operators and calls that last too long and end with a transfer: inferred waits.
 
-    An allocator that runs out of memory waits for events inside the operator that asked for some, and
-    profilers do not record that. The piece keeps the usual time of its call, and waits for the rest. By
-    chance a long operator often ends with a copy or kernel that it did not wait for: those count for
+    An allocator that runs out of memory waits for events inside the operator that requested some, and
+    profilers do not record that. The piece keeps the usual time of its call, and waits for the rest. Long
+    operators often end by chance with a copy or kernel that they did not wait for: these count for
     synchronising calls only, which must have waited for something.
 
     Args:
         streams: its GPU work in order.
-        segments: what its threads were doing.
-        explained: what was blocked otherwise.
+        segments: innermost spans of its threads.
+        explained: calls known to have been blocked otherwise.
     """
     work = streams.work[np.argsort(view.end[streams.work], kind="stable")]
     transfers = work[view.instance[work] >= 0]
@@ -447,14 +450,14 @@ def _unusually_long(
         since = start + usual
         if awaited < 0 or view.end[awaited] <= since or _overlaps(view, explained, tid, start, end):
             continue
-        # Something is left of the piece after it has waited, which what it launches follows.
+        # Leave some of the piece after the wait, for the work it launches to follow.
         until = min(end - 1, int(view.end[awaited]))
         blocked.append(BlockedCall(span, since, until, [awaited], False, releases=int(view.end[span])))
     return blocked
 
 
 def _unusual_pieces(view: RankView, segments: Mapping[int, ThreadSegments]) -> Ints:
-    """Pieces of operators and calls that last much longer than usual.
+    """Return pieces of operators and calls that last much longer than usual.
 
     Returns:
         [P, 5] thread, start, end, span, and the usual time of a call of that name, ns.
@@ -480,7 +483,7 @@ def _unusual_pieces(view: RankView, segments: Mapping[int, ThreadSegments]) -> I
 
 
 def _usual_step_ns(view: RankView) -> float:
-    """The median step of a rank in this window, or all of the window where it has no steps."""
+    """Return the median step of a rank in this window, or the whole window where it has no steps."""
     if not view.step_start.size:
         return float(view.finish - view.begin)
     return float(np.median(np.diff(view.step_start, append=view.steps_end)))
@@ -489,13 +492,13 @@ def _usual_step_ns(view: RankView) -> float:
 def _ended_with(
     view: RankView, streams: Streams, work: Ints, tid: int, start: int, end: int, by_chance: float
 ) -> int:
-    """The work with which a piece of a thread ends, launched before it onto the thread's device; or -1.
+    """Return the work with which a piece of a thread ends, launched before it on the thread's device; or -1.
 
     Args:
-        work: spans that it can be, by their ends.
+        work: candidate spans, in order of their ends.
         tid: the thread.
-        start, end: of the piece, ns.
-        by_chance: so much of the piece may be near the end of such work.
+        start, end: extent of the piece, in ns.
+        by_chance: largest share of the piece that may be near the end of such work.
     """
     ends = view.end[work]
     low, high = np.searchsorted(ends, (start, end + BEFORE_WORK_NS), side="right")
@@ -512,12 +515,12 @@ def _ended_with(
 
 
 def _overlaps(view: RankView, explained: Collection[BlockedCall], tid: int, start: int, end: int) -> bool:
-    """Whether a thread was blocked otherwise during a piece of it."""
+    """Return whether a thread was blocked otherwise during a piece of it."""
     return any(view.tid[b.call] == tid and b.start < end and b.end > start for b in explained)
 
 
 def _awaited_by_calls(view: RankView, streams: Streams, syncs: pl.DataFrame) -> dict[int, int]:
-    """The last work that each call waits for, by index of the call, where the trace records it."""
+    """Return the last work that each call waits for, by index of the call, where the trace records it."""
     if syncs.is_empty():
         return {}
     waits = syncs.filter(
@@ -541,22 +544,22 @@ def _awaited_by_calls(view: RankView, streams: Streams, syncs: pl.DataFrame) -> 
 
 
 def _typical_call_ns(view: RankView, copies: Ints) -> int:
-    """What a launching call costs the CPU: the median over those that are no copies, which may block."""
+    """Return the CPU time of a launching call: the median of those that are not copies, which may block."""
     calls = np.setdiff1d(view.calls, copies, assume_unique=True)
     return int(np.median(view.end[calls] - view.start[calls])) if calls.size else CALL_NS
 
 
 def _last_everywhere(view: RankView, streams: Streams, call: int) -> list[int]:
-    """The last work on each stream that was launched before a call and ended before it returned."""
+    """Return the last work on each stream that was launched before a call and ended before it returned."""
     last = [_last_launched(streams, stream, view.start[call]) for stream in streams.by_stream]
     return [span for span in last if span >= 0 and view.end[span] <= view.end[call] + ROUNDING_NS]
 
 
 def _ends_with(view: RankView, call: int | Ints, work_end: int | Ints, ahead_ns: int = ROUNDING_NS) -> Bools:
-    """Whether a call was still running when the work ended, and returned soon after.
+    """Return whether a call was still running when the work ended and returned soon after.
 
     Args:
-        ahead_ns: by how much the device's clock may be ahead of the host's.
+        ahead_ns: bound on the lead of the device's clock over the host's.
     """
     late = view.end[call] - work_end
     return (view.start[call] < work_end) & (late >= -ahead_ns) & (late <= WAKE_UP_NS)

@@ -1,9 +1,9 @@
-"""From the tables of a run to one global graph.
+"""The global graph, built from the tables of a run.
 
-In: an opened run. Out: a `Built`: the graph, the matching of collectives and the clocks behind it.
-The steps: match collectives across ranks, align clocks, build each rank's graph, join them with one
-rendezvous per collective, and pool the lags over all ranks. GPU start times are derived from the edges;
-what had to be taken from the trace is marked as anchored.
+Takes an opened run; returns a `Built`: the graph, the matching of collectives and the clocks behind it. The
+steps: match collectives across ranks, align clocks, build each rank's graph, join them with one rendezvous
+per collective, and pool the lags over all ranks. GPU starts are derived from the edges; starts taken from the
+trace are marked as anchored.
 """
 
 from __future__ import annotations
@@ -61,28 +61,29 @@ from dpro.schema.members import num_members
 from dpro.stages import Progress, counted, ignore, stage
 from dpro.store import Run
 
-# Of the `spans` table; not the shapes, which are most of it.
+# Columns of the `spans` table that are read; not the shapes, which are most of it.
 COLUMNS = (
     "span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "pid", "tid", "device", "stream",
     "correlation", "sequence_number", "forward_thread",
 )  # fmt: skip
-RowsOf = Callable[[int, int], pl.DataFrame]  # rows of a rank in a window
-# What the thread says that drives the training loop.
+RowsOf = Callable[[int, int], pl.DataFrame]  # returns the rows of a rank in a window
+# Names of annotations by the thread that drives the training loop.
 STEP_MARKS = r"^ProfilerStep|^Optimizer\.step|^dpro::backward"
 
 
 @dataclass(frozen=True)
 class Built:
-    """A graph and what it rests on.
+    """A graph and its basis.
 
     Attributes:
+        graph: the graph as recorded.
         matching: collectives and their instances.
         alignment: the clock of each rank.
-        steps_known: whether the run says where steps begin; else each window counts as one step.
-        of_operations: whether the nodes are whole operations, whose roles imply what depends on what.
-        unknown: what the trace leaves open, one line each.
-        assumed: what was taken for granted, one line each.
-        recording: what recording cost the job; None where nothing is known of it.
+        steps_known: whether the run has the beginnings of steps; else each window counts as one step.
+        of_operations: whether the nodes are whole operations, whose roles imply their dependencies.
+        unknown: open questions about the trace, one line each.
+        assumed: assumptions, one line each.
+        recording: cost of recording the job; None where unknown.
     """
 
     graph: Graph
@@ -96,16 +97,16 @@ class Built:
 
     @cached_property
     def predictive(self) -> Graph:
-        """The graph of the job as it runs, from which all is predicted and judged.
+        """The graph of the job as it runs, on which all predictions and judgements are based.
 
-        What recording cost is taken out, and what calls took since they were the first of their process;
-        where launches are not recorded, waits that only look like them.
+        The cost of recording and of the first calls of a process is taken out; from a graph of operations,
+        waits that only look like launch delays.
         """
         if self.of_operations:
             return with_typical_delays(self.graph)
         graph = self.graph
         if self.recording is not None and self.recording.duration is not None:
-            nodes = dataclasses.replace(graph.nodes, duration=self.recording.duration)  # that very array
+            nodes = dataclasses.replace(graph.nodes, duration=self.recording.duration)  # not a copy
             graph = dataclasses.replace(graph, nodes=nodes)
         warm = with_warm_calls(graph)
         return warm if warm is self.graph else with_own_known(warm)
@@ -115,7 +116,7 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
     """Build the global graph of a run.
 
     Args:
-        report: called with how much is done, and how much there is: matching, aligning and joining count one
+        report: called with the work done and the work in total: matching, aligning and joining count one
             each, and each window of a rank two.
 
     Raises:
@@ -170,7 +171,7 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
 
 
 def coded(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
-    """Spans with a `code` in place of the name, whether it `marks` steps or `loads` input; and the names."""
+    """Replace span names by `code`, with `marks` (of steps) and `loads` (of input); also return the names."""
     names = spans["name"].unique().sort()
     code = spans["name"].cast(pl.Enum(names)).to_physical()
     marks, loads = (names.str.contains(pattern).gather(code) for pattern in (STEP_MARKS, LOADS))
@@ -178,19 +179,19 @@ def coded(spans: pl.DataFrame) -> tuple[pl.DataFrame, pl.Series]:
 
 
 def steps_in(steps_of: RowsOf, rank: int, window: int) -> pl.DataFrame:
-    """The steps of a rank in a window.
+    """Return the steps of a rank in a window.
 
     Args:
-        steps_of: as from `by_place`.
+        steps_of: from `by_place`.
     """
     steps = steps_of(rank, window)
     if steps.is_empty() and window == 0:
-        return steps_of(rank, -1)  # known, but not which window they were in
+        return steps_of(rank, -1)  # steps whose window is unknown
     return steps
 
 
 def _tables_of_run(run: Run, spans: pl.DataFrame) -> list[pl.DataFrame]:
-    """Spans, collectives, syncs, steps; of pretended ranks without the time in which they were answered."""
+    """Return spans, collectives, syncs and steps; of pretended ranks without the time of answers."""
     tables = [spans, run.table(COLLECTIVES), run.table(SYNCS), lasting_steps(run.table(STEPS))]
     if not run.manifest.is_pretended:
         return tables
@@ -199,12 +200,12 @@ def _tables_of_run(run: Run, spans: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def by_place(table: pl.DataFrame) -> RowsOf:
-    """A function from rank and window to the rows of a table that are theirs."""
+    """Return a function from rank and window to their rows of a table."""
     rank, window = (table[name].cast(pl.Int64).to_numpy() for name in ("rank", "window"))
     opens = np.flatnonzero(np.append(True, (np.diff(rank) != 0) | (np.diff(window) != 0))[: rank.size])
     lengths = np.diff(np.append(opens, rank.size))
     places = list(zip(rank[opens].tolist(), window[opens].tolist()))
-    if len(set(places)) < len(places):  # rows of a place that do not follow each other
+    if len(set(places)) < len(places):  # rows of a place are not consecutive
         parts = table.partition_by("rank", "window", as_dict=True)
         return lambda rank, window: parts.get((rank, window), table.clear())
     runs = dict(zip(places, zip(opens.tolist(), lengths.tolist())))
@@ -212,13 +213,13 @@ def by_place(table: pl.DataFrame) -> RowsOf:
 
 
 def places_of(workers: pl.DataFrame) -> dict[int, MeshPosition]:
-    """Where in the job the ranks stand that are known to be on an axis of it."""
+    """Return the mesh positions of the ranks that have any."""
     placed = workers.filter((pl.col("dp") >= 0) | (pl.col("pp") >= 0)).select("rank", "dp", "pp")
     return {rank: MeshPosition(max(dp, 0), max(stage, 0)) for rank, dp, stage in placed.iter_rows()}
 
 
 def build_operation_view(run: Run) -> Built:
-    """The graph of a run's whole operations: of all it holds, or beside the kernels and CPU work it holds.
+    """Build the graph of a run's whole operations, alone or derived from its kernels and CPU work.
 
     Operations have one clock and no other threads.
 
@@ -239,13 +240,13 @@ def build_operation_view(run: Run) -> Built:
 
 
 def wait_and_transfer(matched: pl.DataFrame) -> pl.DataFrame:
-    """Take each member's time in a collective apart into waiting and moving.
+    """Split each member's time in a collective into wait and transfer.
 
-    All members move once the last has arrived: a member's transfer is its own end minus the latest start in
-    the group (Lin et al., OSDI 2025, section 3.2).
+    All members move data once the last has arrived: a member's transfer is its own end minus the latest start
+    in the group (Lin et al., OSDI 2025, section 3.2).
 
-    A message of CPU tensors lasts in the trace until its caller asks for it: it took as long as on the side
-    that asked first.
+    A message of CPU tensors lasts in the trace until its caller asks for it, so its transfer is the shorter
+    one of its two sides.
 
     Args:
         matched: rows of `Matching`, on the aligned clock.
@@ -263,13 +264,13 @@ def wait_and_transfer(matched: pl.DataFrame) -> pl.DataFrame:
 
 
 def without_rendezvous(built: Built) -> Built:
-    """The same without waits of ranks for each other: what pretended ranks did, and are judged by."""
+    """Return the graph without waits of ranks for each other, as pretended ranks ran and are judged."""
     graph = built.graph.without_edges(built.graph.edges.kind == EdgeKind.RENDEZVOUS)
     return dataclasses.replace(built, graph=graph)
 
 
 def nothing_moved(matched: pl.DataFrame) -> pl.DataFrame:
-    """What `wait_and_transfer` makes of pretended collectives: no rank was waited for, and nothing moved.
+    """Return what `wait_and_transfer` would, for pretended collectives: no waits, and no transfers.
 
     Args:
         matched: rows of `Matching`.
@@ -280,19 +281,19 @@ def nothing_moved(matched: pl.DataFrame) -> pl.DataFrame:
 
 
 def asked_after(matched: pl.DataFrame) -> pl.DataFrame:
-    """Rows of `Matching` with `asked_after_ns`: how long after its start each was asked for, -1 unknown."""
+    """Add `asked_after_ns` to rows of `Matching`: the time from start to request, -1 where unknown."""
     after = pl.when(pl.col("asked_ns") >= 0).then(pl.col("asked_ns") - pl.col("start_ns")).otherwise(-1)
     return matched.with_columns(asked_after_ns=after)
 
 
 def with_messages(matched: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, ...]]:
-    """What each member moves.
+    """Add the communication of each member.
 
     Args:
         matched: rows of `Matching`.
 
     Returns:
-        The rows with `payload` (bytes, -1 unknown) and `message`, and the messages that the latter numbers.
+        The rows with `payload` (bytes, -1 unknown) and `message`, and the messages that the latter indexes.
     """
     members = pl.max_horizontal(num_members(), "expected").max()
     rows = matched.with_columns(
@@ -310,8 +311,8 @@ class InOrder:
 
     Attributes:
         nodes, edges: without lags between work.
-        lanes: that the nodes point into.
-        number: [N] of each node, part by part, and of the rendezvous behind them.
+        lanes: (rank, name) that `nodes.lane` indexes.
+        number: [N] new number of each node, part by part, with the rendezvous last.
     """
 
     nodes: Nodes
@@ -321,10 +322,10 @@ class InOrder:
 
 
 def refuse_no_work(num_nodes: int) -> None:
-    """Refuse a graph without nodes.
+    """Raise if a graph has no nodes.
 
     Raises:
-        Unanswerable: there is none.
+        Unanswerable: there are none.
     """
     if not num_nodes:
         raise Unanswerable(
@@ -334,7 +335,7 @@ def refuse_no_work(num_nodes: int) -> None:
 
 
 def _join(rank_graphs: list[RankGraph], moved: pl.DataFrame, names: tuple[str, ...]) -> Graph:
-    """Put the graphs of all ranks behind one another, add the rendezvous between them, and pool the lags.
+    """Join the graphs of all ranks by their rendezvous, and pool the lags.
 
     Raises:
         Unanswerable: they have no nodes.
@@ -349,16 +350,16 @@ def _join(rank_graphs: list[RankGraph], moved: pl.DataFrame, names: tuple[str, .
 
 
 def on_worker(lanes: tuple[tuple[int, str], ...]) -> Bools:
-    """[L] which lanes are threads that run CPU collectives."""
+    """Return [L] which lanes are threads that run CPU collectives."""
     return np.array([what.startswith(COMMUNICATION_THREAD) for _, what in lanes], np.bool_)
 
 
 def count_from(nodes: Nodes, origin: int) -> None:
-    """Count the times of nodes from another moment.
+    """Subtract an origin from the times of nodes, in place.
 
     Args:
-        nodes: whose columns are changed.
-        origin: the moment, ns.
+        nodes: nodes to change.
+        origin: ns.
     """
     nodes.earliest[nodes.anchored] -= origin
     for times in (nodes.measured_start, nodes.measured_end):
@@ -366,10 +367,10 @@ def count_from(nodes: Nodes, origin: int) -> None:
 
 
 def in_order(rank_graphs: Sequence[RankGraph], moved: pl.DataFrame, names: tuple[str, ...]) -> InOrder:
-    """Put parts behind one another, and add the rendezvous between them.
+    """Concatenate parts, add the rendezvous between them, and number all nodes in topological order.
 
     Args:
-        names: of the graph, with one for nodes without a span and one for rendezvous at the end.
+        names: names of the graph; the last two are for nodes without a span, and for rendezvous.
 
     Raises:
         GraphError: there is a cycle.
@@ -377,7 +378,7 @@ def in_order(rank_graphs: Sequence[RankGraph], moved: pl.DataFrame, names: tuple
     first = np.cumsum([0] + [part.begins.size for part in rank_graphs])
     met, rendezvous = _rendezvous(rank_graphs, first, moved, len(names) - 1)
     edges = _edges_of_all(rank_graphs, first, rendezvous)
-    # Columns are written where they stay: what is in order need not be copied into order.
+    # Nodes are numbered first, so that their columns are written in order and not copied.
     total = int(first[-1]) + met.duration.size
     order, stuck = order_of(
         edges, np.concatenate([*(part.begins for part in rank_graphs), met.measured_start])
@@ -392,7 +393,7 @@ def in_order(rank_graphs: Sequence[RankGraph], moved: pl.DataFrame, names: tuple
         lanes += part.nodes(Place(nodes, where, len(lanes), len(names) - 2))
     write_columns(met, nodes, number[first[-1] :])
     if stuck.size:
-        make_graph(nodes, edges, names, tuple(lanes), 0)  # says what the cycle is
+        make_graph(nodes, edges, names, tuple(lanes), 0)  # raises with the cycle
     return InOrder(nodes, renumbered(edges, order), tuple(lanes), number)
 
 
@@ -400,16 +401,16 @@ def write_columns(some: Nodes, nodes: Nodes, number: Ints) -> None:
     """Write the columns of some nodes into those of all nodes.
 
     Args:
-        some: [K] of some.
-        nodes: [N] of all.
-        number: [K] of each in all.
+        some: [K] the nodes to write.
+        nodes: [N] all nodes.
+        number: [K] index of each in `nodes`.
     """
     for f in dataclasses.fields(Nodes):
         getattr(nodes, f.name)[number] = getattr(some, f.name)
 
 
 def _edges_of_all(rank_graphs: Sequence[RankGraph], first: Ints, rendezvous: Edges) -> Edges:
-    """The edges of all ranks, in the numbers of all nodes, and those at rendezvous."""
+    """Return the edges of all ranks, numbered for all nodes, and those at rendezvous."""
     columns: dict[str, Any] = {}
     for f in dataclasses.fields(Edges):
         chunks = [getattr(part.edges, f.name) for part in rank_graphs]
@@ -422,7 +423,7 @@ def _edges_of_all(rank_graphs: Sequence[RankGraph], first: Ints, rendezvous: Edg
 def _rendezvous(
     rank_graphs: Sequence[RankGraph], first: Ints, moved: pl.DataFrame, name: int
 ) -> tuple[Nodes, Edges]:
-    """One node per collective that several ranks hold, with edges from each arrival and to each transfer."""
+    """Return a node per collective of several ranks, with edges from each arrival and to each transfer."""
     instance = np.concatenate([part.instance for part in rank_graphs])
     arrive = np.concatenate([part.arrive + shift for part, shift in zip(rank_graphs, first)])
     transfer = np.concatenate([part.transfer + shift for part, shift in zip(rank_graphs, first)])

@@ -1,8 +1,8 @@
-"""How long after what it depends on work begins: one number per kind of dependency and work, for all ranks.
+"""Lags: the time from a dependency to the start of its work, by kind of dependency and work, for all ranks.
 
-In: nodes and edges without lags. Out: the same with lags. Where nothing in the trace explains a start it is
-tied to the trace, and the node marked as anchored. What ranks have to exchange for it is small: `facts_of`
-one rank or several, of which `pooled` makes the numbers that hold for all.
+Takes nodes and edges without lags; returns them with lags. A start that nothing in the trace explains is tied
+to the trace, and its node marked as anchored. Ranks exchange little for this: `facts_of` summarises one or
+several ranks, and `pooled` computes the lags of all ranks from these summaries.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from dpro.arrays import Bools, Ints
 from dpro.replay.engine import compiled
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Edges, NodeKind, Nodes
 
-# Gaps between queued pieces of work longer than this are waits for something, not the cost of going on.
+# Gaps between queued pieces of work longer than this are waits, not the cost of continuing.
 BACK_TO_BACK_NS = 20_000
-# Of this many launches onto an idle stream the median is the rank's own; a GPU that hardly idles shows none.
+# Launches onto an idle stream from which a rank has its own median; a GPU that hardly idles shows none.
 ENOUGH_IDLE_LAUNCHES = 20
-# Kernels of one name that leave room on the device after times that differ by less than about this do so for
-# the same reason; of this many the median is that time.
+# Kernels of one name that leave room on the device after times within about this ratio do so for one reason;
+# with this many of them, the median is used.
 SAME_ROOM = 1.05
 ENOUGH_DRAINED = 3
-# Work that nothing in the trace explains the start of, and that starts later by more than this, is anchored.
+# Work that starts more than this after its last known dependency is anchored.
 UNEXPLAINED_NS = 50_000
-# Within this time of its call a worker thread begins with a CPU collective, unless it finds no core.
+# A worker thread begins a CPU collective within this time of the call, unless it finds no core.
 NO_CORE_NS = 1_000_000
 # Kinds of work: kernels, copies, GPU collectives, collectives of communication threads.
 KINDS = 4
@@ -39,7 +39,7 @@ STARTED = np.isin(np.arange(len(NodeKind)), (NodeKind.KERNEL, NodeKind.COPY, Nod
 
 @dataclass(frozen=True)
 class Counts:
-    """Times, and how often each was seen: what is needed for the median over all ranks.
+    """Times and their frequencies, from which the median over all ranks is computed.
 
     Attributes:
         time: [V] ns, ascending.
@@ -50,7 +50,7 @@ class Counts:
     count: Ints
 
     def median(self) -> int | None:
-        """The median, rounded; None where nothing was seen."""
+        """Return the median, rounded; None without any times."""
         before = np.cumsum(self.count)
         if not before.size:
             return None
@@ -61,13 +61,13 @@ class Counts:
 
 @dataclass(frozen=True)
 class LagFacts:
-    """What some ranks show of lags.
+    """Observations of some ranks about lags.
 
     Attributes:
-        launch, early: [KINDS] how long after launches that returned before, and after, it work began.
-        queued: [KINDS, 2] sum of short gaps between queued pieces of work, ns, and how many there are.
-        event: how long after an event that sets its start work began.
-        rooms: by name of kernel, how long after its start it left room on the device.
+        launch, early: [KINDS] latency of launches that returned before, and after, their work began.
+        queued: [KINDS, 2] sum of short gaps between queued pieces of work, in ns, and their number.
+        event: latency of events that set the start of work.
+        rooms: by name of kernel, the time from its start until it left room on the device.
     """
 
     launch: tuple[Counts, ...]
@@ -79,14 +79,14 @@ class LagFacts:
 
 @dataclass(frozen=True)
 class Lags:
-    """The same lags for all ranks; None where no rank shows one.
+    """The lags common to all ranks; None where no rank shows one.
 
     Attributes:
-        launch, stream: [KINDS] ns after a launch, and after the work before.
-        early: [KINDS] ns after a launch that returns later, at most.
+        launch, stream: [KINDS] ns after a launch, and after the previous work.
+        early: [KINDS] upper bound of the ns after a launch that returns later.
         event: ns after an event.
-        rooms: by name of kernel, of times that are comparable: [G] the least, ns, ascending; [G] their
-            median, -1 where they are too few.
+        rooms: by name of kernel, groups of comparable times: [G] the least of each, ns, ascending, and [G]
+            their median, -1 where they are too few.
     """
 
     launch: tuple[int | None, ...]
@@ -98,20 +98,20 @@ class Lags:
 
 @dataclass(frozen=True)
 class Started:
-    """Work that is started, and what leads to it.
+    """Work that has dependencies with lags, and the edges that lead to it.
 
     Attributes:
-        edges, nodes: all.
+        edges, nodes: all edges and nodes.
         work: [W] nodes that are work.
         chosen: [C] edges that lead to work.
-        source: [C] where from.
+        source: [C] source node of each.
         kind: [C] `EdgeKind`.
         inferred: [C].
-        leads_to: [C] which of the work each edge leads to.
-        slack: [C] ns to explain: from the end of what it comes from to the start of its work.
+        leads_to: [C] index in `work` of the target of each edge.
+        slack: [C] ns to explain: from the end of the source to the start of its work.
         group: [C] kind of work.
-        free: [C] whether nothing else held up the work when what it comes from ended.
-        others, called: [W] ns when the last of what each waits for had ended, launches apart, and of those.
+        free: [C] whether nothing else held up the work when the source ended.
+        others, called: [W] ns at which the last dependency of each had ended: non-launches, launches.
         on_worker: [W] whether it runs on a thread for CPU collectives.
     """
 
@@ -132,22 +132,23 @@ class Started:
 
     @property
     def launches(self) -> tuple[Bools, Bools]:
-        """[C] launches that returned before their work could begin, and others.
+        """[C] masks of launches that returned before their work could begin, and of others.
 
-        A call that released its work before it returned (copies that block, CUDA graphs) has a latency of
-        its own, but never more than was seen: the moment may have been taken from the work.
+        A call that released its work before it returned (copies that block, CUDA graphs) has its own latency,
+        capped by the observed one: the moment of release may have been derived from the work.
         """
         launch = self.kind == EdgeKind.LAUNCH
         return launch & ~self.inferred, launch & self.inferred
 
 
 def pooled_lags(edges: Edges, nodes: Nodes, on_worker: Bools, names: Sequence[str]) -> tuple[Edges, Nodes]:
-    """The graph of all ranks with lags. Only work that is started has any, and most edges lead elsewhere.
+    """Return the graph of all ranks with lags, which only edges to started work have.
 
     Args:
-        edges: in the numbers of the nodes, with lags of 0.
+        edges: numbered like the nodes, with lags of 0.
         nodes: in topological order.
         on_worker: [lanes] whether each is a thread that runs CPU collectives.
+        names: names of the graph.
     """
     started = started_work(edges, nodes, on_worker)
     return with_lags(started, pooled([facts_of(started, names)]), names)
@@ -170,7 +171,7 @@ def started_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> Started:
     group = np.where(of_work == NodeKind.COPY, 1, np.where(of_work == NodeKind.ARRIVE, 2, 0))
     worker = on_worker[nodes.lane[work]]
     group[worker] = ON_WORKER
-    # Only where all else was over when the call returned is the slack its latency.
+    # The slack of a launch is its latency only where all other dependencies had ended before.
     others, called = np.full(work.size, LONG_AGO), np.full(work.size, LONG_AGO)
     _latest(ended, kind == EdgeKind.LAUNCH, leads_to, others, called)
     return Started(
@@ -181,21 +182,21 @@ def started_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> Started:
 
 
 def facts_of(started: Started, names: Sequence[str]) -> LagFacts:
-    """What the lags of all ranks are made of.
+    """Return the observations from which lags are computed.
 
-    A launch's latency shows where the stream was idle when the call returned (median over those); the cost of
-    going on with queued work, where the launch was long past (mean over gaps short enough to be that: a
-    median would add up its bias over thousands of kernels). One rank alone may not show it: a GPU that never
-    idles has no launch onto an idle stream.
+    A launch's latency shows where the stream was idle when the call returned (median over those). The cost of
+    continuing with queued work shows where the launch was long before (mean over short gaps: the bias of a
+    median would add up over thousands of kernels). One rank alone may not show a lag: a GPU that never idles
+    has no launch onto an idle stream.
     """
     slack, kind, work = started.slack, started.kind, started.leads_to
     ended = started.nodes.measured_end[started.source]
     returned, early = started.launches
-    # Work that was queued long before follows the work before it by the cost of going on alone.
+    # Only the cost of continuing separates work that was queued long before from the previous work.
     queued = (kind == EdgeKind.STREAM) & (slack <= BACK_TO_BACK_NS)
     queued &= started.called[work] < ended - BACK_TO_BACK_NS
     gaps = [slack[queued & (started.group == code)] for code in range(KINDS)]
-    # An event sets the start where work begins right behind it: there its slack is the lag of all events.
+    # An event sets the start of work that begins right behind it: its slack is then the lag of an event.
     bound = (kind == EdgeKind.EVENT) & (slack >= 0) & (slack <= BACK_TO_BACK_NS)
     full = np.flatnonzero(kind == EdgeKind.CONTENTION)
     name = started.nodes.name[started.source[full]]
@@ -210,10 +211,10 @@ def facts_of(started: Started, names: Sequence[str]) -> LagFacts:
 
 
 def pooled(facts: Iterable[LagFacts]) -> Lags:
-    """The lags of all ranks.
+    """Compute the lags common to all ranks.
 
     Args:
-        facts: of each, or of several together, as from `merged`.
+        facts: of each rank, or merged for several.
     """
     all_of = merged(facts)
     return Lags(
@@ -228,7 +229,7 @@ def pooled(facts: Iterable[LagFacts]) -> Lags:
 
 
 def merged(facts: Iterable[LagFacts]) -> LagFacts:
-    """What several parts of the ranks show together.
+    """Merge the observations of several parts of the ranks.
 
     Args:
         facts: of each part; at least one.
@@ -247,10 +248,9 @@ def merged(facts: Iterable[LagFacts]) -> LagFacts:
 
 
 def with_lags(started: Started, lags: Lags, names: Sequence[str]) -> tuple[Edges, Nodes]:
-    """All edges with their lags, and all nodes, those marked whose start was taken from the trace.
+    """Return all edges with their lags, and all nodes, with those anchored whose start comes from the trace.
 
-    Work whose launch is not in the trace and that nothing else explains keeps its distance from the work
-    before it, and counts as anchored.
+    Work that no launch and nothing else explains keeps its distance from the previous work, and is anchored.
     """
     slack, kind, group = started.slack, started.kind, started.group
     returned, early = started.launches
@@ -286,12 +286,12 @@ def with_lags(started: Started, lags: Lags, names: Sequence[str]) -> tuple[Edges
 
 
 def _drained(started: Started, lags: Lags, names: Sequence[str], lag: Ints) -> Ints:
-    """Set lags of work that waited for room on the device; the work whose lag could only be fitted.
+    """Set lags of work that waited for room on the device; return the work whose lag could only be fitted.
 
-    How long after its start a kernel leaves room is a property of it: its blocks run in waves, and the last
-    wave does not fill the device. What starts then makes that wave slower, so the end of the kernel says
-    less. Of kernels of one name that leave room after comparable times it is the median, over all ranks and
-    steps; where too few were seen the measured time is taken.
+    The time from its start until it leaves room is a property of a kernel: its blocks run in waves, and the
+    last wave does not fill the device. Work that starts then slows down that wave, so the end of the kernel
+    is less precise. The lag uses the median of comparable times of kernels of one name, over all ranks and
+    steps, or the measured time where too few were seen.
     """
     full = np.flatnonzero(started.kind == EdgeKind.CONTENTION)
     lasts = _lasted(started, full)
@@ -309,10 +309,9 @@ def _drained(started: Started, lags: Lags, names: Sequence[str], lag: Ints) -> I
 
 
 def _gpu_clocks(started: Started, left: Ints, launch: Bools) -> Ints:
-    """[C] by how much launches of a rank arrive later than those of all ranks, where it has enough launches
-    to show it.
+    """Return [C] by how much a rank's launches arrive later than those of all; 0 with too few launches.
 
-    Profilers read the clock of each GPU to some 10 us only, with the same error for all its launches: on one
+    Profilers read the clock of each GPU only to some 10 us, with an equal error for all its launches: on one
     rank kernels begin before the calls that launch them return, on another long after.
 
     Args:
@@ -333,15 +332,15 @@ def _gpu_clocks(started: Started, left: Ints, launch: Bools) -> Ints:
 
 
 def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
-    """Tie down GPU work that starts later than anything in the trace explains; some lags are set.
+    """Anchor GPU work that starts later than anything in the trace explains; set some lags.
 
-    Work without a launch keeps its distance from the work before it, and a worker thread that found no core
-    its distance from what it had waited for. Work that was ready before its GPU did anything inside the
-    window may have queued behind work from before it: it keeps its time.
+    Work without a launch keeps its distance from the previous work, and a worker thread that found no core
+    its distance from its last dependency. Work that was ready before its GPU did anything inside the window
+    may have queued behind earlier work: it keeps its time.
 
     Args:
-        lag: [C] ns, of which some are set.
-        anchored: [N] whose start was taken from the trace; more are marked.
+        lag: [C] ns, some of which are set.
+        anchored: [N] mask of starts taken from the trace; more are marked.
 
     Returns:
         Nodes that keep their time.
@@ -349,7 +348,7 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     nodes, work, leads_to, on_worker = started.nodes, started.work, started.leads_to, started.on_worker
     launch, stream = started.kind == EdgeKind.LAUNCH, started.kind == EdgeKind.STREAM
     began, ended = nodes.measured_start[work], nodes.measured_end[started.source]
-    # Work whose start nothing explains: all that it depends on was over, and long ago.
+    # Work whose start nothing explains: its last dependency had ended long before.
     ready = np.maximum(started.others, started.called)
     late = (began - ready > UNEXPLAINED_NS) & ~anchored[work]
     without_core = late & on_worker & (began - ready > NO_CORE_NS)
@@ -357,15 +356,15 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     has_launch[leads_to[launch]] = True
     has_before[leads_to[stream]] = True
     # When the GPU of each rank first did anything in a window.
-    rank, window = nodes.rank[work], nodes.window[work]  # ranks may begin below 0 (of a rendezvous)
+    rank, window = nodes.rank[work], nodes.window[work]  # -1 is the rank of rendezvous
     of_window = (rank - rank.min(initial=0)) * (window.max(initial=0) + 1) + window
     on_gpu = np.isin(nodes.kind[work], GPU_KINDS)
     first_work = np.full(int(of_window.max(initial=0)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_work, of_window[on_gpu], began[on_gpu])
     first = late & ~has_before & ~on_worker & (ready < first_work[of_window])
-    # A call that returns later still worked on it: on pageable memory a copy waits for its call alone.
+    # A call that returns after its work began still worked on it, as for a copy of pageable memory.
     first[leads_to[launch & started.inferred]] = False
-    # Tie the rest to what it had waited for: an edge whose lag is what was measured.
+    # Tie the rest to its last dependency by an edge with the measured lag.
     fitted = stream & (late & ~has_launch)[leads_to]
     fitted |= without_core[leads_to] & (ended == ready[leads_to])
     lag[fitted] = began[leads_to[fitted]] - ended[fitted]
@@ -376,14 +375,14 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
 
 
 def _lasted(started: Started, which: Ints) -> Ints:
-    """[K] ns that what some edges come from lasted."""
+    """Return [K] the duration of the source of each edge, in ns."""
     source, nodes = started.source[which], started.nodes
     lasted: Ints = nodes.measured_end[source] - nodes.measured_start[source]
     return lasted
 
 
 def _by_kind(started: Started, which: Bools) -> tuple[Counts, ...]:
-    """Of some edges to each kind of work how often which slack is."""
+    """Count the slacks of some edges by kind of work."""
     slack, group = started.slack[which], started.group[which]
     return tuple(_counts(slack[group == code]) for code in range(KINDS))
 
@@ -394,7 +393,6 @@ def _counts(times: Ints) -> Counts:
 
 
 def _sum(parts: Sequence[Counts]) -> Counts:
-    """How often each time was seen in any of the parts."""
     time, place = np.unique(np.concatenate([part.time for part in parts]), return_inverse=True)
     count = np.zeros(time.size, np.int64)
     np.add.at(count, place, np.concatenate([part.count for part in parts]))
@@ -402,7 +400,7 @@ def _sum(parts: Sequence[Counts]) -> Counts:
 
 
 def _comparable(counts: Counts) -> tuple[Ints, Ints]:
-    """Times that differ by less than `SAME_ROOM`: the least of each group, and their median or -1."""
+    """Group times that differ by less than `SAME_ROOM`: the least of each group, and its median or -1."""
     first = [0][: counts.time.size]
     for number, time in enumerate(counts.time.tolist()):
         if time > SAME_ROOM * counts.time[first[-1]]:
@@ -418,7 +416,7 @@ def _comparable(counts: Counts) -> tuple[Ints, Ints]:
 
 @compiled
 def _latest(ended: Any, launch: Any, place: Any, others: Any, called: Any) -> None:
-    # When the last of what work depends on had ended: of launches, and of all else.
+    # Find when the last dependency of each piece of work had ended: of launches, and of others.
     for edge in range(place.size):
         if launch[edge]:
             called[place[edge]] = max(called[place[edge]], ended[edge])

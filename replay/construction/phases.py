@@ -1,7 +1,7 @@
-"""Where in a step the ranks stand: the common measure by which their work can be compared.
+"""Phases: positions in a step by which the work of ranks can be compared.
 
 Ranks of one job call the same collectives in the same order, so "the work after the third collective of the
-step" means the same on all of them, whatever their clocks say and however their windows are clipped.
+step" means the same on all of them, independent of their clocks and of how their windows are clipped.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class CallOrder:
     """Collectives that a rank called inside a window, in order.
 
     Attributes:
-        instance: [C] of each.
-        called: [C] ns, when.
-        step: [C] in which step of the rank that was.
+        instance: [C] instance of each.
+        called: [C] ns of the call.
+        step: [C] step of the rank during which it was called.
     """
 
     rank: int
@@ -39,7 +39,7 @@ class CallOrder:
 
 
 def call_order(view: RankView) -> CallOrder:
-    """Collectives the rank called inside the window."""
+    """Return the collectives that the rank called inside the window, in order."""
     ran = np.flatnonzero((view.instance >= 0) & (view.launch >= 0))
     called = view.start[view.launch[ran]]
     order = np.argsort(called, kind="stable")
@@ -48,11 +48,10 @@ def call_order(view: RankView) -> CallOrder:
 
 
 def positions_in_steps(all_calls: Iterable[CallOrder]) -> dict[int, Positions]:
-    """Number the collectives of each step that several ranks called, for each rank those it called itself.
+    """Number, for each rank, the collectives with several callers that it called in each step.
 
-    What other ranks call among themselves is not counted: in which order that comes is chance.
-    A step whose beginning is cut off by the window holds fewer: it is numbered so that its end agrees with
-    the steps that are whole.
+    Collectives of other ranks are not counted, since their order relative to its own is random. A step whose
+    beginning is cut off by the window has fewer: it is numbered so that its end agrees with whole steps.
 
     Returns:
         By rank, the step and position of each instance it called.
@@ -74,7 +73,7 @@ def positions_in_steps(all_calls: Iterable[CallOrder]) -> dict[int, Positions]:
 
 
 def _numbered(by_step: dict[tuple[int, int], list[int]]) -> Positions:
-    """The positions of one rank's collectives, given by window and step, in order."""
+    """Return the positions of one rank's collectives, given in order by window and step."""
     counts = Counter(len(instances) for instances in by_step.values())
     usual = max(counts, key=lambda count: (counts[count], count))
     first_steps = {window: min(s for w, s in by_step if w == window) for window, _ in by_step}
@@ -86,14 +85,14 @@ def _numbered(by_step: dict[tuple[int, int], list[int]]) -> Positions:
 
 
 def phases_at(calls: CallOrder, time: Ints, step: Ints, positions: Positions) -> Ints:
-    """[N] position of the last collective that the rank had called in the step by each time.
+    """Return [N] position of the last collective that the rank had called in the step by each time.
 
     0 where the step had called none yet, -1 outside steps.
 
     Args:
         time: [N] ns.
         step: [N] step that each belongs to.
-        positions: of the rank's collectives.
+        positions: positions of the rank's collectives.
     """
     phase = np.empty(time.size, np.int64)
     fill_phases(np.arange(time.size), time, step, known_positions(calls, positions), phase)
@@ -101,11 +100,11 @@ def phases_at(calls: CallOrder, time: Ints, step: Ints, positions: Positions) ->
 
 
 def known_positions(calls: CallOrder, positions: Positions) -> tuple[Ints, Ints, Ints]:
-    """Of the collectives whose position is known: the step, the position and when it was called.
+    """Return step, position and call time of the collectives with a known position.
 
     Args:
-        calls: of the rank in the window, in order.
-        positions: of the rank's collectives.
+        calls: calls of the rank in the window, in order.
+        positions: positions of the rank's collectives.
     """
     positions_ = [
         (*positions[instance], called)
@@ -123,12 +122,12 @@ def fill_phases(number: Any, time: Any, step: Any, positions: Any, phase: Any) -
     Args:
         number: [K] nodes.
         time: [K] ns.
-        step: [N] of all nodes.
-        positions: as from `known_positions`.
-        phase: [N] what is written.
+        step: [N] steps of all nodes.
+        positions: from `known_positions`.
+        phase: [N] phases of all nodes, written at `number`.
     """
     in_step, position, when = positions
-    last = -1  # of the last that was called before; what follows is mostly in the same phase
+    last = -1  # the last call before `time[i]`; the next node is mostly in the same phase
     for i in range(number.size):
         node = number[i]
         while last + 1 < when.size and when[last + 1] < time[i]:

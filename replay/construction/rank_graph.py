@@ -1,9 +1,9 @@
-"""One rank's share of the graph: its nodes and the edges among them.
+"""The part of one rank in the graph: its nodes, and the edges among them.
 
-In: a `RankView` and its syncs. Out: a `RankGraph` in numbering of its own, with the nodes that other ranks'
-edges attach to. Nodes are pieces of CPU threads first, then work on streams and workers. Lags are left at
-zero: they are pooled over all ranks by `graph_builder.py`. Work whose launch the trace does not hold and that
-comes first on its lane keeps its time.
+Takes a `RankView` and its syncs; returns a `RankGraph`, numbered from 0, with the nodes that edges of other
+ranks attach to. Pieces of CPU threads come first, then work on streams and workers. Lags are zero:
+`graph_builder.py` pools them over all ranks. Work that comes first on its lane and has no recorded launch
+keeps its time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from dpro.replay.construction.rank_view import KIND, Names, RankView
 from dpro.replay.engine import compiled, distinct
 from dpro.replay.graph import EdgeKind, Edges, NodeKind, Nodes
 
-# GPU clocks are read to about this: work that begins longer before its call returns did not wait for that.
+# Precision of GPU clocks: work that begins earlier than this before its call returns did not wait for that.
 BEGUN_NS = 100_000
 
 
@@ -51,10 +51,10 @@ class RankGraph:
     """Nodes and edges of one rank in one window.
 
     Attributes:
-        begins: [N] ns, when each node began, or its arrival; nodes are numbered from 0.
+        begins: [N] start of each node, or of its arrival, in ns; nodes are numbered from 0.
         nodes: writes their columns, and returns the lanes of the part.
-        edges: between them.
-        instance, arrive, transfer: [K] for each collective it ran, the two nodes of it.
+        edges: edges between them.
+        instance, arrive, transfer: [K] instance and two nodes of each collective that it ran.
     """
 
     begins: Ints
@@ -68,12 +68,12 @@ class RankGraph:
 def build_rank_graph(
     view: RankView, syncs: pl.DataFrame, needs: pl.DataFrame, names: Names, positions: Positions | None
 ) -> RankGraph:
-    """Build one rank's share of the graph.
+    """Build one rank's part of the graph.
 
     Args:
         syncs: its rows of the `syncs` table, on the aligned clock.
         needs: its pairs of `dpro.replay.construction.data_dependencies.recorded_dependencies`.
-        positions: where in its step each of its collectives stands; None where that is not known yet.
+        positions: position of each of its collectives in its step; None where not known yet.
     """
     threads = threads_of(view, names)
     view = ended_when_notified(view, threads, names)
@@ -108,7 +108,7 @@ def build_rank_graph(
 
 
 def _waits_in_calls(view: RankView, blocked: list[BlockedCall]) -> CpuWaits:
-    """Calls that were blocked on GPU work, as waits of their threads."""
+    """Return calls that were blocked on GPU work, as waits of their threads."""
     rows = np.array([(view.tid[b.call], b.start, b.end) for b in blocked], np.int64).reshape(-1, 3)
     pairs = [(span, view.tid[b.call], b.end, not b.recorded) for b in blocked for span in b.awaited]
     awaited = np.array(pairs, np.int64).reshape(-1, 4)
@@ -118,11 +118,11 @@ def _waits_in_calls(view: RankView, blocked: list[BlockedCall]) -> CpuWaits:
 
 
 def _released(view: RankView, blocked: list[BlockedCall]) -> Ints:
-    """[S] ns when each launching call releases what it launches.
+    """Return [S] ns at which each launching call releases its work.
 
-    A call that launches one piece of GPU work releases it when it returns, or when it begins to block. One
-    that launches many (a CUDA graph), one that copies piece by piece, and the call of a CPU collective go on
-    after the work has begun.
+    A call that launches one piece of GPU work releases it on return, or when it begins to block. A call that
+    launches many pieces (a CUDA graph), copies piece by piece, or runs a CPU collective continues after its
+    work has begun.
     """
     released = view.end.copy()
     for b in blocked:
@@ -144,7 +144,7 @@ def _cut(
     given: list[Dependencies],
     released: Ints,
 ) -> ThreadPieces:
-    """Cut a thread where it waits, where it releases work or hands over, and where steps begin and end."""
+    """Cut a thread where it waits, releases work or hands over, and where steps begin and end."""
     calls = view.calls
     handed = [dependencies.source_at[dependencies.source_thread == tid] for dependencies in given]
     cuts = [released[calls[view.tid[calls] == tid]], view.step_start, [view.steps_end], *handed]
@@ -158,9 +158,9 @@ def _cut(
 
 
 def _launches(view: RankView, work: Ints, released: Ints) -> Dependencies:
-    """From the moment a call releases its work to that work; inferred where that is before it returns.
+    """Return the dependencies of work on its launching call; inferred where released before the call returns.
 
-    Of the work of a CUDA graph only the first on each stream is bound to the call: the rest follows it.
+    Of the work of a CUDA graph only the first on each stream depends on the call: the rest follows it.
     """
     launched = work[view.launch[work] >= 0]
     place = place_of_work(view, launched)
@@ -174,7 +174,7 @@ def _launches(view: RankView, work: Ints, released: Ints) -> Dependencies:
 
 
 def _lane_order(view: RankView, work: Ints) -> Dependencies:
-    """Each piece of work after the one before it on its stream or worker; messages do not queue there."""
+    """Order each piece of work after the previous one on its stream or worker, except messages."""
     work = work[~view.is_message[work]]
     place = place_of_work(view, work)
     ordered = work[np.lexsort((view.end[work], view.start[work], place))]
@@ -183,7 +183,7 @@ def _lane_order(view: RankView, work: Ints) -> Dependencies:
     return links(EdgeKind.STREAM, (WORK, ordered[same]), (WORK, ordered[same + 1]))
 
 
-STREAM, COMMUNICATION_THREAD = "stream", "communication thread"  # how lanes of work are called
+STREAM, COMMUNICATION_THREAD = "stream", "communication thread"  # name prefixes of lanes of work
 KIND_OF_PIECE = np.full(len(KIND) + 1, NodeKind.GAP, np.int64)  # by kind of the innermost span; -1: no span
 KIND_OF_PIECE[KIND["cpu_op"]] = NodeKind.CPU
 KIND_OF_PIECE[KIND["runtime"]] = NodeKind.RUNTIME
@@ -195,11 +195,11 @@ Lanes = list[tuple[int, str]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where the nodes of a part are written.
+    """The place where the nodes of a part are written.
 
     Attributes:
         nodes: columns of all nodes.
-        number: [N] of each node of the part in them.
+        number: [N] index in them of each node of the part.
         lane: index of the part's first lane.
         no_name: code of the name of nodes without a span.
     """
@@ -216,8 +216,8 @@ def write_nodes(
     """Write the columns of a rank's nodes, and return its lanes.
 
     Args:
-        positions: where in its step each of its collectives stands; without them `phase` is when each node
-            was asked for, ns, from which it follows.
+        positions: position of each of its collectives in its step; without them, `phase` is the time at which
+            each node was requested, in ns, from which phases are computed later.
     """
     lanes: Lanes = []
     blocks = [_pieces(view, threads, numbering, tid, lanes) for tid in numbering.pieces]
@@ -251,7 +251,7 @@ ARRIVE, TRANSFER = int(NodeKind.ARRIVE), int(NodeKind.TRANSFER)
 
 @compiled
 def _describe(number: Any, given: Any, spans: Any, no_name: int, into: Any) -> None:
-    # All columns of a node at once: they are written once, where they stay.
+    # Write all columns of a node at once, in their final place.
     kind, start, end, span, around, anchored = given
     name, span_id, instance, payload, message = spans
     kinds, duration, earliest, is_anchored, names, arounds, ids, collective, moved, which = into[:10]
@@ -271,7 +271,7 @@ def _describe(number: Any, given: Any, spans: Any, no_name: int, into: Any) -> N
 
 @compiled
 def _say_when(number: Any, caused: Any, steps: Any, step: Any) -> None:
-    # As `RankView.step_of`; what follows is mostly of the same step.
+    # Compute `RankView.step_of`, starting from the last step, since the next node is mostly in the same one.
     begins, steps_number, steps_end = steps
     last = -1
     for i in range(number.size):
@@ -292,7 +292,7 @@ def _pieces(view: RankView, threads: Threads, numbering: Numbering, tid: int, la
     piece = numbering.pieces[tid]
     around = threads.annotations[tid]
     anchored = np.zeros(piece.start.size, np.int64)
-    anchored[0] = tid not in threads.helpers  # those start when they are handed work
+    anchored[0] = tid not in threads.helpers  # helpers start when they are given work
     lanes.append((view.rank, "main thread" if tid == view.main_tid else f"thread {tid}"))
     return {
         "kind": KIND_OF_PIECE[np.where(piece.span >= 0, view.kind[np.maximum(piece.span, 0)], -1)],
@@ -307,7 +307,7 @@ def _pieces(view: RankView, threads: Threads, numbering: Numbering, tid: int, la
 
 
 def _work(view: RankView, numbering: Numbering, lanes: Lanes) -> Block:
-    """One node per kernel or copy; an arrival and a transfer per collective."""
+    """Return one node per kernel or copy, and an arrival and a transfer per collective."""
     work = numbering.work
     collective = view.instance[work] >= 0
     single = np.where(view.kind[work] == KIND["kernel"], NodeKind.KERNEL, NodeKind.COPY)
@@ -338,7 +338,7 @@ def _work(view: RankView, numbering: Numbering, lanes: Lanes) -> Block:
 
 
 def _lanes_of_work(view: RankView, work: Ints, lanes: Lanes) -> tuple[Ints, Bools]:
-    """[W] lane of each piece of work, and whether it is the first there; new lanes are appended."""
+    """Return [W] lane of each piece of work, and whether it is the first there; append new lanes."""
     place = place_of_work(view, work)
     lane = np.empty(work.size, np.int64)
     first = np.zeros(work.size, np.bool_)
@@ -356,7 +356,7 @@ def _lanes_of_work(view: RankView, work: Ints, lanes: Lanes) -> tuple[Ints, Bool
 
 
 def place_of_work(view: RankView, work: Ints) -> Ints:
-    """[W] a number for where each piece of work runs: one per stream, and per thread with collectives.
+    """Return [W] a number for the place of each piece of work: a stream, or a thread with collectives.
 
     Args:
         work: [W] span indices.
@@ -367,8 +367,10 @@ def place_of_work(view: RankView, work: Ints) -> Ints:
 
 
 def _when_asked_for(view: RankView, work: Ints, lane: Ints) -> Ints:
-    """[W] ns when each piece of work was launched; where unknown, as the work before it on its lane, and
-    where there is none, before the window. A trace without launches says only when work ran.
+    """Return [W] ns when each piece of work was launched.
+
+    Without a known launch, the previous known one on its lane is used, or a time before the window. In a
+    trace without launches, it is when the work ran.
     """
     if not (view.launch[work] >= 0).any():
         return view.start[work]

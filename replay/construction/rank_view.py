@@ -1,7 +1,7 @@
-"""One rank in one window as arrays: what the graph is built from, before any other rank is looked at.
+"""One rank in one window as arrays, from which its part of the graph is built.
 
-In: rows of the tables for one rank and window, on the aligned clock. Out: a `RankView`, whose indices all
-other modules of the build share.
+Takes rows of the tables for one rank and window, on the aligned clock; returns a `RankView`, whose indices
+all other modules of the construction share. Other ranks are not considered.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dpro.replay.steps import OF_WINDOW, begins_of_work, without_last_wait
 from dpro.schema import GPU_WORK_KINDS, SPAN_KINDS
 
 KIND = {kind: code for code, kind in enumerate(SPAN_KINDS)}
-# By kind of span.
+# Masks by kind of span.
 IS_ON_CPU = np.isin(SPAN_KINDS, ("cpu_op", "runtime", "annotation", "python"))
 IS_ON_GPU = np.isin(SPAN_KINDS, GPU_WORK_KINDS)
 
 
 class Names:
-    """The graph's names by code, and which of them match patterns: all ranks ask the same."""
+    """The graph's names by code, with the results of pattern matches cached for all ranks."""
 
     def __init__(self, names: pl.Series) -> None:
-        """Nothing has been asked yet."""
+        """Start without cached matches."""
         self._names = names
         self._found: dict[str, Bools] = {}
 
     def match(self, pattern: str, codes: Ints) -> Bools:
-        """[K] whether the name of each code matches.
+        """Return [K] whether the name of each code matches.
 
         Args:
             pattern: a regular expression.
@@ -49,25 +49,25 @@ class RankView:
     """Spans and collectives of one rank in one window.
 
     Attributes:
-        span_id, kind, name, start, end, tid, stream, bytes: [S] columns of its spans, sorted by start,
-            outer before inner; `name` is a code into the graph's names, `stream` numbers (device, stream).
+        span_id, kind, name, start, end, tid, stream: [S] columns of its spans, sorted by start, outer before
+            inner; `name` is a code into the graph's names, `stream` numbers (device, stream).
         launch: [S] for GPU work, the index of the runtime span that launched it; for the span that ran a
             CPU collective, the index of the call; -1 where unknown.
         instance: [S] for a span that ran a collective its instance, else -1; the last of several messages.
         memberships: [2, K] spans that ran collectives, and the instance of each.
-        transfer: [S] for a span that ran a collective how long it moved data, ns, else -1.
+        transfer: [S] for a span that ran a collective, ns for which it moved data, else -1.
         is_message: [S] whether it is a send or receive of CPU tensors: its range begins with the call, on the
             calling thread, and lasts until that thread asks whether it is over.
-        is_asked: [S] whether it is known when its caller asked for its result: of messages, and of pretended
-            collectives, which were over when they began.
-        asked: [S] when that was; else as `end`, which for messages is when they were over.
-        payload, message: [S] for a span that ran a collective what it moved, bytes and which of
-            `Graph.messages`, else -1; bytes are -1 where unknown, too.
-        rendezvous: [S] when the last member was ready, ns on the aligned clock, else -1.
+        is_asked: [S] whether the time at which its caller asked for its result is known: for messages, and
+            for pretended collectives, which were over when they began.
+        asked: [S] that time, in ns; for other spans their end. For messages, `end` is when they were over.
+        payload, message: [S] for a span that ran a collective its bytes (-1 where unknown) and index into
+            `Graph.messages`, else -1.
+        rendezvous: [S] ns on the aligned clock when the last member was ready, else -1.
         main_tid: the thread that drives the training loop.
         step_start, step_number: [T] steps of the rank in this window.
-        steps_end: ns, end of the last of them; without any when the window's one step begins, -1 if the run
-            has steps and the window none.
+        steps_end: ns, end of the last step; without any, the beginning of the window's one step, or -1 if the
+            run has steps and the window none.
         begin, finish: ns, the window's extent on this rank.
     """
 
@@ -99,12 +99,12 @@ class RankView:
 
     @cached_property
     def on_cpu(self) -> Bools:
-        """[S] spans on CPU threads, other than those that ran a collective on a worker."""
+        """[S] mask of spans on CPU threads, except those that ran a collective on a worker."""
         return IS_ON_CPU[self.kind] & (self.instance < 0)
 
     @cached_property
     def on_gpu(self) -> Bools:
-        """[S] work on GPU streams."""
+        """[S] mask of work on GPU streams."""
         return IS_ON_GPU[self.kind]
 
     @cached_property
@@ -115,7 +115,7 @@ class RankView:
         return np.flatnonzero(launches)
 
     def step_of(self, time: Ints) -> Ints:
-        """Step that contains each time: -1 before the first, -2 after the last."""
+        """Return the step that contains each time: -1 before the first, -2 after the last."""
         if self.step_start.size == 0:
             return np.full(time.size, -2) if self.steps_end < 0 else np.where(time < self.steps_end, -1, 0)
         place = np.searchsorted(self.step_start, time, side="right") - 1
@@ -129,11 +129,12 @@ def make_rank_view(
     """Make the arrays of one rank in one window.
 
     Args:
-        spans: its spans, with a `code` for the name, and whether spans of that name mark steps, `marks`, or
-            load input, `loads`.
+        spans: its spans, with `code` for the name, and whether spans of that name mark steps (`marks`) or
+            load input (`loads`).
         matched: its matched collectives, with `rendezvous_ns`, `transfer_ns`, `is_message`, `asked_after_ns`,
             `payload` and `message`.
-        stepped: whether the run has steps, so that what is in none of them is in no step.
+        steps: its steps in the window.
+        stepped: whether the run has steps, so that time outside them belongs to no step.
     """
     if not stepped:
         spans = without_last_wait(spans)
@@ -144,13 +145,13 @@ def make_rank_view(
     kind = spans["kind"].to_physical().cast(pl.Int64).to_numpy()
     on_gpu = IS_ON_GPU[kind]
     place = index_of(spans["span_id"].to_numpy())
-    # From here on `matched` are the collectives whose span is in this window, and `executed` where it is.
+    # Keep the collectives whose span is in this window; `executed` is the index of that span.
     executed = place(matched["span_id"].to_numpy())
     matched, executed = matched.filter(pl.Series(executed >= 0)), executed[executed >= 0]
     moved, is_message = _moved(matched, executed, start.size)
-    # A message lasts until its caller asks for it: it was over when it had moved.
+    # The span of a message lasts until its caller asks for it, but its data had moved before.
     is_asked, asked, end = _asked_and_over(start, spans["end"].to_numpy(), is_message, moved)
-    # GPU work is launched by the call of its correlation; a CPU collective by the call noted for it.
+    # GPU work is launched by the call of its correlation; a CPU collective by its recorded call.
     launch = _launches(spans, kind, on_gpu)
     called = place(matched["launch_span_id"].to_numpy())
     launch[executed] = np.where(launch[executed] >= 0, launch[executed], called)
@@ -185,10 +186,10 @@ def make_rank_view(
 
 
 def _steps_end(step_end: Ints, stepped: bool, spans: pl.DataFrame) -> int:
-    """When the last step ends; of a run without steps, when its work begins; else -1.
+    """Return when the last step ends; without steps in the run, when its work begins; else -1.
 
     Args:
-        stepped: as of `make_rank_view`.
+        stepped: see `make_rank_view`.
     """
     if step_end.size:
         return int(step_end.max())
@@ -196,7 +197,7 @@ def _steps_end(step_end: Ints, stepped: bool, spans: pl.DataFrame) -> int:
 
 
 def _is_sorted(start: Ints, end: Ints, span_id: Ints) -> bool:
-    """Whether spans come by start, outer before inner: those of a table mostly do."""
+    """Return whether spans are sorted by start, outer before inner, as those of a table mostly are."""
     if (start[1:] < start[:-1]).any():
         return False
     same = np.flatnonzero(start[1:] == start[:-1])
@@ -206,16 +207,16 @@ def _is_sorted(start: Ints, end: Ints, span_id: Ints) -> bool:
 
 
 def _moved(matched: pl.DataFrame, executed: Ints, num_spans: int) -> tuple[dict[str, Ints], Bools]:
-    """What each span moved in a collective, -1 for others; and [S] whether it is a message of CPU tensors.
+    """Return what each span moved in a collective, -1 for others; and [S] whether it is a CPU message.
 
     Args:
-        executed: [K] index of the span that ran each.
+        executed: [K] index of the span that ran each collective.
     """
     names = ("instance", "transfer_ns", "rendezvous_ns", "payload", "message", "asked_after_ns")
     of_span = {name: np.full(num_spans, -1, np.int64) for name in names}
     for name, column in of_span.items():
         column[executed] = matched[name].to_numpy()
-    # Of several messages in one kernel the last to find its other end decides.
+    # Of several messages in one kernel, the last one to meet its other end counts.
     np.maximum.at(of_span["rendezvous_ns"], executed, matched["rendezvous_ns"].to_numpy())
     np.minimum.at(of_span["transfer_ns"], executed, matched["transfer_ns"].to_numpy())
     is_message = np.zeros(num_spans, np.bool_)
@@ -226,7 +227,7 @@ def _moved(matched: pl.DataFrame, executed: Ints, num_spans: int) -> tuple[dict[
 def _asked_and_over(
     start: Ints, closed: Ints, is_message: Bools, moved: dict[str, Ints]
 ) -> tuple[Bools, Ints, Ints]:
-    """[S] whether it is known when each was asked for, when, and when each was over; a column is taken."""
+    """Return [S] whether and when each result was requested, and when it was over; pop from `moved`."""
     after = moved.pop("asked_after_ns")
     is_asked = is_message | (after >= 0)
     over = np.maximum(moved["rendezvous_ns"], start) + moved["transfer_ns"]
@@ -235,16 +236,16 @@ def _asked_and_over(
 
 
 def _begin_of_work(spans: pl.DataFrame) -> int:
-    """When a window without steps begins to be one, as of `dpro.replay.steps.begins_of_work`; 0: at once."""
+    """Return when the step of a window without steps begins, by `begins_of_work`; 0 if with the window."""
     window = spans.group_by(OF_WINDOW).agg(pl.col("start_ns").min())
     begins = begins_of_work(window, spans)["start_ns"]
-    return int(begins.filter(begins > window["start_ns"]).sum())  # of the one window there is, or none
+    return int(begins.filter(begins > window["start_ns"]).sum())  # one window, or none
 
 
 def _extent(start: Ints, end: Ints, used: Bools, step_start: Ints) -> tuple[int, int]:
-    """From when to when a window lasts on its rank, ns; 0 and 0 without any work.
+    """Return the extent of a window on its rank, in ns; (0, 0) without any work.
 
-    It may open before the first span of its first step: that time is the step's.
+    It may open before the first span of its first step: that time belongs to the step.
     """
     begin = int(start[used].min()) if used.any() else 0
     finish = int(end[used].max()) if used.any() else 0
@@ -252,8 +253,8 @@ def _extent(start: Ints, end: Ints, used: Bools, step_start: Ints) -> tuple[int,
 
 
 def index_of(ids: Ints) -> Callable[[Ints], Ints]:
-    """A function from span ids to positions, -1 for ids that are not there."""
-    # Binary search in the sorted ids; a wanted id that is not there lands on a neighbour, which differs.
+    """Return a function from span ids to positions, -1 for unknown ids."""
+    # Binary search in the sorted ids; an unknown id finds a neighbour, which differs.
     order = np.argsort(ids, kind="stable")
     sorted_ids = ids[order]
 
@@ -265,7 +266,7 @@ def index_of(ids: Ints) -> Callable[[Ints], Ints]:
 
 
 def _launches(spans: pl.DataFrame, kind: Ints, gpu: Bools) -> Ints:
-    """[S] index of the runtime span with the same correlation as each GPU span, -1 for none."""
+    """Return [S] the index of the runtime span with the correlation of each GPU span, -1 for none."""
     correlation = spans["correlation"].to_numpy()
     launch = np.full(kind.size, -1, np.int64)
     calls = np.flatnonzero((kind == KIND["runtime"]) & (correlation >= 0))
@@ -279,8 +280,10 @@ def _launches(spans: pl.DataFrame, kind: Ints, gpu: Bools) -> Ints:
 
 
 def _main_thread(spans: pl.DataFrame, cpu: Bools, duration: Ints) -> int:
-    """The thread that drives the training loop: the one that marks steps, else the process's first thread,
-    else the one with most time in spans."""
+    """Return the thread that drives the training loop; -1 without CPU spans.
+
+    It is the one that marks steps, else the process's first thread, else the one with most time in spans.
+    """
     on_cpu = np.flatnonzero(cpu)
     if on_cpu.size == 0:
         return -1

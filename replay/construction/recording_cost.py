@@ -1,14 +1,13 @@
-"""What recording cost the job, taken out of its graph: the job as it runs.
+"""The cost of recording, taken out of a job's graph, which then shows the job as it runs.
 
-In: the graph of a run as recorded, and its steps. Out: a `RecordingCost`: how long each node lasts without
-it, and how much that is by rank, window and kind of event. Only work of CPU threads is shortened, on which
-the profiler runs. Waits, kernels and transfers stay as long as they are.
+Takes the graph of a run as recorded, and its steps; returns a `RecordingCost`: the duration of each node
+without it, and the cost by rank, window and kind of event. Only work of CPU threads is shortened, where the
+profiler runs; waits, kernels and transfers keep their durations.
 
-Where the cost lies follows from what the profiler does. An operator is timed between two pieces of the
-profiler's own work, so half of its cost is before it and half behind it, in what is around it; a call of the
-CUDA runtime contains its own. How much it is, steps outside deep windows say: their length, or that of their
-hosts where these run ahead of devices. Without them it is a prior, measured on other machines and scaled by
-the speed of this one.
+The profiler times an operator between two pieces of its bookkeeping, so half of an operator's cost is before
+it and half behind it, in the surrounding work; a call of the CUDA runtime contains its own cost. The amount
+follows from steps outside deep windows: their length, or that of their hosts where these run ahead of
+devices. Without them it is a prior, measured on other machines and scaled by the speed of this one.
 """
 
 from __future__ import annotations
@@ -30,26 +29,26 @@ from dpro.schema import SPANS
 from dpro.store import Run
 from dpro.timed import all_hosts_ahead, disturbed, with_times
 
-# What an event costs, in times of a call of `aten::as_strided`, which says how fast the machine is: medians
-# of ten jobs on a CPU, where it took 270 ns, and of one on an H200 whose machine took 675 ns.
-CLOCK, CLOCK_NS = "aten::as_strided", 450.0  # the latter where none was called: of two H100 machines
+# Costs of an event, as multiples of a call of `aten::as_strided`, which shows the speed of the machine:
+# medians of ten jobs on a CPU (270 ns a call), and of one on an H200 machine (675 ns a call).
+CLOCK, CLOCK_NS = "aten::as_strided", 450.0  # the time of two H100 machines, used where none was called
 OPERATOR, WITHOUT_GRADIENT, WITH_SHAPES = 2.35, 0.46, 1.3  # the last two are factors of the first
 RUNTIME_CALL, PYTHON_CALL = 8.0, 1.85
 EVENTS = ("operator", "runtime call", "Python call")
-# What a prior may be off by. How the profiler of an imported trace was set up is not known: it may have cost
-# next to nothing, but for stacks, which cost what Python takes to call it.
-OWN, IMPORTED = (1.0, 0.5), (0.5, 0.0)  # times the prior: likely, and at least
-AT_MOST, AT_MOST_WITHOUT_CLOCK = 1.5, 2.0  # times the prior
-OF_PYTHON = 0.5  # times the prior of Python calls: at least
-MAX_SHARE = 1 / 3  # of a host's time: no prior takes more
-MAX_FITTED = 3.0  # times the prior: nothing that is fitted takes more; the first window takes 2.9 at times
-SHOWS = 0.01  # of the step: what the prior would take at least for steps to show what recording cost
-REACHED = 0.001  # of the step: what differs less is the same
-STEADY = 0.3  # of the typical step: steps whose middle half is wider are no reference
-MIN_STEPS = 5  # outside windows: fewer are none
-WARM_UP, MIN_EARLY = 10, 30  # steps at the beginning that do not count, and how many there have to be then
-LASTING = 1.2  # times as long as before the first window steps of a launch-bound GPU job may take after it
-SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, MAX_FITTED)  # at which steps are replayed
+# Error of the prior, as multiples of it. The settings of the profiler of an imported trace are unknown: it
+# may have cost next to nothing, except for stacks, which cost what Python takes to call the profiler.
+OWN, IMPORTED = (1.0, 0.5), (0.5, 0.0)  # likely, and at least
+AT_MOST, AT_MOST_WITHOUT_CLOCK = 1.5, 2.0
+OF_PYTHON = 0.5  # at least, of the prior of Python calls
+MAX_SHARE = 1 / 3  # share of a host's time that a prior may take
+MAX_FITTED = 3.0  # largest multiple of the prior that is fitted; the first window takes 2.9 at times
+SHOWS = 0.01  # share of the step that the prior has to take for steps to show the cost
+REACHED = 0.001  # share of the step below which a difference is none
+STEADY = 0.3  # share of the typical step: with a wider middle half, steps are not a reference
+MIN_STEPS = 5  # steps outside windows that a reference needs
+WARM_UP, MIN_EARLY = 10, 30  # first steps that do not count, and number of early steps needed after them
+LASTING = 1.2  # factor by which a window may slow down later steps of a launch-bound GPU job
+SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, MAX_FITTED)  # multiples at which steps are replayed
 PYTHON_NAMES = r"\.py\(\d+\)|^<built-in|^nn\.Module: "
 BACKWARD = r"^autograd::|Backward\d*$"
 
@@ -64,16 +63,16 @@ Cell = tuple[int, int]  # a rank, and a window of it
 
 @dataclass(frozen=True)
 class RecordingCost:
-    """What recording cost a job.
+    """The cost of recording a job.
 
     Attributes:
-        table: what was taken out by rank, window and kind of event: `ns`, at least `low_ns` and at most
-            `high_ns`, and `source`: what says so.
-        hosts: by `rank` what its CPU threads worked: `recorded_ns`, and without the cost `likely_ns`, at
+        table: cost by rank, window and kind of event: `ns`, at least `low_ns` and at most `high_ns`, and
+            `source` of the estimate.
+        hosts: by `rank`, the work of its CPU threads: `recorded_ns`, and without the cost `likely_ns`, at
             least `least_ns` and at most `most_ns`.
-        scales: by rank and window, how many times the prior was taken out.
-        duration: [N] ns, how long nodes of the recorded graph last without; None where that graph is not held
-            as a whole.
+        scales: by rank and window, the multiple of the prior that was taken out.
+        duration: [N] durations of the recorded graph's nodes without the cost, in ns; None where that graph
+            is not in memory as a whole.
     """
 
     table: pl.DataFrame
@@ -83,13 +82,13 @@ class RecordingCost:
 
     @property
     def source(self) -> str:
-        """What says how much it is: of several the weakest."""
+        """The source of the estimate; of several, the weakest."""
         sources = set(self.table["source"].to_list())
         return next((source for source in (BY_PRIOR, BY_STEPS, BY_HOSTS) if source in sources), BY_PRIOR)
 
     @property
     def slowed(self) -> tuple[float, float, float]:
-        """How many times as long hosts took since they were recorded: likely, at least, at most."""
+        """Factors by which recording slowed the hosts: likely, at least, at most."""
         recorded, likely, least, most = (
             max(float(self.hosts[f"{name}_ns"].sum()), 1.0)
             for name in ("recorded", "likely", "most", "least")
@@ -98,7 +97,7 @@ class RecordingCost:
 
     @property
     def host_factors(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """By `rank` the `factor` by which CPU work may be shorter, and longer, than it likely is."""
+        """By `rank`, the `factor` by which CPU work may be shorter, and longer, than it likely is."""
         likely = pl.col("likely_ns").clip(lower_bound=1)
         shorter, longer = (
             self.hosts.select("rank", factor=pl.col(f"{end}_ns") / likely) for end in ("least", "most")
@@ -107,15 +106,15 @@ class RecordingCost:
 
 
 class CpuWork(NamedTuple):
-    """Work of CPU threads, in which the cost of recording lies.
+    """The work of CPU threads, which contains the cost of recording.
 
     Attributes:
         node: [C] nodes, thread by thread and in order of time.
-        opens: [C] which of them follow no other directly: what could not be taken before is not taken there.
-        cell: [C] number in `cells` of the rank and window of each.
+        opens: [C] mask of those that follow no other directly: cost not yet taken out is dropped there.
+        cell: [C] index in `cells` of the rank and window of each.
         cells: ranks and windows.
-        prior: [C] ns, what recording is expected to cost there.
-        events: `rank`, `window`, `kind` (number in `EVENTS`), `events`, `ns` (of the prior).
+        prior: [C] expected cost of recording at each, in ns.
+        events: `rank`, `window`, `kind` (index in `EVENTS`), `events`, `ns` (of the prior).
         has_clock: [cells] whether the speed of the machine is known.
     """
 
@@ -128,7 +127,7 @@ class CpuWork(NamedTuple):
     has_clock: Bools
 
     def without(self, graph: Graph, scales: Floats) -> Ints:
-        """[N] ns, how long nodes of the graph last without the prior times a scale for each cell."""
+        """Return [N] durations of the graph's nodes without the prior times a scale for each cell, in ns."""
         duration = graph.nodes.duration.copy()
         left = duration[self.node]
         _take(left, self.prior * scales[self.cell], self.opens)
@@ -136,23 +135,23 @@ class CpuWork(NamedTuple):
         return duration
 
     def at_scales(self, graph: Graph) -> list[Ints]:
-        """[N] ns at each of `SCALES`, how long nodes last without the prior times that scale."""
+        """Return [N] durations without the prior times each of `SCALES`, in ns."""
         return [self.without(graph, np.full(len(self.cells), scale)) for scale in SCALES]
 
     def sums(self, duration: Ints) -> Floats:
-        """[cells] ns of CPU work where nodes last so long."""
+        """Return [cells] CPU work under the given durations, in ns."""
         return np.bincount(self.cell, duration[self.node], len(self.cells)).astype(np.float64)
 
 
 class Observed(NamedTuple):
-    """What ranks and windows show of what recording cost.
+    """Observations of ranks and windows about the cost of recording.
 
     Attributes:
         cells: ranks and windows.
-        prior_ns: [cells] what it is expected to have cost.
+        prior_ns: [cells] expected cost.
         has_clock: [cells] whether the speed of the machine is known.
         left_ns: [scales, cells] CPU work that is left without the prior times each of `SCALES`.
-        events: as of `CpuWork`.
+        events: see `CpuWork`.
     """
 
     cells: list[Cell]
@@ -163,18 +162,18 @@ class Observed(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """What windows are compared with.
+    """The times that windows are compared with.
 
     Attributes:
-        source: what it is of, `BY_STEPS` or `BY_HOSTS`.
-        times: typical, high and low time of a step, ns, by rank; of steps by -1, for all ranks.
+        source: their kind, `BY_STEPS` or `BY_HOSTS`.
+        times: typical, high and low time of a step, in ns, by rank; of steps under key -1, for all ranks.
     """
 
     source: str
     times: Mapping[int, tuple[float, float, float]]
 
     def targets(self, cells: Sequence[Cell]) -> Floats:
-        """[3, cells] ns that a step of each should take: likely, and at most and at least by chance."""
+        """Return [3, cells] ns that a step of each should take: likely, at most and at least by chance."""
         by_chance = np.sqrt(len({window for _, window in cells}))
         typical, high, low = np.array(
             [self.times.get(rank, self.times.get(-1, (np.nan,) * 3)) for rank, _ in cells]
@@ -185,11 +184,11 @@ class Reference(NamedTuple):
 
 
 class Profiler(NamedTuple):
-    """What recorded operators.
+    """The profiler that recorded operators.
 
     Attributes:
         has_shapes: whether it recorded shapes of arguments.
-        is_own: whether it was dpro's, which sets it up as it was measured.
+        is_own: whether it was dpro's, whose settings are those of the measurements.
     """
 
     has_shapes: bool = False
@@ -197,9 +196,9 @@ class Profiler(NamedTuple):
 
 
 def profiler_of(run: Run) -> Profiler | None:
-    """What recorded the operators of a run; None where what that cost is not known.
+    """Return the profiler of a run's operators; None where its cost is unknown.
 
-    An execution trace costs 11 us and more an operator, and differs too much from job to job.
+    An execution trace costs 11 us and more per operator, and differs too much from job to job.
     """
     if run.manifest.options.get("execution_trace"):
         return None
@@ -209,15 +208,15 @@ def profiler_of(run: Run) -> Profiler | None:
 
 
 def find_recording_cost(graph: Graph, steps: pl.DataFrame, profiler: Profiler | None) -> RecordingCost | None:
-    """Find what recording cost a job whose graph is held as a whole.
+    """Find the cost of recording a job whose graph is in memory as a whole.
 
     Args:
         graph: as recorded.
         steps: table `steps` of its run.
-        profiler: what recorded its operators.
+        profiler: the profiler of its operators.
 
     Returns:
-        None where nothing is known of it: no operators of PyTorch's profiler were recorded, say.
+        None where the cost is unknown, for example without operators of PyTorch's profiler.
     """
     if profiler is None or not (graph.nodes.kind == NodeKind.CPU).any():
         return None
@@ -235,13 +234,13 @@ def find_recording_cost(graph: Graph, steps: pl.DataFrame, profiler: Profiler | 
 
 
 def observed(work: CpuWork, durations: Sequence[Ints]) -> Observed:
-    """What CPU work shows, by its durations at each of `SCALES`."""
+    """Return what CPU work shows, by its durations at each of `SCALES`."""
     prior_ns = np.bincount(work.cell, work.prior, len(work.cells)).astype(np.float64)
     return Observed(work.cells, prior_ns, work.has_clock, np.stack([*map(work.sums, durations)]), work.events)
 
 
 def together(parts: Sequence[Observed]) -> Observed:
-    """What several ranks show."""
+    """Join the observations of several ranks."""
     return Observed(
         [cell for part in parts for cell in part.cells],
         np.concatenate([part.prior_ns for part in parts]),
@@ -254,10 +253,10 @@ def together(parts: Sequence[Observed]) -> Observed:
 def judge_cost(
     seen: Observed, profiler: Profiler, reference: Reference | None, at: Floats | None
 ) -> RecordingCost:
-    """Say how much recording cost.
+    """Estimate the cost of recording.
 
     Args:
-        at: [scales, cells] ns, what a step of each takes at each of `SCALES`; None without a reference.
+        at: [scales, cells] time of a step of each cell at each of `SCALES`, in ns; None without a reference.
     """
     recorded_ns = seen.left_ns[0]
     calls = seen.events.filter(pl.col("kind") == EVENTS.index("Python call")).select("rank", "window", "ns")
@@ -298,26 +297,27 @@ def judge_cost(
 
 
 def _fitted(at: Floats, targets: Floats) -> Floats:
-    """[3, cells] times the prior that recording cost: likely, at least, at most; NaN where it does not show.
+    """Return [3, cells] multiples of the prior: likely, at least, at most; NaN where the cost does not show.
 
     Args:
-        at, targets: as of `judge_cost` and `Reference.targets`.
+        at: see `judge_cost`.
+        targets: from `Reference.targets`.
     """
-    at = np.minimum.accumulate(at, axis=0)  # which steps are usual may change with their lengths
+    at = np.minimum.accumulate(at, axis=0)  # monotonic, as the choice of usual steps may change
     fitted = np.full(targets.shape, np.nan)
     one = SCALES.index(1.0)
     for cell in range(at.shape[1]):
         of_cell = at[:, cell]
         if np.isnan(of_cell).any() or not of_cell[0] - of_cell[one] >= SHOWS * of_cell[0]:
             continue
-        # Where nothing more is gained, hosts are hidden: no more is taken out than what brings it there.
+        # Where larger scales gain nothing, the host is hidden: use the smallest scale that gets there.
         reached = np.maximum(targets[:, cell], of_cell[-1] * (1 + REACHED))
         fitted[:, cell] = np.interp(-reached, -of_cell, SCALES)
     return fitted
 
 
 def cpu_work(graph: Graph, has_shapes: bool) -> CpuWork:
-    """Work of CPU threads, and what recording is expected to have cost there."""
+    """Return the work of CPU threads, and the expected cost of recording in it."""
     nodes, names = graph.nodes, pl.Series(graph.names, dtype=pl.String)
     node = np.flatnonzero(is_of(nodes.kind, CPU_KINDS))
     keys = (nodes.measured_end, nodes.measured_start, nodes.window, nodes.lane)
@@ -334,7 +334,7 @@ def cpu_work(graph: Graph, has_shapes: bool) -> CpuWork:
     operator = np.full(clocks.size, OPERATOR * WITHOUT_GRADIENT)
     operator[np.unique(rank[names.str.contains(BACKWARD).to_numpy()[name]])] = OPERATOR
     operator *= WITH_SHAPES if has_shapes else 1.0
-    # An event is a span with time of its own: it begins with its first piece and ends with its last.
+    # An event is a span with own time: it begins with its first piece and ends with its last.
     spanned = np.flatnonzero(span >= 0)
     by_span = spanned[np.lexsort((spanned, span[spanned], cell[spanned]))]
     begins = np.append(True, (np.diff(span[by_span]) != 0) | (np.diff(cell[by_span]) != 0))[: by_span.size]
@@ -362,8 +362,8 @@ def cpu_work(graph: Graph, has_shapes: bool) -> CpuWork:
 
 
 def _clocks(rank: Ints, duration: Ints, is_clock: Bools) -> tuple[Floats, Bools]:
-    """[R] ns of the call by which the speed of a rank's machine shows, and whether it was seen there."""
-    precise = is_clock & (duration % 1000 != 0)  # whole microseconds do not show it
+    """Return [R] ns of the `CLOCK` call, which shows the speed of a rank's machine, and if it was seen."""
+    precise = is_clock & (duration % 1000 != 0)  # whole microseconds are too coarse
     calls = pl.DataFrame({"rank": rank[precise], "ns": duration[precise]})
     medians = calls.group_by("rank").agg(pl.col("ns").median())
     clocks = np.full(int(rank.max(initial=0)) + 1, CLOCK_NS)
@@ -375,7 +375,7 @@ def _clocks(rank: Ints, duration: Ints, is_clock: Bools) -> tuple[Floats, Bools]
 
 @compiled
 def _take(left: Any, cost: Any, opens: Any) -> None:
-    # What is shorter than what is to be taken from it owes the rest, which the work behind it pays.
+    # Work shorter than its cost owes the rest, which is taken from the work behind it.
     owed = 0.0
     for i in range(left.size):
         if opens[i]:
@@ -387,7 +387,7 @@ def _take(left: Any, cost: Any, opens: Any) -> None:
 
 
 def reference_of(steps: pl.DataFrame) -> Reference | None:
-    """What windows are compared with: hosts that run ahead of their devices, else steps outside windows.
+    """Return the reference for windows: hosts that run ahead of their devices, else steps outside windows.
 
     Args:
         steps: table `steps`.
@@ -419,14 +419,14 @@ def reference_of(steps: pl.DataFrame) -> Reference | None:
 
 
 def host_paces_of(graph: Graph, cells: Sequence[Cell]) -> Floats:
-    """[cells] ns, how long the host of each needs for a step; NaN where its window has a single one."""
+    """Return [cells] ns that the host of each needs for a step; NaN where its window has only one step."""
     paces = host_paces(graph).filter("later").group_by("rank", "window").agg(pl.col("pace_ns").median())
     measured = {(rank, window): pace_ns for rank, window, pace_ns in paces.iter_rows()}
     return np.array([measured.get(cell, np.nan) for cell in cells])
 
 
 def steps_of_cells(graph: Graph, cells: Sequence[Cell]) -> Floats:
-    """[cells] ns, the mean usual step of the window of each, replayed; NaN where it has none."""
+    """Return [cells] the mean usual step of each one's window, replayed, in ns; NaN where it has none."""
     timeline = replay(graph)
     lengths = durations_of(usual_steps(step_ends(graph, timeline.start, timeline.end)))
     of_window = dict(lengths.group_by("window").agg(pl.col("duration_ns").mean()).iter_rows())

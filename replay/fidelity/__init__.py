@@ -1,1 +1,1 @@
-"""How far a replay is from the trace, what it rests on, and how far to trust what it predicts."""
+"""Fidelity of a replay: its distance from the trace, its basis, and how far to trust its predictions."""

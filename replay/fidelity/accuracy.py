@@ -1,8 +1,8 @@
-"""How far to trust a replay: its errors against the trace, and what the trace leaves open.
+"""Trust in a replay: its errors against the trace, and open questions of the trace.
 
-In: a graph with its matching, and its timeline. Out: numbers and a plain verdict. A small error of the step
-time proves little by itself (wrong parts can add up right), so the errors of single starts, the time that
-nothing explains, and the starts that were taken from the trace are counted too.
+Takes a graph with its matching, and its timeline; returns figures and a plain verdict. A small error of the
+step time proves little by itself, since wrong parts can add up right, so three more things are measured:
+errors of single starts, time that nothing explains, and starts taken from the trace.
 """
 
 from __future__ import annotations
@@ -48,21 +48,20 @@ from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.words import ranks_in_words
 
-# How good predictions from a run can be: each measured figure against its bars, and a score of them all.
+# Quality of predictions from a run: each measured figure against its bars, and an overall score.
 
-STANDARD_ERRORS = 2.0  # of each side of an interval
-# By how much recordings of one and the same job differ, in standard deviations of their steps: noise
-# lasts, and more steps do not average it away (median of 30 pairs of recordings in
-# docs/accuracy.md).
+STANDARD_ERRORS = 2.0  # on each side of an interval
+# Difference between recordings of one job, in standard deviations of their steps: noise lasts, and more steps
+# do not average it away (median of 30 pairs of recordings in docs/accuracy.md).
 RUN_TO_RUN = 0.6
-SURE = 0.95  # that a share is at least so large, where it is one of few
-GOOD, FAIR = 0.75, 0.25  # scores from which on a run is called so
+SURE = 0.95  # confidence in the lower bound of a share of a small number
+GOOD, FAIR = 0.75, 0.25  # lowest scores of these grades
 COLD_STEPS, WARM_UP = "first calls of a process in steps", "steps that warm up against the others"
-NOTABLE = 1.05  # from which multiple on it is said that recording slowed hosts or steps
-MIN_USUAL_STEPS = 5  # outside deep windows: fewer do not show what is usual
+NOTABLE = 1.05  # factor from which a slowdown by recording is reported
+MIN_USUAL_STEPS = 5  # steps outside deep windows: fewer do not show the usual one
 
 
-_MEASURED = {  # what a figure says, by its name
+_MEASURED = {  # sentence of a figure, by its name
     "error of replayed steps": "replayed steps are off by {}",
     "median error of starts": "replayed start times are off by {} of a step (median)",
     "95th percentile of errors of starts": "replayed start times are off by {} of a step (95th percentile)",
@@ -77,14 +76,14 @@ _MEASURED = {  # what a figure says, by its name
 
 
 class Criterion(DocumentPart, frozen=True):
-    """One figure that predictions stand or fall with.
+    """One figure on which predictions depend.
 
     Attributes:
-        name: what was measured.
+        name: the measured quantity.
         value: in `unit`; null where the run does not show it.
         good, poor: bars in `unit`: good up to the first, poor from the second on.
         unit: % or x (times).
-        score: 0 to 1; null where it is not known.
+        score: 0 to 1; null where unknown.
     """
 
     name: str
@@ -95,13 +94,13 @@ class Criterion(DocumentPart, frozen=True):
     score: float | None
 
     def __str__(self) -> str:
-        """The figure and its bars."""
+        """Word the figure and its bars."""
         bars = f"good up to {self.good:g}{self.unit}, poor from {self.poor:g}{self.unit}"
         return f"{self.in_words} ({bars})"
 
     @property
     def in_words(self) -> str:
-        """What was measured, in words."""
+        """The measured quantity, in words."""
         if self.value is None:
             return f"{self.name}: not known"
         measured = _MEASURED.get(self.name, f"{self.name}: {{}}")
@@ -109,7 +108,7 @@ class Criterion(DocumentPart, frozen=True):
 
 
 def criterion(name: str, value: float | None, good: float, poor: float, unit: str = "%") -> Criterion:
-    """A figure with its score: 1 at `good` and below, 0 from `poor` on, in a straight line between."""
+    """Make a figure with its score: 1 up to `good`, 0 from `poor` on, linear between."""
     score = None if value is None else float(np.clip((poor - value) / (poor - good), 0.0, 1.0))
     return Criterion(name, value, good, poor, unit, score)
 
@@ -124,17 +123,17 @@ def figures_of(
     cold: float = 0.0,
     warming: float = 0.0,
 ) -> tuple[Criterion, ...]:
-    """All that counts, worst first where scores differ.
+    """Return all figures of trust, worst score first.
 
     Args:
         steps: `measured_ns` and `error_pct` of the replayed steps.
         starts_ns: percentiles of the errors of starts, ns.
         unexplained: share of time that nothing explains.
-        copied: share of starts that were taken from the trace, at least.
-        windows: as from `windows_to_usual`.
-        impossible: share of spans that were left out or moved since their times cannot be.
-        cold: share of the usual steps in the first calls of a process, as of `cold_share`.
-        warming: how many times as long the steps before them take, as of `warm_up`.
+        copied: lower bound of the share of starts taken from the trace.
+        windows: from `windows_to_usual`.
+        impossible: share of spans left out or moved because of impossible times.
+        cold: share of the usual steps in first calls of a process, from `cold_share`.
+        warming: time before the usual steps, as a multiple of theirs, from `warm_up`.
     """
     measured = steps["measured_ns"].to_numpy().astype(np.float64)
     measured = measured[are_usual(measured)]
@@ -160,7 +159,7 @@ def figures_of(
 
 
 def _noise(change_pct: float | None) -> Criterion:
-    """How much steps vary; where that is not known, as of one step, no prediction is good, nor shown poor."""
+    """Make the figure of noise; where unknown, as with one step, no prediction is good or shown poor."""
     noise = criterion("noise of steps", change_pct, 10.0, 50.0)
     return noise if change_pct is not None else structs.replace(noise, score=(GOOD + FAIR) / 2)
 
@@ -168,14 +167,14 @@ def _noise(change_pct: float | None) -> Criterion:
 def _smallest_change(
     measured: np.ndarray[tuple[int], np.dtype[np.float64]], error: float | None
 ) -> float | None:
-    """What a change has to do, in % of the step, for its interval to leave the step as it is out."""
+    """Return the smallest change, in % of the step, whose interval excludes no change; None where unknown."""
     if measured.size < 2 or error is None:
         return None
     return float(100 * STANDARD_ERRORS * RUN_TO_RUN * measured.std(ddof=1) / measured.mean()) + error
 
 
 def deep_and_usual(steps: pl.DataFrame) -> tuple[float, StepSeries] | None:
-    """Ns of the median step in deep windows, and the steps outside; None where either are missing."""
+    """Return the median step in deep windows, in ns, and the steps outside; None where either is missing."""
     deep = with_times(steps).filter((pl.col("window") >= 0) & (pl.col("time_ns") > 0))
     usual = series_outside(steps, MIN_USUAL_STEPS)
     if deep.is_empty() or usual is None:
@@ -184,10 +183,10 @@ def deep_and_usual(steps: pl.DataFrame) -> tuple[float, StepSeries] | None:
 
 
 def windows_to_usual(steps: pl.DataFrame, taken_out: float = 1.0) -> float | None:
-    """How many times as long steps in deep windows take as the others, or the other way round: 1 or more.
+    """Return the ratio of steps in deep windows to others, or its inverse, whichever is at least 1.
 
     Args:
-        taken_out: how many times as long steps take as recorded as once recording's cost is taken out.
+        taken_out: ratio of steps as recorded to steps without the cost of recording.
 
     Returns:
         None where either are missing.
@@ -200,12 +199,12 @@ def windows_to_usual(steps: pl.DataFrame, taken_out: float = 1.0) -> float | Non
 
 
 def score_of(figures: Sequence[Criterion]) -> float:
-    """What the worst figure scores; 0 without any."""
+    """Return the score of the worst figure; 0 without any."""
     return min((figure.score for figure in figures if figure.score is not None), default=0.0)
 
 
 def grade_of(score: float) -> str:
-    """The score in a word: good, fair or poor."""
+    """Return a score as a word: good, fair or poor."""
     return "good" if score >= GOOD else "fair" if score >= FAIR else "poor"
 
 
@@ -217,7 +216,7 @@ ADVICE = {
 
 
 def grade_sentence(score: float, figures: Sequence[Criterion]) -> str:
-    """The grade, the score, what keeps it down, and what of it the run does not show.
+    """Word the grade, the score, the figures that lower it, and those the run does not show.
 
     Args:
         score: from 0 to 1.
@@ -230,17 +229,17 @@ def grade_sentence(score: float, figures: Sequence[Criterion]) -> str:
     return f"Predictions from this run: {grade} ({score:.2f} of 1). {ADVICE[grade]}.{why}{missing}"
 
 
-# What a replay rests on: dependencies that the trace recorded, inferred ones, and times taken from it.
+# The basis of a replay: recorded dependencies, inferred ones, and times taken from the trace.
 
 
 class Starts(DocumentPart, frozen=True):
-    """What the starts of GPU work and of collectives rest on: four shares that add up to 1.
+    """The basis of the starts of GPU work and of collectives: four shares that add up to 1.
 
     Attributes:
-        derived: a recorded dependency.
-        inferred: an inferred dependency.
-        fitted: the draining of the device.
-        anchored: the trace alone.
+        derived: share set by a recorded dependency.
+        inferred: share set by an inferred dependency.
+        fitted: share set by the draining of the device.
+        anchored: share set by the trace alone.
     """
 
     derived: float
@@ -253,8 +252,8 @@ class EdgeCounts(DocumentPart, frozen=True):
     """Dependencies of one kind.
 
     Attributes:
-        kind: of dependency.
-        recorded, inferred: how many there are of each.
+        kind: kind of dependency.
+        recorded, inferred: number of each.
     """
 
     kind: str
@@ -263,11 +262,11 @@ class EdgeCounts(DocumentPart, frozen=True):
 
 
 class StreamPairs(DocumentPart, frozen=True):
-    """Pairs of streams of which one waits for the other.
+    """Pairs of streams where one waits for the other.
 
     Attributes:
-        recorded: by recorded events.
-        inferred: by inferred ones.
+        recorded: number of pairs with recorded events.
+        inferred: number of pairs with inferred events only.
     """
 
     recorded: int
@@ -275,10 +274,10 @@ class StreamPairs(DocumentPart, frozen=True):
 
 
 class Evidence(DocumentPart, frozen=True):
-    """What the replay rests on.
+    """The basis of the replay.
 
     Attributes:
-        starts: what sets the starts.
+        starts: the basis of starts.
         edges: dependencies by kind.
         stream_pairs: streams that wait for each other.
     """
@@ -289,11 +288,11 @@ class Evidence(DocumentPart, frozen=True):
 
 
 class StartCounts(NamedTuple):
-    """What the starts of work rest on, in numbers: those of several ranks add up.
+    """The basis of the starts of work as counts, which add up over ranks.
 
     Attributes:
-        edges: [EdgeKind, 2] dependencies that were recorded, and inferred ones.
-        streams: [2] pairs of streams that wait for each other, likewise.
+        edges: [EdgeKind, 2] recorded and inferred dependencies.
+        streams: [2] pairs of streams with recorded waits, and with inferred waits only.
         set_by: [4] starts that are derived, inferred, fitted, anchored.
     """
 
@@ -303,7 +302,7 @@ class StartCounts(NamedTuple):
 
 
 def in_shares(counts: StartCounts) -> Evidence:
-    """What the starts rest on, as shares of all."""
+    """Return the basis of the starts as shares of all."""
     rows = zip(EdgeKind, counts.edges.tolist())
     edges = tuple(EdgeCounts(kind.name.lower(), *numbers) for kind, numbers in rows if sum(numbers))
     shares = counts.set_by / max(int(counts.set_by.sum()), 1)
@@ -311,15 +310,18 @@ def in_shares(counts: StartCounts) -> Evidence:
 
 
 def surely_taken(counts: StartCounts) -> float:
-    """The share of starts that the trace surely gave (Clopper and Pearson, 1934), which may be few."""
-    from scipy.special import betaincinv  # only here: no other command loads it
+    """Return a lower bound of the share of starts set by the trace (Clopper and Pearson, 1934).
+
+    The bound allows for a small number of starts.
+    """
+    from scipy.special import betaincinv  # imported here, since most commands do not need it
 
     taken, number = int(counts.set_by[2:].sum()), int(counts.set_by.sum())
     return float(betaincinv(taken, number - taken + 1, 1 - SURE)) if taken else 0.0
 
 
 def count_starts(timeline: Timeline) -> StartCounts:
-    """Count what the starts in a replay of the unchanged graph, or of one rank of it, rest on."""
+    """Count the basis of starts in a replay of the unchanged graph, or of one rank of it."""
     graph = timeline.graph
     work = is_started(graph)
     anchored = graph.nodes.anchored.copy()
@@ -338,12 +340,12 @@ def count_starts(timeline: Timeline) -> StartCounts:
 
 
 def is_started(graph: Graph) -> Bools:
-    """[N] what is started rather than follows on a CPU thread: GPU work, and arrivals at collectives."""
+    """Return [N] which nodes are started rather than follow on a CPU thread: GPU work and arrivals."""
     return np.isin(graph.nodes.kind, (*GPU_KINDS, NodeKind.ARRIVE))
 
 
 def taken_from_trace(graph: Graph) -> Bools:
-    """[N] what starts as measured because it was measured: anchored, or after a delay as recorded."""
+    """Return [N] which starts are as measured by construction: anchored, or after a recorded delay."""
     nodes = graph.nodes
     recorded = nodes.duration == nodes.measured_end - nodes.measured_start
     taken = nodes.anchored.copy()
@@ -352,7 +354,7 @@ def taken_from_trace(graph: Graph) -> Bools:
 
 
 def _count_streams(graph: Graph) -> tuple[int, int]:
-    """Pairs of streams of which one waits for the other: by recorded events, and only by inferred ones."""
+    """Count the pairs of streams with waits: by recorded events, and by inferred ones only."""
     edges = graph.edges
     events = edges.kind == EdgeKind.EVENT
     lanes = [graph.nodes.lane[nodes[events]].tolist() for nodes in (edges.source, edges.target)]
@@ -361,11 +363,11 @@ def _count_streams(graph: Graph) -> tuple[int, int]:
     return len(ordered), len(set(zip(*lanes)) - ordered)
 
 
-# Beyond these a replay does not describe the job well enough to predict from.
+# Beyond these, a replay does not describe the job well enough for predictions.
 WORST_STEP_ERROR_PCT = 5.0
 WORST_UNEXPLAINED = 0.10
 WORST_ANCHORED = 0.20
-# What a good replay keeps to; where one does not, the verdict says so. Starts in shares of a step.
+# Bounds of a good replay; the verdict reports where they are exceeded. Starts in shares of a step.
 GOOD_STEP_ERROR_PCT = 1.0
 GOOD_START_MEDIAN = 0.002
 GOOD_START_P95 = 0.02
@@ -394,31 +396,30 @@ class TraceCoverage(DocumentPart, frozen=True):
 
 @dataclass(frozen=True)
 class Trust:
-    """What is known about how well a replay fits.
+    """The assessment of how well a replay fits.
 
     Attributes:
         steps: `window`, `step`, `measured_ns`, `replayed_ns`, `error_pct`.
-        ranks: `rank`, `error_pct`, `p50`, `p95` (ns), as of `rank_errors`.
+        ranks: `rank`, `error_pct`, `p50`, `p95` (ns), from `rank_errors`.
         error_pct: mean of the steps' absolute errors.
-        starts_ns: percentiles of |replayed - measured| starts of GPU work and collectives, or of CPU
-            spans where there are none, in the replay of the graph that is predicted from; those that the
-            trace sets are left out, and it is empty where it sets all.
+        starts_ns: percentiles of |replayed - measured| starts of GPU work and collectives, or of CPU spans
+            without any, in the replay that predictions start from; starts set by the trace are left out, and
+            it is empty where the trace sets all.
         coverage: what the trace shows.
-        evidence: what the starts rest on.
-        overlap: how kernels slow down during communication; None where the trace does not show it.
-        reasons: what the trace cannot answer, one line each.
+        evidence: the basis of the starts.
+        overlap: slowdown of kernels during communication; None where the trace does not show it.
+        reasons: questions that the trace cannot answer, one line each.
         doubts: where it fits less well than a good replay, one line each.
-        answerable: whether the replay fits well enough for detectors, and predictions, to start from it.
-        assumed: what was taken for granted, one line each.
-        rendezvous: collectives with ranks that are missing; None where there are none.
-        figures: all that predictions stand or fall with, each with its bars, worst first.
-        doubt_pct: by how much a step may be off for what communication takes, where that is no measurement.
-        taken_out: how many times as long usual steps take as recorded as in the job as it runs.
-        cold: share of the usual steps, as recorded, in first calls of a process; these are taken out, too.
-        hosts: how many times as long hosts took since they were recorded: likely, at least, at most; all 1
-            where nothing is known of it.
-        host_factors: by `rank` the `factor` by which CPU work may be shorter, and longer, than it is taken to
-            be; none where nothing is known of it.
+        answerable: whether the replay fits well enough for detectors and predictions to start from it.
+        assumed: assumptions, one line each.
+        rendezvous: collectives with missing ranks; None without any.
+        figures: all figures on which predictions depend, each with its bars, worst first.
+        doubt_pct: largest error of a step in % due to communication times, where these are not measured.
+        taken_out: ratio of usual steps as recorded to those of the job as it runs.
+        cold: share of the usual recorded steps in first calls of a process; these are taken out, too.
+        hosts: factor by which recording slowed hosts: likely, at least, at most; all 1 where unknown.
+        host_factors: by `rank`, the `factor` by which CPU work may be shorter, and longer, than estimated;
+            empty where unknown.
     """
 
     steps: pl.DataFrame
@@ -442,22 +443,22 @@ class Trust:
 
     @property
     def start_error_ns(self) -> tuple[float, float] | None:
-        """Median and 95th percentile of the errors of derived starts; None where no start is derived."""
+        """Median and 95th percentile of errors of derived starts, in ns; None where no start is derived."""
         return (self.starts_ns[50], self.starts_ns[95]) if self.starts_ns else None
 
     @property
     def score(self) -> float:
-        """How good predictions are, from 0 to 1: what the worst figure scores."""
+        """Quality of predictions, from 0 to 1: the score of the worst figure."""
         return score_of(self.figures) if self.answerable else 0.0
 
     @property
     def grade(self) -> str:
-        """The score in a word: good, fair or poor."""
+        """The score as a word: good, fair or poor."""
         return grade_of(self.score)
 
     @property
     def weakest(self) -> str:
-        """What keeps the grade down most, in words; empty where nothing is known."""
+        """The figure that lowers the grade most, in words; empty where none is known."""
         return next((figure.in_words for figure in self.figures if figure.score is not None), "")
 
     @property
@@ -466,7 +467,7 @@ class Trust:
         return grade_sentence(self.score, self.figures)
 
     def _repr_html_(self) -> str:
-        """The verdict, and the figures with their bars, for notebooks."""
+        """Return the verdict, and the figures with their bars, for notebooks."""
         rows = [
             (
                 figure.name,
@@ -492,10 +493,10 @@ def assess(built: Built, timeline: Timeline, manifest: Manifest) -> Trust:
 def judge(
     built: Built, timeline: Timeline, facts: FitFacts, manifest: Manifest, as_it_runs: Timeline
 ) -> Trust:
-    """How far to trust a replay, by what its ranks show.
+    """Assess a replay from the observations of its ranks.
 
     Args:
-        as_it_runs: the replay of the job without what recording cost it, and without first calls.
+        as_it_runs: the replay of the job without the cost of recording and without first calls.
     """
     steps = step_errors(timeline)
     error_pct = float(steps["error_pct"].abs().mean() or 0.0)  # type: ignore[arg-type]
@@ -504,7 +505,7 @@ def judge(
     evidence = in_shares(facts.starts)
     taken = evidence.starts.anchored + evidence.starts.fitted
     starts = start_errors(facts.misses)
-    # What late launches cost is the unexplained share: their number is no harm.
+    # The unexplained share measures late launches, so their number does not count as well.
     doubtful = 0.0 if built.of_operations else surely_taken(facts.starts)
     no_fit = _why_not(error_pct, unexplained, doubtful, steps.height)
     why_not = [*cut_in_words(manifest), *_no_work(built), *no_fit, *built.alignment.conflicts]
@@ -544,13 +545,13 @@ def judge(
 
 
 def _step_of(timeline: Timeline) -> float:
-    """Ns of the mean usual step of a replay, 1 at least."""
+    """Return the mean usual step of a replay, in ns; at least 1."""
     lengths = step_lengths(usual_steps(step_ends(timeline.graph, timeline.start, timeline.end)))
     return max(float(lengths.mean()), 1.0) if lengths.size else 1.0
 
 
 def taken_out_in_words(trust: Trust) -> str:
-    """What was taken out of the recorded job to have it as it runs; empty where that is little."""
+    """Word what was taken out of the recorded job; empty where that is little."""
     likely, least, most = trust.hosts
     without_cold = trust.taken_out * (1 - trust.cold)
     parts = []
@@ -575,9 +576,9 @@ def _assumed(built: Built, unexplained: float) -> tuple[str, ...]:
 
 
 def _share_of_delays(graph: Graph) -> float:
-    """What the steps would save without what nothing explains, where that is nodes of its own.
+    """Return the share of the steps that delay nodes take.
 
-    Many wait for others meanwhile: their time is no measure of it.
+    Their summed time is not a measure of it, since many wait for others meanwhile.
     """
     nodes = graph.nodes
     prompt = graph.with_durations(np.where(nodes.kind == NodeKind.DELAY, 0, nodes.duration))
@@ -585,7 +586,7 @@ def _share_of_delays(graph: Graph) -> float:
 
 
 def cut_in_words(manifest: Manifest) -> list[str]:
-    """That traces are cut short, in a line; none where none is."""
+    """Return a line if traces are cut short; empty if none is."""
     if not manifest.num_cut:
         return []
     traces = "1 trace is" if manifest.num_cut == 1 else f"{manifest.num_cut} traces are"
@@ -595,13 +596,13 @@ def cut_in_words(manifest: Manifest) -> list[str]:
 
 
 def _no_work(built: Built) -> list[str]:
-    """That neither operators nor work of devices was recorded, in a line; none where any was."""
+    """Return a line if neither operators nor work of devices was recorded; empty if any was."""
     work = np.isin(built.graph.nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME, NodeKind.TRANSFER, *GPU_KINDS))
     return [] if work.any() or not built.graph.num_nodes else ["neither operators nor GPU work was recorded"]
 
 
 def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) -> list[str]:
-    """What forbids predictions from the replay, one line each."""
+    """Return the reasons that forbid predictions from the replay, one line each."""
     reasons = []
     if steps == 0:
         reasons.append("no whole step in the trace: record at least two steps")
@@ -622,7 +623,7 @@ def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) 
 def _doubts(
     steps: pl.DataFrame, error_pct: float, starts: Mapping[int, float], unexplained: float
 ) -> list[str]:
-    """Where the replay fits less well than a good one, and predictions are accordingly less sharp."""
+    """Return where the replay fits less well than a good one, so that predictions are less sharp."""
     doubts = []
     if GOOD_STEP_ERROR_PCT < error_pct <= WORST_STEP_ERROR_PCT:
         doubts.append(f"the replayed steps are off by {error_pct:.1f}%: smaller gains may be errors")
@@ -642,14 +643,14 @@ def _doubts(
 
 
 def _impossible(built: Built) -> float:
-    """The share of spans that were left out, or moved with their device, since their times cannot be."""
+    """Return the share of spans left out, or moved with their device, because of impossible times."""
     run = built.graph.run
     gone = 0 if run is None else run.manifest.num_impossible
     return gone / (gone + run.num_rows(SPANS)) if run and gone else 0.0
 
 
 def _not_known(built: Built, manifest: Manifest) -> list[str]:
-    """What the trace leaves open without forbidding predictions, one line each."""
+    """Return open questions of the trace that do not forbid predictions, one line each."""
     reasons = [*built.unknown, *without_spans(built.graph, manifest)]
     if gone := manifest.num_impossible:
         reasons.append(
@@ -668,7 +669,7 @@ def _not_known(built: Built, manifest: Manifest) -> list[str]:
 
 
 def without_spans(graph: Graph, manifest: Manifest) -> list[str]:
-    """That recorded ranks have no node in their graph, in a line; none where all have."""
+    """Return a line if recorded ranks have no node in their graph; empty if all have."""
     ranks = {*manifest.ranks} - {*graph.ranks}
     return [f"no spans of {ranks_in_words(ranks)}: left out of the replay"] if ranks else []
 
@@ -687,13 +688,13 @@ def _clocks_not_known(built: Built) -> list[str]:
 
 
 class TrustDocument(DocumentPart, frozen=True):
-    """How far predictions from this run can be believed.
+    """How far predictions from this run can be trusted.
 
     Attributes:
         grade: good, fair or poor.
-        score: 0 to 1, what the worst figure scores.
+        score: 0 to 1, the score of the worst figure.
         verdict: all of this in a sentence.
-        figures: what it is measured by, worst first.
+        figures: figures that it is measured by, worst first.
     """
 
     grade: str
@@ -703,26 +704,25 @@ class TrustDocument(DocumentPart, frozen=True):
 
 
 def trust_document(trust: Trust) -> TrustDocument:
-    """How far to believe what follows from a replay, for programs."""
+    """Return the trust in a replay as a document."""
     return TrustDocument(trust.grade, trust.score, trust.verdict, list(trust.figures))
 
 
-# What some ranks show of how well their replay fits, in sums: those of several ranks add up to those of
-# all.
+# Observations of ranks about how well their replay fits, as sums that add up over ranks.
 
 
 @dataclass(frozen=True)
 class FitFacts:
-    """What ranks show of how well their replay fits.
+    """Observations of ranks about how well their replay fits.
 
     Attributes:
-        ranks: as from `rank_start_errors`.
-        misses: as from `counted`.
-        starts: what starts rest on.
+        ranks: rows of `rank_start_errors`.
+        misses: rows of `counted`.
+        starts: the basis of starts.
         unexplained: ns in which work could have started by all edges, but had not; and ns of the windows.
         gaps: ns of CPU time that no span explains, and of all CPU time.
         classified: ns of GPU work in kernels of a known class, and of all GPU work.
-        kernels: as from `dpro.replay.fidelity.overlap.kernels_beside`.
+        kernels: rows of `dpro.replay.fidelity.overlap.kernels_beside`.
     """
 
     ranks: pl.DataFrame
@@ -735,9 +735,10 @@ class FitFacts:
 
 
 def facts_of(timeline: Timeline, derived: Timeline, on_gpu: bool) -> FitFacts:
-    """What the ranks of a graph show.
+    """Return the observations of the ranks of a graph.
 
     Args:
+        derived: the replay whose starts are judged.
         on_gpu: whether any rank of the run has work on a GPU.
     """
     graph, misses = timeline.graph, judged_starts(derived, on_gpu)
@@ -755,10 +756,10 @@ def facts_of(timeline: Timeline, derived: Timeline, on_gpu: bool) -> FitFacts:
 
 
 def added(facts: Sequence[FitFacts]) -> FitFacts:
-    """What several groups of ranks show together."""
+    """Add up the observations of several groups of ranks."""
     misses = pl.concat([part.misses for part in facts])
     by = "window", "step", "miss_ns"
-    misses = misses.group_by(by).agg(pl.col("count").sum()).sort(by)  # what is kept is equal byte by byte
+    misses = misses.group_by(by).agg(pl.col("count").sum()).sort(by)  # sorted for reproducible files
     return FitFacts(
         ranks=pl.concat([part.ranks for part in facts]),
         misses=misses,
@@ -771,7 +772,7 @@ def added(facts: Sequence[FitFacts]) -> FitFacts:
 
 
 def share(parts: Ints) -> float:
-    """The first of two sums as a share of the second; 0 of nothing.
+    """Return the first of two sums as a share of the second; 0 if that is 0.
 
     Args:
         parts: [2] ns.
@@ -780,7 +781,7 @@ def share(parts: Ints) -> float:
 
 
 def unexplained_ns(graph: Graph) -> Ints:
-    """[2] ns in which work could have started, by all edges, but had not; and ns of the ranks' windows."""
+    """Return [2] ns in which work could have started by all edges, but had not; and of the windows."""
     nodes, edges = graph.nodes, graph.edges
     started, ready = is_started(graph), nodes.earliest.copy()
     to_work = np.flatnonzero(started[edges.target])
@@ -805,13 +806,13 @@ def _classified_ns(graph: Graph) -> Ints:
     )
 
 
-# How far a replay is from the trace: by step, by rank, and by single starts.
+# Distance of a replay from the trace: by step, by rank, and by single starts.
 
 PERCENTILES = (50, 75, 95, 99, 100)
 
 
 def step_errors(timeline: Timeline) -> pl.DataFrame:
-    """`window`, `step`, `measured_ns`, `replayed_ns`, `error_pct` of each step that lasts."""
+    """Return `window`, `step`, `measured_ns`, `replayed_ns`, `error_pct` of each step that takes time."""
     graph = timeline.graph
     return _compared(
         measured_step_times(graph), step_times(graph, timeline.start, timeline.end), ["window", "step"]
@@ -819,10 +820,10 @@ def step_errors(timeline: Timeline) -> pl.DataFrame:
 
 
 def rank_errors(timeline: Timeline, starts: pl.DataFrame) -> pl.DataFrame:
-    """How well each rank fits.
+    """Return how well each rank fits.
 
     Args:
-        starts: as from `rank_start_errors`.
+        starts: rows of `rank_start_errors`.
 
     Returns:
         `rank`, `error_pct` (mean of the absolute errors of its own steps; null without any), and `p50`,
@@ -838,10 +839,10 @@ def rank_errors(timeline: Timeline, starts: pl.DataFrame) -> pl.DataFrame:
 
 
 def rank_start_errors(misses: pl.DataFrame) -> pl.DataFrame:
-    """`rank`, and `p50`, `p95`: percentiles of the errors of its starts, ns; ranks without any are left out.
+    """Return `rank`, `p50`, `p95`: percentiles of the errors of its starts, in ns, for ranks that have any.
 
     Args:
-        misses: as from `judged_starts`.
+        misses: rows of `judged_starts`.
     """
     return misses.group_by("rank").agg(
         p50=pl.col("miss_ns").quantile(0.5, "linear"), p95=pl.col("miss_ns").quantile(0.95, "linear")
@@ -849,7 +850,7 @@ def rank_start_errors(misses: pl.DataFrame) -> pl.DataFrame:
 
 
 def judged_starts(timeline: Timeline, on_gpu: bool) -> pl.DataFrame:
-    """Starts that are judged: `rank`, `window`, `step`, and `miss_ns`: |replayed - measured|.
+    """Return `rank`, `window`, `step` and `miss_ns` = |replayed - measured| of the starts that are judged.
 
     Args:
         on_gpu: whether any rank of the run has work on a GPU.
@@ -860,21 +861,21 @@ def judged_starts(timeline: Timeline, on_gpu: bool) -> pl.DataFrame:
 
 
 def counted(misses: pl.DataFrame) -> pl.DataFrame:
-    """`window`, `step`, `miss_ns`, and `count`: how many starts of any rank are off by so much.
+    """Return `window`, `step`, `miss_ns` and `count`: the number of starts, on any rank, with that error.
 
     Args:
-        misses: as from `judged_starts`.
+        misses: rows of `judged_starts`.
     """
     return misses.group_by("window", "step", "miss_ns").agg(count=pl.len().cast(pl.Int64))
 
 
 def start_errors(misses: pl.DataFrame) -> dict[int, float]:
-    """Percentiles of errors of starts, ns, by percent; empty without any.
+    """Return percentiles of errors of starts, in ns, by percent; empty without any.
 
-    Between two of them as `numpy.percentile` has it.
+    They are interpolated as by `numpy.percentile`.
 
     Args:
-        misses: as from `counted`.
+        misses: rows of `counted`.
     """
     if misses.is_empty():
         return {}
@@ -889,10 +890,10 @@ def start_errors(misses: pl.DataFrame) -> dict[int, float]:
 
 
 def start_misses(timeline: Timeline) -> Ints:
-    """[N] ns |replayed - measured| start.
+    """Return [N] |replayed - measured| starts, in ns.
 
-    Where launches were not recorded and usual delays stand in for them, both are counted from the beginning
-    of their step: else what the delays of one step are off by would count again in all steps after it.
+    Where launches were not recorded and usual delays replace them, both starts are relative to the beginning
+    of their step: otherwise the errors of delays in one step would count again in all later steps.
     """
     graph, nodes = timeline.graph, timeline.graph.nodes
     missed = timeline.start - nodes.measured_start
@@ -904,7 +905,7 @@ def start_misses(timeline: Timeline) -> Ints:
 
 
 def _begin_of_step(graph: Graph, start: Ints, end: Ints) -> Ints:
-    """[N] ns when the step of each node begins; 0 outside steps."""
+    """Return [N] ns when the step of each node begins; 0 outside steps."""
     previous = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
     begins = step_ends(graph, start, end).select("window", "step", begin=previous)
     places = pl.DataFrame({"window": graph.nodes.window, "step": graph.nodes.step})
@@ -914,9 +915,9 @@ def _begin_of_step(graph: Graph, start: Ints, end: Ints) -> Ints:
 
 
 def counted_starts(timeline: Timeline, on_gpu: bool) -> Bools:
-    """[N] starts that are judged: of GPU work and collectives, and of CPU spans where there is no GPU work.
+    """Return [N] which starts are judged: of GPU work and collectives, or of all spans without GPU work.
 
-    Those that the trace sets are left out: they are right by construction.
+    Starts set by the trace are left out: they are right by construction.
 
     Args:
         on_gpu: whether any rank of the run has work on a GPU.
@@ -929,7 +930,7 @@ def counted_starts(timeline: Timeline, on_gpu: bool) -> Bools:
 
 
 def has_gpu_work(graph: Graph) -> bool:
-    """Whether any of it is work on a GPU."""
+    """Return whether any node is work on a GPU."""
     return bool(np.isin(graph.nodes.kind, GPU_KINDS).any())
 
 

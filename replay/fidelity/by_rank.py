@@ -1,7 +1,7 @@
-"""A run that is built, condensed and judged rank by rank, in any processes: what is held is small.
+"""Runs built, condensed and judged rank by rank, in any processes, with little in memory.
 
-In: a run. Out: a `CondensedRun`: the joined graph of its ranks, how far its replay fits, and what it takes to
-look inside a rank again. Replayed steps, starts and errors are those of the graph of the whole run, to the
+Takes a run; returns a `CondensedRun`: the joined graph of its ranks, the fit of its replay, and the data to
+look inside a rank again. Replayed steps, starts and errors equal those of the graph of the whole run, to the
 nanosecond.
 """
 
@@ -59,23 +59,23 @@ from dpro.replay.timeline import PathTo, Timeline, replay
 from dpro.stages import Progress, counted, ignore
 from dpro.store import Run
 
-# Of this many ranks, evenly apart, the kernels show by how much communication slows them down.
+# Ranks, evenly spaced, whose kernels are used to estimate the slowdown by communication.
 MAX_COMPARED_RANKS = 64
-# Facts are summed up once there are those of this many ranks, so that they do not pile up.
+# Facts are summed up for this many ranks at a time, which bounds the memory they take.
 TOGETHER = 64
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class CondensedRun:
-    """A run by its condensed ranks.
+    """A run as its condensed ranks.
 
     Attributes:
-        matched: what its ranks have in common.
-        pooled: what follows from all of them.
+        matched: collectives and clocks of all ranks.
+        pooled: values pooled over all ranks.
         joined: their skeletons as one graph.
-        trust: how far to believe its replay.
-        misses: as of `FitFacts`.
+        trust: how far to trust its replay.
+        misses: see `FitFacts`.
     """
 
     matched: MatchedRun
@@ -86,7 +86,7 @@ class CondensedRun:
 
     @property
     def built(self) -> Built:
-        """The joined graph, and what it rests on."""
+        """The joined graph and its basis."""
         return _built(self.matched, self.pooled, self.joined)
 
 
@@ -94,8 +94,8 @@ def condense_run(run: Run, folder: Path, executor: Executor, report: Progress = 
     """Build, condense and judge each rank by itself.
 
     Args:
-        folder: where the ranks are kept meanwhile; the executor's processes see it, too.
-        report: called with how much is done, and how much there is.
+        folder: temporary folder of the ranks, visible to the executor's processes.
+        report: called with the work done and the work in total.
 
     Raises:
         Unanswerable: the run has no spans, or its ranks are pretended.
@@ -135,7 +135,7 @@ def condense_run(run: Run, folder: Path, executor: Executor, report: Progress = 
 def _cost_of_recording(
     run: Run, executor: Executor, folder: Path, matched: MatchedRun, pooled: Pooled, profiler: Profiler
 ) -> RecordingCost | None:
-    """What recording cost, by what ranks show; None where none does.
+    """Return the cost of recording, judged by the observations of ranks; None without any.
 
     Args:
         pooled: without `scales`.
@@ -175,7 +175,7 @@ def _sum(facts: Iterator[FitFacts]) -> FitFacts:
 
 
 def _with_meetings(facts: FitFacts, graph: Graph) -> FitFacts:
-    """The facts with the edges at rendezvous, which no rank holds all of."""
+    """Add the edges at rendezvous to the facts, which no rank alone has."""
     edges = facts.starts.edges.copy()
     edges[EdgeKind.RENDEZVOUS] = (np.count_nonzero(graph.edges.kind == EdgeKind.RENDEZVOUS), 0)
     return dataclasses.replace(facts, starts=facts.starts._replace(edges=edges))
@@ -186,14 +186,14 @@ def _built(matched: MatchedRun, pooled: Pooled, joined: JoinedGraph) -> Built:
 
 
 def fit_of_rank(folder: Path, pooled: PooledOfRank, rendezvous: RendezvousTimes, compared: bool) -> FitFacts:
-    """What a rank shows of how well the replay fits.
+    """Return what a rank shows of how well the replay fits.
 
     Args:
-        rendezvous: rendezvous of its collectives, as from `dpro.replay.sharded.of_collectives`.
-        compared: whether its kernels show by how much communication slows them down.
+        rendezvous: rendezvous of its collectives, from `dpro.replay.sharded.of_collectives`.
+        compared: whether its kernels are used to estimate the slowdown by communication.
 
     Raises:
-        OSError: it is not there.
+        OSError: the rank's file is missing or incomplete.
     """
     bare = load_rank(rank_file(folder, pooled.rank))
     timeline = replay_inside(bare, with_pooled_lags(bare, pooled), rendezvous)
@@ -202,7 +202,7 @@ def fit_of_rank(folder: Path, pooled: PooledOfRank, rendezvous: RendezvousTimes,
 
 
 def path_of_run(run: Run, condensed: CondensedRun, timeline: Timeline) -> PathTo:
-    """How to find what decides when nodes of a condensed run end: ranks are built again.
+    """Return a function that finds paths in a condensed run; it builds the ranks on a path again.
 
     Args:
         timeline: the replay of its joined graph.

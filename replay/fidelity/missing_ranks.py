@@ -1,10 +1,11 @@
-"""Extrapolation to ranks that are missing: which recorded ranks represent them, and what stays unknown.
+"""Extrapolation to missing ranks: which recorded ranks represent them, and what stays unknown.
 
-In: a built graph of which ranks are missing. Out: sentences, and a bound on what stays unknown. Ranks of one
-pipeline stage do the same work and call the same collectives, so in a replay the missing ones come to a
-collective together with the recorded ones of their stage, whatever an edit changes. How long these waited for
-them is part of what looks like communication: the same communication at its fastest bounds it. What an edit
-does to that waiting is between two ends: it goes away, or the missing ranks come when they came.
+Takes a built graph and its missing ranks; returns sentences, and a bound on the unknown part. Ranks of one
+pipeline stage do the same work and call the same collectives, so in a replay the missing ones arrive at a
+collective together with the recorded ones of their stage, whatever an edit changes. The time that recorded
+ranks waited for missing ones is part of the apparent communication; the same communication at its fastest
+bounds it. The effect of an edit on this waiting is between two extremes: it vanishes, or the missing ranks
+arrive when they did.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from dpro.replay.timeline import Timeline, replay, share_saved
 from dpro.store import Manifest
 from dpro.words import few
 
-# Of communication that lasts longer than its fastest by no more than this, no rank was waited for.
+# Communication that exceeds its fastest by no more than this contains no waiting.
 WAITED_NS = 10_000
 
 
 @dataclass(frozen=True)
 class PartialCollectives:
-    """Collectives with ranks that are missing.
+    """Collectives with missing members.
 
     Attributes:
-        rank, collective: [T] whose transfers of which collectives they are.
-        fastest: [T] ns, the shortest that the same operation of the same group and size lasted.
+        rank, collective: [T] rank and collective of each transfer.
+        fastest: [T] ns, the shortest transfer of that operation, group and size.
     """
 
     rank: Ints
@@ -43,7 +44,7 @@ class PartialCollectives:
     fastest: Ints
 
     def transfers_in(self, graph: Graph) -> Ints:
-        """[T] their nodes in the graph of the recorded ranks, as a whole or condensed."""
+        """Return [T] their nodes in the graph of the recorded ranks, whole or condensed."""
         nodes = graph.nodes
         transfers = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
         size = max(int(nodes.rank.max(initial=0)), int(self.rank.max(initial=0))) + 1
@@ -55,12 +56,12 @@ class PartialCollectives:
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """What is taken for granted of missing ranks.
+    """The assumptions about missing ranks.
 
     Attributes:
         assumed: which recorded ranks represent which missing ones, one line each.
         unknown: what no recorded rank represents, one line each.
-        rendezvous: collectives with them; None where no rank is missing, or none takes part in any.
+        rendezvous: their collectives; None where no rank is missing, or none takes part in any.
     """
 
     assumed: tuple[str, ...] = ()
@@ -69,11 +70,11 @@ class Extrapolation:
 
 
 def extrapolate_missing_ranks(built: Built, manifest: Manifest) -> Extrapolation:
-    """Say what the missing ranks of a run are taken to do."""
+    """Return the assumptions about the missing ranks of a run."""
     missing = manifest.missing_ranks
-    if not missing or built.of_operations:  # operations have places: others there represent them
+    if not missing or built.of_operations:  # others at their mesh position represent operations
         return Extrapolation()
-    if manifest.is_pretended:  # nothing was waited for: what communication takes is known otherwise
+    if manifest.is_pretended:  # without waits, and with other sources of communication times
         represented, unknown = _represented(built, sorted(set(manifest.ranks)))
         return Extrapolation((_taken_for_granted(represented, manifest),), tuple(unknown))
     rendezvous = rendezvous_with(built, missing)
@@ -89,7 +90,7 @@ def extrapolate_missing_ranks(built: Built, manifest: Manifest) -> Extrapolation
 
 
 def _taken_for_granted(represented: str, manifest: Manifest) -> str:
-    """What is assumed of missing ranks, which some of the recorded ones represent."""
+    """Word the assumption about missing ranks that recorded ones represent."""
     several, recorded = len(manifest.ranks) > 1, few(manifest.ranks, 8)
     changed, all_of = f"rank {recorded}", f"all {manifest.world_size} ranks"
     if several:
@@ -101,7 +102,7 @@ def _taken_for_granted(represented: str, manifest: Manifest) -> str:
 
 
 def _represented(built: Built, given: list[int]) -> tuple[str, list[str]]:
-    """Which of the missing ranks a recorded one represents, and what none does."""
+    """Return which missing ranks are represented by recorded ones, and what is not."""
     rows = built.matching.rows
     if not rows["op"].is_in(POINT_TO_POINT).any():
         return "the missing ranks", []
@@ -117,9 +118,9 @@ def _represented(built: Built, given: list[int]) -> tuple[str, list[str]]:
 
 
 def pipeline_stages(rows: pl.DataFrame) -> tuple[int, dict[int, int]]:
-    """How many stages the pipeline has, and which each rank is on; 0 where the trace does not say.
+    """Return the number of pipeline stages, and the stage of each rank; 0 where the trace does not say.
 
-    A group in which ranks send to each other holds one rank of each stage, in the order of the stages.
+    A group in which ranks send to each other has one rank of each stage, in the order of the stages.
     """
     messages = rows.filter(pl.col("op").is_in(POINT_TO_POINT))
     listed = [ranks for text in messages["group_ranks"].unique() if len(ranks := members_of(text)) > 1]
@@ -131,7 +132,7 @@ def pipeline_stages(rows: pl.DataFrame) -> tuple[int, dict[int, int]]:
 
 
 def rendezvous_with(built: Built, missing: Iterable[int]) -> PartialCollectives | None:
-    """Transfers of collectives in which missing ranks take part, or may."""
+    """Return the transfers of collectives in which missing ranks take part, or may; None without any."""
     nodes, absent = built.graph.nodes, set(missing)
     rows = built.matching.rows.select("instance", "group_ranks", "peer")
     may_wait = {ranks: not absent.isdisjoint(members_of(ranks)) for ranks in rows["group_ranks"].unique()}
@@ -151,10 +152,10 @@ def rendezvous_with(built: Built, missing: Iterable[int]) -> PartialCollectives 
 
 
 def share_of_waiting(graph: Graph, rendezvous: PartialCollectives | None) -> float:
-    """Share of the steps that is waiting for missing ranks, if all that may be waiting is.
+    """Return the largest share of the steps that may be waiting for missing ranks.
 
     Args:
-        rendezvous: as of `rendezvous_with`.
+        rendezvous: from `rendezvous_with`.
     """
     if rendezvous is None:
         return 0.0
@@ -168,11 +169,11 @@ def _without_waiting(graph: Graph, rendezvous: PartialCollectives) -> Graph:
 
 
 def as_missing_ranks_may_come(graph: Graph, rendezvous: PartialCollectives) -> list[Timeline]:
-    """Both ends of what can become of the waiting for missing ranks under an edit.
+    """Replay both extremes of the waiting for missing ranks under an edit.
 
     Returns:
-        Its replay when no rank waits for them any more, and when they come as late as they did, wherever they
-        can have been waited for.
+        The replay without any waiting for them, and the one in which they arrive as late as they did,
+        wherever they may have been waited for.
     """
     prompt, transfers = _without_waiting(graph, rendezvous), rendezvous.transfers_in(graph)
     came = graph.nodes.measured_end[transfers] - rendezvous.fastest

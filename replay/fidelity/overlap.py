@@ -1,11 +1,11 @@
-"""Compute and communication that run side by side slow each other down: how much, and what an edit changes.
+"""Contention of compute and communication that run concurrently: its extent, and how an edit changes it.
 
-In: a graph. Out: the slowdown as this trace shows it, and replays of changed graphs in which kernels
-that run for another share of their time during communication take accordingly longer or shorter.
+Takes a graph; returns the slowdown shown by this trace, and replays of changed graphs in which kernels take
+longer or shorter according to the share of their time that overlaps communication.
 
-The same kernel is seen with and without concurrent communication where it stands at the same place of its
-step (the k-th of its name, of as many) in other steps and on other ranks. Data-parallel ranks do the same
-work there; where they do not, the interval is wide and no slowdown is reported.
+A kernel is seen with and without concurrent communication where it is at the same place of its step (the k-th
+of its name, of equally many) in other steps and on other ranks. Data-parallel ranks do the same work there;
+where they do not, the interval is wide and no slowdown is reported.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.intervals import covered, union
 from dpro.replay.timeline import Timeline, replay, replayed
 
-ALONE, OVERLAPPED = 0.05, 0.95  # shares of a kernel's time up to and from which it counts as such
+ALONE, OVERLAPPED = 0.05, 0.95  # share of its time up to which, or from which, a kernel counts as such
 ENOUGH_PLACES = 8
 RESAMPLES = 1000
 SETTLED_NS = 1_000  # a replay whose end moves by less has found its overlap
 ROUNDS = 4
-UNCHANGED = 1e-9  # shares that differ by less are the same
+UNCHANGED = 1e-9  # difference of shares up to which they count as equal
 
 
 class Contention(DocumentPart, frozen=True):
-    """How much kernels slow down while communication runs.
+    """The slowdown of kernels while communication runs.
 
     Attributes:
         factor: their time with communication over their time without.
-        low, high: 95% interval of it.
+        low, high: 95% interval of the factor.
     """
 
     factor: float
@@ -43,23 +43,22 @@ class Contention(DocumentPart, frozen=True):
 
 
 def overlap_of(graph: Graph) -> Contention | None:
-    """The slowdown of kernels during communication, from the measured times of a graph."""
+    """Estimate the slowdown of kernels during communication from the measured times of a graph."""
     return contention_of(kernels_beside(graph))
 
 
 def contention_of(kernels: pl.DataFrame) -> Contention | None:
-    """The slowdown of kernels during communication.
+    """Estimate the slowdown of kernels during communication.
 
-    It is that of the time of all places together, each weighted by how often it was seen in the rarer way:
-    the slowdown of long kernels counts most. The interval is a percentile bootstrap over the places (Efron
-    and Tibshirani, An Introduction to the Bootstrap, chapter 13).
+    It is the ratio of total times over all places, each weighted by the number of times it was seen in the
+    rarer way, so that the slowdown of long kernels counts most. The interval is a percentile bootstrap over
+    the places (Efron and Tibshirani, An Introduction to the Bootstrap, chapter 13).
 
     Args:
-        kernels: as from `kernels_beside`.
+        kernels: rows of `kernels_beside`.
 
     Returns:
-        None where the same kernels were too seldom seen both ways, or the interval does not exclude that
-        there is no slowdown.
+        None where too few kernels were seen both ways, or the interval does not exclude 1.
     """
     places = _seen_both_ways(kernels)
     if places.height < ENOUGH_PLACES:
@@ -76,7 +75,7 @@ def contention_of(kernels: pl.DataFrame) -> Contention | None:
 
 
 def _seen_both_ways(kernels: pl.DataFrame) -> pl.DataFrame:
-    """Places in the step whose kernel was seen alone and during communication: median ns, and how often."""
+    """Return places in the step whose kernel was seen alone and overlapped: median ns, and counts."""
     beside = pl.col("beside")
     return (
         kernels.group_by("name", "of", "place")
@@ -91,11 +90,11 @@ def _seen_both_ways(kernels: pl.DataFrame) -> pl.DataFrame:
 
 
 def kernels_beside(graph: Graph) -> pl.DataFrame:
-    """Kernels that ran alone or during communication: what they took, and at which place of a step.
+    """Return kernels that ran alone or during communication, with duration and place in the step.
 
     Returns:
-        `name`, `place` (which of its name in the step, of its rank), `of` (how many there are), `ns`, and
-        `beside`: whether communication ran all the time.
+        `name`, `place` (index among those of its name in the step of its rank), `of` (their number), `ns`,
+        and `beside`: whether communication ran all the time.
     """
     nodes = graph.nodes
     share = overlapped_share(graph, nodes.measured_start, nodes.measured_end)
@@ -123,7 +122,7 @@ def kernels_beside(graph: Graph) -> pl.DataFrame:
 
 
 def overlapped_before(graph: Graph) -> Floats:
-    """[N] `overlapped_share` of each node in the replay of an unchanged graph."""
+    """Return [N] `overlapped_share` of each node in the replay of an unchanged graph."""
     nodes, edges = graph.nodes, graph.edges
     columns = (nodes.duration, nodes.earliest, nodes.kind, nodes.rank, edges.source, edges.lag)
 
@@ -135,13 +134,13 @@ def overlapped_before(graph: Graph) -> Floats:
 
 
 def overlapped_share(graph: Graph, start: Ints, end: Ints) -> Floats:
-    """The share of each kernel's time during which its rank's GPU also moved data for a collective.
+    """Return the share of each kernel's time during which its rank's GPU also moved data for a collective.
 
     Args:
         start, end: [N] ns of its nodes.
 
     Returns:
-        [N]; 0 for what is no kernel.
+        [N]; 0 for nodes that are not kernels.
     """
     kernels, moving = _kernels_and_transfers(graph)
     share = np.zeros(graph.num_nodes)
@@ -150,7 +149,6 @@ def overlapped_share(graph: Graph, start: Ints, end: Ints) -> Floats:
 
 
 def _kernels_and_transfers(graph: Graph) -> tuple[Ints, Ints]:
-    """The nodes that are kernels, and those that move data for a collective."""
     kind = graph.nodes.kind
 
     def compute() -> tuple[Ints, Ints]:
@@ -160,14 +158,14 @@ def _kernels_and_transfers(graph: Graph) -> tuple[Ints, Ints]:
 
 
 def _shares(graph: Graph, kernels: Ints, moving: Ints, start: Ints, end: Ints) -> Floats:
-    """[K] `overlapped_share` of these kernels.
+    """Return [K] `overlapped_share` of the given kernels.
 
     Args:
-        kernels: [K] all of them.
+        kernels: [K] all kernels.
         moving: [M] the transfers.
         start, end: [N] ns of its nodes.
     """
-    # One axis for all ranks, each after the one before it: what is of one rank meets none of another's.
+    # Put all ranks on one time axis, one after the other, so that work of different ranks never overlaps.
     begins, ends, moves, moved = start[kernels], end[kernels], start[moving], end[moving]
     first = min(int(begins.min(initial=0)), int(moves.min(initial=0)))
     length = max(int(ends.max(initial=0)), int(moved.max(initial=0))) - first + 1
@@ -182,15 +180,15 @@ def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[f
     """Replay a changed graph with kernels slowed down by the communication that now runs at the same time.
 
     A kernel of duration d with a share s of it during communication would take d / (1 + (slowdown - 1) s)
-    alone. Where it ends up changes the overlap again, so the replay is repeated until its end settles.
+    alone. Its new position changes the overlap again, so the replay is repeated until its end settles.
 
     Args:
         before: [N] `overlapped_share` in the replay of the unchanged graph.
-        slowdowns: as of `Contention`.
+        slowdowns: slowdown factors, of `Contention`.
 
     Yields:
-        The last replay for each slowdown, made when it is asked for: one is in memory at a time. Where no
-        overlap has changed, only one, which is exactly that of the graph as it is.
+        The last replay for each slowdown, made lazily, so that one is in memory at a time. Where no overlap
+        has changed, only one: the replay of the graph as it is.
     """
     kernels, moving = _kernels_and_transfers(graph)
     timeline, recorded = replay(graph), before[kernels]
@@ -205,17 +203,17 @@ def replays_with_new_overlap(graph: Graph, before: Floats, slowdowns: Sequence[f
 
 
 def _slowed_replay(graph: Graph, ends: int, before: Floats, first: Floats, slowdown: float) -> Timeline:
-    """Replay a graph with kernels as slow as goes with the communication that they then overlap.
+    """Replay a graph with kernels slowed down consistently with the communication that they then overlap.
 
     Args:
-        ends: ns, when its replay ends.
+        ends: end of its unslowed replay, in ns.
         before: [K] `overlapped_share` of its kernels in the replay of the unchanged graph.
-        first: [K] the same in its own replay.
-        slowdown: as of `Contention`.
+        first: [K] `overlapped_share` in its unslowed replay.
+        slowdown: a factor of `Contention`.
     """
     kernels, moving = _kernels_and_transfers(graph)
     given, duration = graph.nodes.duration[kernels], graph.nodes.duration.copy()
-    slow_graph = graph.with_durations(duration)  # one for all rounds, of which the last one's counts
+    slow_graph = graph.with_durations(duration)  # shared by all rounds, which change `duration`
 
     def slow(last: Timeline | None) -> Graph | None:
         now = first if last is None else _shares(graph, kernels, moving, last.start, last.end)
@@ -228,36 +226,36 @@ def _slowed_replay(graph: Graph, ends: int, before: Floats, first: Floats, slowd
 
 
 def differs(before: Floats, now: Floats) -> Bools:
-    """Which shares are not the same."""
+    """Return which shares differ."""
     return np.abs(now - before) > UNCHANGED
 
 
 def slowed(duration: Ints, before: Floats, now: Floats, slowdown: float) -> Floats:
-    """How long kernels last that overlap communication for another share of their time, ns.
+    """Return the durations of kernels whose overlap with communication has changed, in ns.
 
     Args:
-        duration: [K] ns, with the shares of before.
-        before, now: [K] as of `overlapped_share`.
-        slowdown: as of `Contention`.
+        duration: [K] ns, with the shares `before`.
+        before, now: [K] shares of `overlapped_share`.
+        slowdown: a factor of `Contention`.
     """
     alone = duration / (1 + (slowdown - 1) * before)
     return np.where(differs(before, now), np.rint(alone * (1 + (slowdown - 1) * now)), duration)
 
 
 def settled(ends: int, slow: Callable[[Timeline | None], Graph | None]) -> Timeline:
-    """Replays with the durations that go with the last one's overlap, until that changes the end no more.
+    """Replay repeatedly with durations that fit the previous replay's overlap, until the end settles.
 
     Args:
-        ends: ns, when the replay ends of the graph with kernels as they are.
-        slow: returns the graph with kernels as slow as goes with the overlap in the last replay, which is
-            None before the first one; None where that is as recorded, which it is not before the first.
+        ends: end of the unslowed replay, in ns.
+        slow: returns the graph with kernels slowed according to the overlap in the last replay, which is None
+            before the first; returns None where the overlap is as recorded, never before the first.
     """
     timeline = None
     for _ in range(ROUNDS):
         graph = slow(timeline)
         if graph is None:
             break
-        timeline = None  # its memory is for the next one
+        timeline = None  # free its memory for the next one
         timeline = replay(graph)
         ended, ends = ends, int(timeline.end.max(initial=0))
         if abs(ends - ended) < SETTLED_NS:

@@ -1,7 +1,7 @@
-"""A graph, or condensed ranks, and the judgement of its replay as one file, for the next command.
+"""A graph or condensed ranks, with the judgement of its replay, in one file for the next command.
 
-In: both, and where to. Out: a file, and both from it. How records become a file says `dpro.replay.archive`;
-which run a file belongs to is not known here.
+Takes both and a path; writes the file, and reads both from it. `dpro.replay.archive` defines the format.
+Which run a file belongs to is not known here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
 
 
 def save(file: Path, built: Built, trust: Trust) -> None:
-    """Write both, whole or not at all.
+    """Write a graph and its trust atomically: the complete file or none.
 
     Raises:
         OSError: the file cannot be written.
@@ -53,20 +53,20 @@ def save(file: Path, built: Built, trust: Trust) -> None:
 
 
 def save_condensed(file: Path, condensed: CondensedRun) -> None:
-    """Write condensed ranks, whole or not at all.
+    """Write condensed ranks atomically: the complete file or none.
 
     Raises:
         OSError: the file cannot be written.
     """
-    matched = dataclasses.replace(condensed.matched, parts={})  # which files there are is the run's to say
+    matched = dataclasses.replace(condensed.matched, parts={})  # files are listed again on loading
     write_archive(file, dataclasses.replace(condensed, matched=matched), RECORDS)
 
 
 def load(file: Path, run: Run) -> tuple[Built, Trust] | None:
-    """Read both; None where there is no such file, or not a whole one.
+    """Read a graph and its trust; None where the file is missing, incomplete or damaged.
 
     Args:
-        file: what `save` has written.
+        file: a file of `save`.
     """
     match read_archive(file, RECORDS, run):
         case (Built() as built, Trust() as trust):
@@ -75,10 +75,10 @@ def load(file: Path, run: Run) -> tuple[Built, Trust] | None:
 
 
 def load_condensed(file: Path, run: Run) -> CondensedRun | None:
-    """Read condensed ranks; None where there is no such file, or not a whole one.
+    """Read condensed ranks; None where the file is missing, incomplete or damaged.
 
     Args:
-        file: what `save_condensed` has written.
+        file: a file of `save_condensed`.
     """
     condensed = read_archive(file, RECORDS, run)
     if not isinstance(condensed, CondensedRun):

@@ -1,1 +1,1 @@
-"""Whole operations of pipeline-parallel jobs: as their framework traces them, or as they were recorded."""
+"""Whole operations of pipeline-parallel jobs, as traced by their framework or found in recordings."""

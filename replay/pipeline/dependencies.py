@@ -1,11 +1,11 @@
-"""What depends on what among the operations of a pipeline-parallel step.
+"""Dependencies among the operations of a pipeline-parallel step.
 
-In: `dpro.replay.pipeline.operations`. Out: pairs of operations, and which operations are one and the same
+Takes operations of `dpro.replay.pipeline.operations`; returns dependent pairs, and which operations are one
 communication. The rules are those of "Understanding Stragglers in Large Model Training Using What-if
-Analysis" (Lin et al., OSDI 2025, section 3.2), stated by role so that they hold for any number of stages,
-chunks and micro-batches: operations keep their order on their stream; a stage computes what it has received
-and sends what it has computed; parameters are gathered before the first forward that needs them; gradients
-are reduced after the work that makes them, and the optimizer comes after that.
+Analysis" (Lin et al., OSDI 2025, section 3.2), stated by role so that they are valid for any number of
+stages, chunks and micro-batches: operations keep their order on their stream; a stage computes what it has
+received and sends what it has computed; parameters are gathered before the first forward that needs them;
+gradients are reduced after the work that makes them, and the optimizer comes after that.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dpro.errors import Unanswerable
 from dpro.replay.graph import EdgeKind
 from dpro.replay.pipeline.operations import COMMUNICATION, Operations, Role, is_connected
 
-# Starts and ends of one rank's operations contradict their order by up to this: rounding, and clocks that
-# tick at different moments.
+# Starts and ends of one rank's operations may contradict their order by up to this, through rounding and
+# clocks that tick at different moments.
 CLOCK_SLACK_NS = 200_000
 STEP = ["rank", "step"]
 COMPUTES = (Role.FORWARD, Role.BACKWARD)
@@ -31,10 +31,10 @@ class PipelineStructure:
     """The structure of all steps.
 
     Attributes:
-        rows: of `Operations`, those of steps that are whole, with `id` (0, 1, … in their order) and
-            `instance`: the same number on all operations that are one communication, -1 on work.
+        rows: rows of `Operations` in whole steps, with `id` (0, 1, … in their order) and `instance`: an equal
+            number on all operations that are one communication, -1 on work.
         pairs: `source`, `target` (ids), `kind` (`EdgeKind`): the target starts after the source.
-        handed: such pairs between stages whose communication was not recorded.
+        handed: pairs between stages whose communication was not recorded.
         problems: steps that were left out, and communication that lacks members; a line each.
     """
 
@@ -45,10 +45,10 @@ class PipelineStructure:
 
 
 def find_dependencies(operations: Operations) -> PipelineStructure:
-    """Dependencies of all steps, on each rank by itself and between stages.
+    """Find the dependencies of all steps, within each rank and between stages.
 
     Raises:
-        Unanswerable: no step can be understood; the message says what is wrong with the first.
+        Unanswerable: no step can be understood; the message describes the first problem.
     """
     rows = operations.rows.with_columns(nth=pl.int_range(pl.len()).over(*STEP, "role", "direction"))
     needs = _messages_needed(rows, operations)
@@ -65,7 +65,7 @@ def find_dependencies(operations: Operations) -> PipelineStructure:
     rows, short = _instances(rows, messages)
     handed = _handed_over(rows, operations)
     before = pl.col("id").shift(1).over(*STEP, "stream")
-    # The optimizer needs the gradients; collecting garbage nothing but its place on the stream.
+    # The optimizer needs the gradients; garbage collection only follows the order of its stream.
     work = _of(rows, Role.WORK).filter(pl.col("name") != GARBAGE_COLLECTION)
     pairs = pl.concat(
         [
@@ -90,17 +90,17 @@ def _of(rows: pl.DataFrame, *roles: Role) -> pl.DataFrame:
 
 
 def _messages_needed(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
-    """Forward and backward computes with the send and the receive that belong to each.
+    """Pair forward and backward computes with their sends and receives.
 
     The k-th message of a direction belongs to the k-th compute of that direction that has a stage to send to
-    or receive from. Interleaved schedules may record messages also where there is none (the first chunk
-    receives nothing), for every compute or for every compute but the first; and idle ones before the first
-    or after the last compute, which belong to none.
+    or receive from. Interleaved schedules may also record messages without a peer stage (the first chunk
+    receives nothing), for every compute or for every compute but the first, and idle ones before the first or
+    after the last compute, which belong to none.
 
     Returns:
         A row per compute and message: `rank`, `step`, `direction`, `role` (of the message),
         `compute_span_id`, `span_id` (of the message; null where there is none), `real` (whether anything is
-        sent), `recorded` and `expected` (how many messages there are, and should be).
+        sent), `recorded` and `expected` (number of messages recorded and needed).
     """
     computes = _of(rows, *COMPUTES).with_columns(at=pl.col("place"))
     last = operations.num_stages * operations.num_chunks - 1
@@ -112,10 +112,12 @@ def _messages_needed(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame
 
 
 def _messages_of_role(computes: pl.DataFrame, messages: pl.DataFrame, role: Role, last: int) -> pl.DataFrame:
-    """The sends, or the receives, that belong to computes: rows of `_messages_needed`.
+    """Return the rows of `_messages_needed` for sends, or for receives.
 
     Args:
         computes: forward and backward work, with `at`: its chunk's place in the order of the model, from 0.
+        messages: those of the role that are not idle.
+        last: the last place in the model.
     """
     by = [*STEP, "direction"]
     # Forward sends go up the model and end at its last chunk, backward ones go down to the first.
@@ -132,7 +134,7 @@ def _messages_of_role(computes: pl.DataFrame, messages: pl.DataFrame, role: Role
         .join(messages.select(*by, "recorded").unique(), on=by, how="left")
         .with_columns(pl.col("recorded").fill_null(0))
     )
-    # As many messages as are needed, or one for every compute, or a receive for every compute but the first.
+    # One message per need, or one per compute, or a receive for every compute but the first.
     slot = (
         pl.when(pl.col("recorded") == pl.col("expected"))
         .then("among_real")
@@ -158,7 +160,7 @@ def _messages_of_role(computes: pl.DataFrame, messages: pl.DataFrame, role: Role
 
 
 def _not_idle(messages: pl.DataFrame, computes: pl.DataFrame, role: Role, num_chunks: int) -> pl.DataFrame:
-    """Messages but those of an interleaved schedule that lie wholly before or after what they could serve."""
+    """Drop messages of interleaved schedules that are entirely before or after any compute they serve."""
     if num_chunks == 1:
         return messages
     by = [*STEP, "direction"]
@@ -170,7 +172,10 @@ def _not_idle(messages: pl.DataFrame, computes: pl.DataFrame, role: Role, num_ch
 
 
 def _broken_steps(needs: pl.DataFrame) -> dict[int, str]:
-    """Steps in which messages cannot be matched to computes, and why; not for lack of a whole direction."""
+    """Return the steps whose messages cannot be matched to computes, with the reason.
+
+    Steps are not broken by a direction without any recorded message.
+    """
     recorded = needs.filter((pl.col("recorded") > 0).any().over("direction", "role"))
     odd = recorded.filter(pl.col("real") & pl.col("span_id").is_null()).sort("step", "rank")
     why = {}
@@ -184,10 +189,10 @@ def _broken_steps(needs: pl.DataFrame) -> dict[int, str]:
 
 
 def _instances(rows: pl.DataFrame, messages: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """Number what is one communication; lines about what lacks a partner.
+    """Number the communications; also return lines about messages without counterpart.
 
     The k-th real message from one rank to another in a step is the k-th that the other receives; other
-    communication is matched by its group and its sequence number, or its order where it has none.
+    communication is matched by its group and sequence number, or its order without one.
     """
     real = messages.filter("real").select("id", real=pl.lit(True))
     marked = rows.join(real, on="id", how="left", maintain_order="left").with_columns(
@@ -237,7 +242,7 @@ def _instances(rows: pl.DataFrame, messages: pl.DataFrame) -> tuple[pl.DataFrame
 
 
 def _around_messages(rows: pl.DataFrame, messages: pl.DataFrame) -> pl.DataFrame:
-    """Compute -> its send, receive -> its compute, and when a receive is posted.
+    """Return pairs from computes to their sends, from receives to their computes, and before receives.
 
     A receive is posted once the compute before the one it serves is done; the first of the backward pass
     together with the send before the last forward of the warm-up.
@@ -251,7 +256,7 @@ def _around_messages(rows: pl.DataFrame, messages: pl.DataFrame) -> pl.DataFrame
 
 
 def _first_backward(rows: pl.DataFrame) -> pl.DataFrame:
-    """The first backward messages come after the last forward but one of the warm-up."""
+    """Return pairs from the last forward but one of the warm-up to the first backward messages."""
     computes = _of(rows, *COMPUTES).sort("step", "rank", "start", "end", "span_id")
     warm_up = computes.filter((pl.col("role") == Role.BACKWARD).cum_sum().over(STEP) == 0)
     last_but_one = warm_up.group_by(STEP).agg(source=pl.col("id").get(-2, null_on_oob=True))
@@ -261,10 +266,10 @@ def _first_backward(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _around_collectives(rows: pl.DataFrame) -> pl.DataFrame:
-    """Gathered parameters -> the first forward of their chunk; work -> the reduction of what it made.
+    """Return pairs from gathers to the first forward that uses them, and from work to its reduction.
 
-    A reduction during computing needs the backward of its chunk; one after it, all that came before it. A
-    gather that no forward follows needs what came before it, too.
+    A reduction during computes needs the backward of its chunk; one after them, all work before it. A gather
+    that no forward follows needs all work before it, too.
     """
     gathers, forwards = _of(rows, Role.GATHER), _of(rows, Role.FORWARD)
     of_chunk = _next_after(gathers.filter(pl.col("chunk") >= 0), forwards, ["chunk"])
@@ -283,7 +288,7 @@ def _around_collectives(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _last_before(rows: pl.DataFrame, others: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """For each row as `target` the one of the others that had ended last when it began, as `source`."""
+    """Pair each row, as `target`, with the last of the others to end before it began, as `source`."""
     began = rows.select(*STEP, *by, target="id", at=pl.col("start") + CLOCK_SLACK_NS).sort("at")
     ended = others.select(*STEP, *by, source="id", at="end").sort("at")
     joined = began.join_asof(ended, on="at", by=[*STEP, *by], strategy="backward", check_sortedness=False)
@@ -291,7 +296,7 @@ def _last_before(rows: pl.DataFrame, others: pl.DataFrame, by: list[str]) -> pl.
 
 
 def _next_after(rows: pl.DataFrame, others: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """For each row as `source` the one of the others that began first when it had ended, as `target`."""
+    """Pair each row, as `source`, with the first of the others to begin after it had ended, as `target`."""
     ended = rows.select(*STEP, *by, source="id", at=pl.col("end") - CLOCK_SLACK_NS).sort("at")
     began = others.select(*STEP, *by, target="id", at="start").sort("at")
     joined = ended.join_asof(began, on="at", by=[*STEP, *by], strategy="forward", check_sortedness=False)
@@ -299,11 +304,11 @@ def _next_after(rows: pl.DataFrame, others: pl.DataFrame, by: list[str]) -> pl.D
 
 
 def _handed_over(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
-    """Computes of one micro-batch on linked stages, for directions in which no message was recorded.
+    """Pair computes of a micro-batch on linked stages, for directions without a recorded message.
 
-    Forward goes up the chunks of all stages, backward down; where stages of one chunk sent each other
-    messages, from the lower to the higher of each two that did. Micro-batches that no number distinguishes
-    are by their order, where there is one chunk.
+    Forward goes up the chunks of all stages, backward down. Where stages of one chunk sent each other
+    messages, pairs follow these links, from the lower to the higher stage in forward. Micro-batches without a
+    number are numbered by their order, if there is one chunk.
     """
     recorded = _of(rows, Role.SEND, Role.RECEIVE)["direction"].unique().to_list()
     order = pl.int_range(pl.len()).over(*STEP, "role")
@@ -311,7 +316,7 @@ def _handed_over(rows: pl.DataFrame, operations: Operations) -> pl.DataFrame:
         at=pl.col("place"), batch=pl.when(pl.col("micro_batch") >= 0).then("micro_batch").otherwise(order)
     )
     key = ["step", "dp", "batch", "at"]
-    # Ways lead between places in the model, `low` to `high` on the way forward.
+    # Links between places in the model, from `low` to `high` in forward.
     places = operations.num_stages * operations.num_chunks
     links = [(low, low + 1) for low in range(places - 1)]
     if operations.num_chunks == 1 and is_connected(operations.links, operations.num_stages):

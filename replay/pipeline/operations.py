@@ -1,8 +1,8 @@
-"""Whole operations of a pipeline-parallel job: what each is, in which step, on which stage.
+"""Whole operations of a pipeline-parallel job, with their role, step and stage.
 
-In: an opened run whose spans are operations of known role (forward, backward, send, all-gather, …) and not
-the kernels and CPU work they consist of. Out: one frame, a row per operation, and the place of each rank.
-What depends on what is found in `dpro.replay.pipeline.dependencies`.
+Takes an opened run whose spans are operations of known role (forward, backward, send, all-gather, …) rather
+than the kernels and CPU work inside them. Returns one frame with a row per operation, and the mesh position
+of each rank. `dpro.replay.pipeline.dependencies` finds their dependencies.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dpro.schema import COLLECTIVES, OPERATIONS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.table import complete
 
-# Which stages of a pipeline hand on to which, by the messages that their ranks send each other.
+# Links between the stages of a pipeline, from the messages between their ranks.
 
-Links = Mapping[tuple[int, int], int]  # how many messages, by the stages of their ends, the lower one first
+Links = Mapping[tuple[int, int], int]  # number of messages by the stages of their ends, the lower one first
 
 
 def recorded_links(run: Run, places: Mapping[int, MeshPosition]) -> Links:
-    """How many messages stages sent each other; none where peers were not recorded."""
+    """Count the messages between stages; empty where peers were not recorded."""
     stage = {rank: place.stage for rank, place in places.items()}
     sent = run.table(COLLECTIVES, ["rank", "op", "peer"]).filter(
         (pl.col("op") == "send") & (pl.col("peer") >= 0)
@@ -38,16 +38,16 @@ def recorded_links(run: Run, places: Mapping[int, MeshPosition]) -> Links:
 
 
 def is_connected(links: Links, num_stages: int) -> bool:
-    """Whether each stage but the first is handed something by one before it: no link is missing.
+    """Return whether each stage but the first receives from an earlier one, so that no link is missing.
 
     Args:
-        links: as from `recorded_links`.
+        links: from `recorded_links`.
     """
     return {high for _, high in links} == set(range(1, num_stages))
 
 
 class Role(IntEnum):
-    """What an operation does in a step."""
+    """The role of an operation in a step."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -56,14 +56,14 @@ class Role(IntEnum):
     RECEIVE = 4
     GATHER = 5  # parameters, before the first forward that needs them
     REDUCE = 6  # all other communication: gradients, their norm
-    WEIGHTS = 7  # gradients of weights apart from those of inputs: no stage waits for them
+    WEIGHTS = 7  # gradients of weights without those of inputs: no stage waits for them
 
 
 COMMUNICATION = (Role.SEND, Role.RECEIVE, Role.GATHER, Role.REDUCE)
 FORWARD_NAMES = ("forward", "forward-compute")
 INPUTS_NAME = "backward-inputs"
 BACKWARD_NAMES = ("backward", "backward-compute", INPUTS_NAME)
-WEIGHTS_NAMES = ("backward-weights",)  # gradients of weights, where they are computed apart
+WEIGHTS_NAMES = ("backward-weights",)  # gradients of weights, where they are computed separately
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ class Operations:
             (below -1 for none), `name`, `role`, `direction` (forward, backward; of sends and receives),
             `start` and `end` (ns), `stream`, `chunk`, `place` (of the chunk in the model over all stages,
             from 0), `micro_batch`, `op`, `group`, `sequence`, `peer` (-1 none).
-        steps: `step`, `begin`, `finish` (ns): from when the first rank begins it until the last has ended it.
-        places: of each rank.
-        steps_known: whether the run says where steps begin.
-        begins: `rank`, `step`, `begin` (ns): when each rank goes on by itself, once its own step before has
-            ended; None where a step begins when the one before it has ended on all ranks.
-        links: which stages sent each other messages that are no operations; empty where that is not known.
+        steps: `step`, `begin`, `finish` (ns), from its first beginning to its last end on any rank.
+        places: mesh position of each rank.
+        steps_known: whether the run has the beginnings of steps.
+        begins: `rank`, `step`, `begin` (ns), where each rank begins a step after its own previous one; None
+            where a step begins when the previous one has ended on all ranks.
+        links: stages that sent each other messages that are not operations; empty where unknown.
     """
 
     rows: pl.DataFrame
@@ -92,17 +92,17 @@ class Operations:
 
     @property
     def num_stages(self) -> int:
-        """Stages of the pipeline."""
+        """Number of pipeline stages."""
         return max(place.stage for place in self.places.values()) + 1
 
     @property
     def num_chunks(self) -> int:
-        """Model chunks that each stage holds."""
+        """Number of model chunks on each stage."""
         return int(self.rows["chunk"].to_numpy().max(initial=0)) + 1
 
 
 def consists_of_operations(spans: pl.DataFrame) -> bool:
-    """Whether spans are whole operations: nothing launched them, and every rank has forward work by name."""
+    """Return whether spans are whole operations: no launches, and forward work by name on every rank."""
     if spans.is_empty() or not ((spans["kind"] == "kernel") & (spans["correlation"] == -1)).all():
         return False
     has_forward = pl.col("name").str.to_lowercase().is_in(FORWARD_NAMES).any()
@@ -110,11 +110,11 @@ def consists_of_operations(spans: pl.DataFrame) -> bool:
 
 
 def read_operations(run: Run) -> Operations:
-    """The operations of a run for which `consists_of_operations` holds."""
+    """Return the operations of a run whose spans satisfy `consists_of_operations`."""
     spans, workers = run.table(SPANS), run.table(WORKERS)
     places = {rank: MeshPosition(0, 0) for rank in sorted(spans["rank"].unique().to_list())}
     for rank, dp, stage in workers.select("rank", "dp", "pp").iter_rows():
-        if rank in places:  # a job without such an axis has one of each
+        if rank in places:  # a job without an axis has one rank along it
             places[rank] = MeshPosition(max(dp, 0), max(stage, 0))
     placed = pl.DataFrame([(rank, *place) for rank, place in places.items()], _PLACED, orient="row")
     steps = run.table(STEPS).filter(pl.col("duration_ns") >= 0).select("rank", "step", begin="start_ns")
@@ -133,7 +133,7 @@ def read_operations(run: Run) -> Operations:
         )
     )
     has_steps = steps.height > 0
-    # Chunks go round the stages.
+    # Chunks are distributed over the stages in turn.
     num_stages = max(place.stage for place in places.values()) + 1
     rows = (
         named.with_columns(pl.col("step") if has_steps else pl.lit(0, pl.Int64).alias("step"), role=_role())
@@ -162,7 +162,7 @@ _OF_COLLECTIVES = ("rank", "span_id", "op", "group", "sequence", "peer")
 
 
 def _role() -> pl.Expr:
-    """By what the `collectives` table says of the span, else by its name."""
+    """Return the role of a span by its row in `collectives`, else by its name."""
     name, op = pl.col("name").str.to_lowercase(), pl.col("op")
     return (
         pl.when(op == "send")
@@ -183,7 +183,7 @@ def _role() -> pl.Expr:
 
 
 def _extents(rows: pl.DataFrame, recorded: pl.DataFrame | None) -> pl.DataFrame:
-    """`step`, `begin`, `finish` over all ranks, from the steps as recorded and the operations in them."""
+    """Return `step`, `begin`, `finish` over all ranks, from recorded steps and the operations in them."""
     ran = rows.group_by("step").agg(begin=pl.col("start").min(), finish=pl.col("end").max())
     if recorded is None:
         return ran
@@ -193,20 +193,21 @@ def _extents(rows: pl.DataFrame, recorded: pl.DataFrame | None) -> pl.DataFrame:
     return extents.group_by("step").agg(pl.col("begin").min(), pl.col("finish").max()).sort("begin")
 
 
-# Operations that were found in a trace, with the stage and the step that each is in.
+# Operations found in a trace, with their stages and steps.
 
-# Operators that are no work: messages, and what makes room for them.
+# Operators that are not work: messages, and allocations for them.
 MESSAGE = r"^(?:c10d::|gloo:|nccl:|record_param_comms|ProcessGroup|aten::(?:empty|detach))"
 
 
 def placed_in_steps(run: Run, operations: pl.DataFrame, source: str) -> pl.DataFrame:
-    """Rows of `operations`; those outside the steps of their rank are in step -1.
+    """Return rows of `operations` with their stage and step; outside the steps of their rank, step -1.
 
     Args:
         operations: `rank`, `start_ns`, `end`, `place` (in the model; null where it is that of the stage),
             `micro_batch`, `kind`.
+        source: how they were found, for column `source`.
     """
-    # Stages are as the job's groups say, else by the first chunk that a rank has, else in the order of ranks.
+    # Stages are those of the job's groups, else in the order of each rank's first chunk, else of ranks.
     along = places_along(mesh_of_run(run), "pp")
     recorded = pl.DataFrame([*along.items()], {"rank": pl.Int32, "recorded": pl.Int64}, orient="row")
     first = operations.group_by("rank").agg(pl.col("place").min()).sort("place", "rank")

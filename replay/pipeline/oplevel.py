@@ -1,11 +1,10 @@
 """The graph of a run that consists of whole operations: pipeline-parallel jobs traced by their framework.
 
-In: an opened run whose spans are operations. Out: a graph like the one `construction/graph_builder.py` makes
-of kernels and CPU work, and the matching behind it. A compute is one node; a send, receive or collective is
-an arrival and a transfer, with one rendezvous for all its members. Launches are not in such traces: an
-operation that begins later than all it depends on, and than the computing on its rank before it, has a node
-of its own for the delay, so that free launches are an edit. A step begins when the one before it has ended on
-all ranks.
+Takes an opened run whose spans are operations; returns a graph like that of kernels and CPU work from
+`construction/graph_builder.py`, and its matching. A compute is one node; a send, receive or collective is an
+arrival and a transfer, with one rendezvous for all its members. Such traces lack launches: an operation that
+begins later than its dependencies and the previous work on its rank allow has a separate node for the delay,
+which makes free launches an edit. A step begins when the previous one has ended on all ranks.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from dpro.schema.members import num_members
 from dpro.store import Run
 from dpro.units import format_duration
 
-MAX_CONTRADICTIONS = 0.01  # more pairs of operations than this that end before they begin are worth a line
-MIN_BETWEEN = 0.001  # shares of the time between steps below this are not
+MAX_CONTRADICTIONS = 0.01  # share of transfers that end before they begin, above which it is reported
+MIN_BETWEEN = 0.001  # share of the time between steps above which it is reported
 LAUNCH_DELAY, RENDEZVOUS, BETWEEN_STEPS = "(launch delay)", "(rendezvous)", "(between steps)"
 
 
 @dataclass(frozen=True)
 class OperationGraph:
-    """A graph of operations and what it rests on.
+    """A graph of operations and its basis.
 
     Attributes:
         matching: communication and its instances.
-        steps_known: whether the run says where steps begin.
-        unknown: what the trace leaves open, one line each.
-        assumed: what was taken for granted, one line each.
+        steps_known: whether the run has the beginnings of steps.
+        unknown: open questions about the trace, one line each.
+        assumed: assumptions, one line each.
     """
 
     graph: Graph
@@ -53,7 +52,7 @@ def build_operations(run: Run, operations: Operations) -> OperationGraph:
     """Build the graph of a run's operations.
 
     Args:
-        operations: as from `dpro.replay.pipeline.recorded.operations_of`.
+        operations: from `dpro.replay.pipeline.recorded.operations_of`.
 
     Raises:
         Unanswerable: no step can be understood.
@@ -66,7 +65,7 @@ def build_operations(run: Run, operations: Operations) -> OperationGraph:
     direct = _direct(rows, pipeline)
     ended = rows.group_by("step").agg(ended=pl.col("end").max())
     steps = operations.steps.join(ended, on="step").sort("begin")
-    # Operations come first, then delays, rendezvous of several members, two nodes at the end of each step.
+    # Operations come first, then delays, rendezvous of several members, and two nodes at each step's end.
     count = int(rows["last"][-1]) + 1
     delays = _with_nodes(_delays(rows, direct, _begins(operations)), count)
     met = rows.filter(pl.col("members") > 1).unique("instance", maintain_order=True).sort("instance")
@@ -89,12 +88,12 @@ def build_operations(run: Run, operations: Operations) -> OperationGraph:
 
 
 def _with_nodes(frame: pl.DataFrame, first: int, stride: int = 1) -> pl.DataFrame:
-    """The rows with the number of their (first) node."""
+    """Add column `node`: the number of the first node made from each row."""
     return frame.with_columns(node=first + stride * pl.int_range(pl.len(), dtype=pl.Int64))
 
 
 def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
-    """Operations with their nodes (`first`, `last`), number of `members`, and when the last `arrived`."""
+    """Add `first` and `last` nodes of operations, number of `members`, and when the last `arrived`."""
     communicates = pl.col("role").is_in([int(role) for role in COMMUNICATION])
     size = communicates.cast(pl.Int64) + 1
     together = pl.when(communicates).then("instance").otherwise(-1 - pl.col("id"))
@@ -108,7 +107,7 @@ def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_messages(rows: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, ...]]:
-    """Operations with the `message` of each, and the messages that it numbers; bytes are not recorded."""
+    """Add the `message` of each operation, and return the messages it indexes; bytes are not recorded."""
     columns = ["op", "group", "members"]
     kinds = rows.filter("communicates").select(columns).unique().sort(columns).with_row_index("message")
     rows = rows.join(kinds.cast({"message": pl.Int64}), on=columns, how="left", maintain_order="left")
@@ -116,11 +115,11 @@ def _with_messages(rows: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, ...
 
 
 def _direct(rows: pl.DataFrame, pipeline: PipelineStructure) -> pl.DataFrame:
-    """Dependencies between operations with their lags and the times of both ends.
+    """Return the dependencies between operations with their lags and the times of both ends.
 
-    An operation that seems to begin before what it depends on has ended gets a negative lag, as recorded.
-    What passes from one stage to another without being recorded takes one time, pooled over those that waited
-    for it; that of all stages where none waited for it.
+    An operation that seems to begin before its dependency has ended gets a negative lag, as recorded. An
+    unrecorded transfer between stages takes one time, pooled over the operations that waited for it, or over
+    all stages where none waited.
     """
     pairs = pl.concat(
         [pipeline.pairs.with_columns(handed=pl.lit(False)), pipeline.handed.with_columns(handed=pl.lit(True))]
@@ -141,20 +140,20 @@ def _direct(rows: pl.DataFrame, pipeline: PipelineStructure) -> pl.DataFrame:
 
 
 def _begins(operations: Operations) -> pl.DataFrame:
-    """`rank`, `step` and `begin` (ns) of each rank in each step."""
+    """Return `rank`, `step` and `begin` (ns) of each rank in each step."""
     if operations.begins is not None:
         return operations.begins
     return operations.rows.select(STEP).unique().join(operations.steps.select("step", "begin"), on="step")
 
 
 def _delays(rows: pl.DataFrame, direct: pl.DataFrame, begins: pl.DataFrame) -> pl.DataFrame:
-    """Operations that begin later than what they depend on allows.
+    """Return the operations that begin later than their dependencies allow.
 
-    Communication is called in the order of the program: after whatever on its rank had ended last.
+    Communication is called in program order: after the last work on its rank has ended.
 
     Returns:
-        `id`, what its node needs, `ready` and `start` (ns, the delay lies between), and `before`: the node of
-        what had ended last.
+        `id`, columns of its node, `ready` and `start` (ns, begin and end of the delay), and `before`: the
+        node of the last work that had ended.
     """
     freed = direct.group_by(id="target").agg(freed=(pl.col("ended") + pl.col("lag").clip(0)).max())
     over = rows.filter(pl.col("end") > pl.col("start")).select(*STEP, before="last", over="end").sort("over")
@@ -174,7 +173,7 @@ def _delays(rows: pl.DataFrame, direct: pl.DataFrame, begins: pl.DataFrame) -> p
 
 
 def _operation_nodes(rows: pl.DataFrame) -> list[pl.DataFrame]:
-    """One node of a compute, two of communication: its arrival and its transfer."""
+    """Return one node per compute, and two per communication: its arrival and its transfer."""
     batch, chunk = pl.col("micro_batch"), pl.col("chunk")
     around = pl.when(batch >= 0).then(pl.format("micro-batch {}", batch)).otherwise(pl.lit(""))
     around = (
@@ -189,7 +188,7 @@ def _operation_nodes(rows: pl.DataFrame) -> list[pl.DataFrame]:
     )
     common = ("rank", "step", "lane", "name", *renamed, pl.col("stage").alias("phase"))
     single, moved = rows.filter(~pl.col("communicates")), rows.filter("communicates")
-    begun = pl.min_horizontal("arrived", "end")  # clocks that disagree can have the last arrive after the end
+    begun = pl.min_horizontal("arrived", "end")  # if clocks disagree, the last may arrive after the end
     return [
         single.select(*common, node="last", kind=pl.lit(int(NodeKind.KERNEL)), start="start", end="end"),
         moved.select(*common, node="first", kind=pl.lit(int(NodeKind.ARRIVE)), start="start", end="start"),
@@ -212,7 +211,7 @@ def _rendezvous_nodes(met: pl.DataFrame) -> pl.DataFrame:
 
 
 def _step_nodes(steps: pl.DataFrame) -> list[pl.DataFrame]:
-    """Two nodes per step: all ranks have ended it; what lies between that and the next step is over."""
+    """Return two nodes per step: all ranks have ended it; and the time until the next step is over."""
     begins = pl.col("begin").shift(-1).fill_null(pl.col("finish"))
     kind, name = pl.lit(int(NodeKind.RENDEZVOUS)), pl.lit(RENDEZVOUS)
     gap = steps.select("step", node=pl.col("node") + 1, start="ended", end=pl.max_horizontal("ended", begins))
@@ -223,7 +222,7 @@ def _step_nodes(steps: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _edges(frame: pl.DataFrame, kind: EdgeKind, inferred: bool = False) -> pl.DataFrame:
-    """Edges of one kind from a frame with `source`, `target` (nodes) and perhaps `lag`."""
+    """Return edges of one kind from a frame with `source`, `target` (nodes) and optionally `lag`."""
     lag = pl.col("lag") if "lag" in frame.columns else pl.lit(0, pl.Int64)
     return frame.select(
         "source", "target", lag=lag, kind=pl.lit(int(kind), pl.Int64), inferred=pl.lit(inferred)
@@ -231,7 +230,7 @@ def _edges(frame: pl.DataFrame, kind: EdgeKind, inferred: bool = False) -> pl.Da
 
 
 def _rendezvous_edges(rows: pl.DataFrame, met: pl.DataFrame) -> list[pl.DataFrame]:
-    """Arrivals -> rendezvous -> transfers; and sends -> receives, which need no rendezvous."""
+    """Return edges from arrivals to rendezvous to transfers, and from sends to receives."""
     members = rows.filter(pl.col("members") > 1).join(met, on="instance")
     sent = members.filter(pl.col("role") == Role.SEND).select("instance", source="first")
     received = members.filter(pl.col("role") == Role.RECEIVE).select("instance", target="last")
@@ -243,11 +242,11 @@ def _rendezvous_edges(rows: pl.DataFrame, met: pl.DataFrame) -> list[pl.DataFram
 
 
 def _delay_edges(delays: pl.DataFrame, direct: pl.DataFrame, doors: pl.DataFrame) -> list[pl.DataFrame]:
-    """A launch follows all that its operation needs and the program before it; the operation follows.
+    """Return edges to each delay, from dependencies and the program before it, and on to its operation.
 
     Args:
-        delays: as from `_delays`, with nodes.
-        doors: operations that begin a step on their rank, with the `door` that they go through.
+        delays: rows of `_delays`, with nodes.
+        doors: operations that begin a step on their rank, with the node that they wait for, `door`.
     """
     after = direct.join(delays.select("node", target="id"), on="target")
     rooted = delays.join(doors.select("id", "door"), on="id")
@@ -262,10 +261,10 @@ def _delay_edges(delays: pl.DataFrame, direct: pl.DataFrame, doors: pl.DataFrame
 
 
 def _step_entries(rows: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Operations that depend on nothing in their step go on when all ranks have ended the one before.
+    """Return the operations without a dependency in their step, which begin after the previous step.
 
     Args:
-        steps: with their nodes; the first has no door.
+        steps: with their nodes; the first step has no door.
 
     Returns:
         `id` and `first` (node) of the operations, `door`: the node that they wait for.
@@ -275,7 +274,7 @@ def _step_entries(rows: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame)
 
 
 def _rank_step_entries(rows: pl.DataFrame) -> pl.DataFrame:
-    """The first operation of a rank in a step goes on after the last of its own in the step before."""
+    """Return the first operation of each rank and step, which follows the rank's last of the step before."""
     of_rank = rows.sort("start", "end").group_by(STEP, maintain_order=True)
     extents = of_rank.agg(pl.col("id", "first").first(), at=pl.col("start").first())
     lasts = rows.sort("end", "start").group_by(STEP).agg(leaves=pl.col("last").last())
@@ -287,7 +286,7 @@ _DOOR = ("id", "first", "door")
 
 
 def _step_edges(rows: pl.DataFrame, steps: pl.DataFrame, doors: pl.DataFrame) -> list[pl.DataFrame]:
-    """The last on each stream -> the end of the step; doors -> what goes through them."""
+    """Return edges from the last operation of each stream to the step's end, and from doors to operations."""
     last = rows.group_by(*STEP, "stream").agg(source=pl.col("last").last()).join(steps, on="step")
     return [
         _edges(last.select("source", target="node"), EdgeKind.THREAD),
@@ -297,7 +296,7 @@ def _step_edges(rows: pl.DataFrame, steps: pl.DataFrame, doors: pl.DataFrame) ->
 
 
 def _joined_nodes(parts: list[pl.DataFrame]) -> pl.DataFrame:
-    """All nodes in the order of their numbers, with -1 (or no name) for what one has not."""
+    """Return all nodes in the order of their numbers, with -1 (or no name) in missing columns."""
     nodes = pl.concat(parts, how="diagonal_relaxed").sort("node")
     return nodes.with_columns(pl.col("around").fill_null(""), pl.exclude("around", "name").fill_null(-1))
 
@@ -342,7 +341,7 @@ def _assembled(nodes: pl.DataFrame, edges: pl.DataFrame, lanes: pl.DataFrame) ->
 
 
 def _matching(run: Run, rows: pl.DataFrame) -> Matching:
-    """Rows of `collectives` with their instances, as other runs have them."""
+    """Return the rows of `collectives` with their instances, as in other runs."""
     members = pl.col("members").cast(pl.Int64)
     communicating = rows.filter("communicates").select("rank", "span_id", "instance", members, key="group")
     matched = run.table(COLLECTIVES).join(communicating, on=["rank", "span_id"])
@@ -351,7 +350,7 @@ def _matching(run: Run, rows: pl.DataFrame) -> Matching:
 
 
 def _contradictions(rows: pl.DataFrame, direct: pl.DataFrame) -> list[str]:
-    """A line if what went from rank to rank often ended before it began: their clocks disagree."""
+    """Return a line if transfers between ranks often ended before they began: the clocks disagree."""
     moved = rows.filter(pl.col("members") > 1).select(odd=pl.col("end") + CLOCK_SLACK_NS < pl.col("arrived"))
     handed = direct.filter("handed").select(odd=pl.col("started") + CLOCK_SLACK_NS < pl.col("ended"))
     odd = pl.concat([moved, handed])["odd"]
@@ -364,7 +363,7 @@ def _contradictions(rows: pl.DataFrame, direct: pl.DataFrame) -> list[str]:
 
 
 def _all_places_recorded(graph: Graph) -> bool:
-    """Whether there is a rank on every stage of every data-parallel rank, as far as they are known to go."""
+    """Return whether every known stage of every known data-parallel rank has a recorded rank."""
     places = set(graph.places.values())
     return len(places) == (max(p.dp for p in places) + 1) * (max(p.stage for p in places) + 1)
 
@@ -394,11 +393,10 @@ def _assumed(run: Run, graph: Graph, direct: pl.DataFrame, steps: pl.DataFrame) 
 
 
 def with_typical_delays(graph: Graph) -> Graph:
-    """The graph with no launch later than is usual for operations of that name: the one to predict from.
+    """Return the graph on which predictions are based, with no launch later than usual for its operation.
 
-    A delay much longer than others of its name is a wait for something that was not recorded (a barrier,
-    another rank) and would stay under an edit that makes its cause disappear. The usual delay is the median
-    over all ranks.
+    A delay much longer than others of its name is a wait for something unrecorded (a barrier, another rank),
+    and would remain under an edit that removes its cause. The usual delay is the median over all ranks.
     """
     late = np.flatnonzero(graph.nodes.kind == NodeKind.DELAY)
     launch = np.flatnonzero(graph.nodes.kind[graph.edges.source] == NodeKind.DELAY)

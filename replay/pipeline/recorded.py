@@ -1,26 +1,25 @@
-"""Whole operations of a recorded job that pipelines, from its table `operations`.
+"""Whole operations of a recorded pipeline-parallel job, from its table `operations`.
 
-In: an opened run; where it is an imported trace, ranges show them, or messages and backward passes. Out:
-`Operations`, as `dpro.replay.pipeline.operations` has them of runs that hold nothing else. They are of steps
-that no deep window slows down, of which every rank has all operations, laid one behind the other: from when
-the last rank begins a step until the last has ended it.
+Takes an opened run; in an imported trace, ranges show operations, or messages and backward passes do. Returns
+`Operations`, as `dpro.replay.pipeline.operations` does for runs that consist of them. They are of steps that
+no deep window slows down, and for which every rank has all operations. The steps are laid out one after the
+other, each from when the last rank begins it until the last has ended it.
 
-The time of an operation is that of its kernels where there are GPUs, in deep windows,
-else that of the thread between its input and its output. Where a thread called a data-parallel reduction
-within it, as DDP does in the last backward, the operation ends with the last such call, and what follows is
-the reduction: it waits for other ranks. All that a rank does after that is one operation, `optimizer`.
+The time of an operation is that of its kernels where there are GPUs, in deep windows, else that of the thread
+between its input and its output. Where a thread called a data-parallel reduction within it, as DDP does in
+the last backward, the operation ends with the last such call, and the rest is the reduction, which waits for
+other ranks. All later work of a rank in the step is one operation, `optimizer`.
 
-In deep windows of GPU jobs operations are those of the device: a host runs ahead of its GPU, so an operation
-is from the first to the last kernel that was launched within it, but for those that communicate, and a step
-of a rank ends with the last kernel that was launched in it. Of traces that dpro did not record, operations
-are the ranges that PyTorch's profiler shows: `torch.distributed.pipelining` marks each action of a schedule,
-such as `PP:3B0` (stage 3 of the model, backward, micro-batch 0), and GPipe each `Forward 0` and `Backward 0`.
-A range may begin with waiting for a message: an operation is what operators in it take, from the first that
-does not communicate to the last.
+In deep windows of GPU jobs operations are those of the device, since a host runs ahead of its GPU: an
+operation is from the first to the last kernel launched within it, except communication, and a step of a rank
+ends with the last kernel launched in it. In traces not recorded by dpro, operations are the ranges in
+PyTorch's profiler: `torch.distributed.pipelining` marks each action of a schedule, such as `PP:3B0` (stage 3
+of the model, backward, micro-batch 0), and GPipe each `Forward 0` and `Backward 0`. A range may begin with
+waiting for a message, so an operation is from the first operator in it that does not communicate to the last.
 
-How long stages stand still for each other is of the time between the first forward of a step on any stage and
-its last backward on any. What else is in a step (gathering parameters, reducing gradients, the optimizer) is
-not of the pipeline.
+Bubbles, in which stages wait for each other, are measured between the first forward of a step on any stage
+and its last backward on any. Other work in a step (gathering parameters, reducing gradients, the optimizer)
+is not part of the pipeline.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ OF_RANGE = ["rank", "window", "range"]
 
 
 def has_ranges(run: Run) -> bool:
-    """Whether the spans of the run's first part have such ranges."""
+    """Return whether the spans of the run's first part contain ranges of a pipeline schedule."""
     parts = run.parts(SPANS)
     if not parts:
         return False
@@ -76,7 +75,7 @@ def has_ranges(run: Run) -> bool:
 
 
 def operations_by_ranges(run: Run) -> pl.DataFrame:
-    """Rows of `operations`; those outside the steps of their rank are in step -1."""
+    """Return rows of `operations` from ranges; those outside the steps of their rank are in step -1."""
     spans = run.table(SPANS, RANGE_COLUMNS).with_columns(end=pl.col("start_ns") + pl.col("duration_ns"))
     ranges = spans.filter(pl.col("kind") == "annotation").drop("kind")
     operators = spans.filter((pl.col("kind") == "cpu_op") & ~pl.col("name").str.contains(MESSAGE))
@@ -85,7 +84,7 @@ def operations_by_ranges(run: Run) -> pl.DataFrame:
 
 
 def _single(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
-    """Operations with a range of their own."""
+    """Return operations with a separate range."""
     single = ranges.filter(pl.col("name").str.contains(RANGE)).with_columns(range="start_ns")
     name = pl.col("name")
     kind = pl.coalesce(name.str.extract(r"^PP:\d+([FBIW])\d+$"), name.str.extract(r"^(F|B)"))
@@ -104,7 +103,7 @@ def _single(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
 
 
 def _overlapped(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
-    """A forward and a backward of one range: the backward begins with the first operator of that kind."""
+    """Split ranges of a forward and a backward: the backward begins with the first operator of autograd."""
     overlapped = ranges.filter(pl.col("name").str.contains(BOTH)).with_columns(range="start_ns")
     is_backward = pl.col("name").str.starts_with(BACKWARD_OP)
     turned = _extents(overlapped, operators.filter(is_backward)).select(*OF_RANGE, turn="start_ns")
@@ -133,13 +132,13 @@ def _group(number: int) -> pl.Expr:
 
 
 def _extents(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
-    """From the first to the last of the operators within each range.
+    """Return the extent of the operators within each range.
 
     Args:
-        ranges: `rank`, `window`, `range` (which it is), `start_ns`, `end`; of one rank they do not overlap.
+        ranges: `rank`, `window`, `range` (its identity), `start_ns`, `end`; those of one rank do not overlap.
 
     Returns:
-        `rank`, `window`, `range`, `start_ns`, `end`; none of a range without operators.
+        `rank`, `window`, `range`, `start_ns`, `end`; no row for a range without operators.
     """
     bounds = ranges.select(*OF_RANGE, begin="start_ns", until="end").sort("begin")
     held = operators.sort("start_ns").join_asof(
@@ -156,12 +155,12 @@ LAUNCH = ["rank", "window", "correlation"]
 
 
 class OnDevice(NamedTuple):
-    """What devices did.
+    """The activity of devices.
 
     Attributes:
-        table: rows of `operations`; none of one that launched nothing but communication.
+        table: rows of `operations`; without those that launched nothing but communication.
         steps: rows of `steps`.
-        reductions: collectives but messages: `rank`, `op`, `group`, `group_ranks`, `step`, `start_ns`,
+        reductions: collectives other than messages: `rank`, `op`, `group`, `group_ranks`, `step`, `start_ns`,
             `duration_ns`.
     """
 
@@ -171,10 +170,10 @@ class OnDevice(NamedTuple):
 
 
 def on_device(run: Run, table: pl.DataFrame) -> OnDevice:
-    """Operations, steps and reductions by the times of the device.
+    """Return operations, steps and reductions with the times of the device.
 
     Args:
-        table: rows of `operations`, by the host.
+        table: rows of `operations`, with times of the host.
     """
     launched = _launched(run.table(SPANS, LAUNCHED))
     hosts = run.table(STEPS).filter((pl.col("duration_ns") >= 0) & (pl.col("window") >= 0))
@@ -189,7 +188,7 @@ def on_device(run: Run, table: pl.DataFrame) -> OnDevice:
 
 
 def _launched(spans: pl.DataFrame) -> pl.DataFrame:
-    """GPU work: `rank`, `window`, `start_ns`, `end`, `at` (when it was launched), `communicates`."""
+    """Return GPU work: `rank`, `window`, `start_ns`, `end`, `at` (its launch), `communicates`."""
     calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
     calls = calls.select(*LAUNCH, at="start_ns").unique(LAUNCH, keep="first", maintain_order=True)
     work = spans.filter(pl.col("kind").cast(pl.String).is_in(GPU_WORK_KINDS) & (pl.col("duration_ns") >= 0))
@@ -208,7 +207,7 @@ def _launched(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _within(launched: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
-    """GPU work that was launched within intervals of its host, with what else these have."""
+    """Return GPU work launched within intervals of its host, with the other columns of these."""
     joined = launched.sort("at").join_asof(
         hosts.sort("begin"), left_on="at", right_on="begin", by="rank", check_sortedness=False
     )
@@ -216,7 +215,7 @@ def _within(launched: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _steps(launched: pl.DataFrame) -> pl.DataFrame:
-    """Steps from the end of the one before in the window, the first from its first kernel."""
+    """Return steps from the end of the previous one in the window, or from the first kernel."""
     by = ["rank", "window"]
     extents = launched.group_by(*by, "step").agg(first=pl.col("start_ns").min(), end=pl.col("end").max())
     ended = extents.sort(*by, "step").with_columns(
@@ -227,7 +226,7 @@ def _steps(launched: pl.DataFrame) -> pl.DataFrame:
 
 
 def _reductions(run: Run, launched: pl.DataFrame) -> pl.DataFrame:
-    """Collectives on the device, with the step that they began in by the device's own steps."""
+    """Return collectives on the device, with the device's own step in which they began."""
     columns = ["rank", "window", "op", "group", "group_ranks", "start_ns", "duration_ns"]
     rows = run.table(COLLECTIVES, columns).filter(
         ~pl.col("op").is_in(POINT_TO_POINT) & (pl.col("window") >= 0) & (pl.col("duration_ns") >= 0)
@@ -238,12 +237,12 @@ def _reductions(run: Run, launched: pl.DataFrame) -> pl.DataFrame:
 
 # Operations as recorded.
 
-MAX_STEPS = 32  # the latest: a schedule repeats itself
-WARM_UP = 2  # steps in which a job allocates and compiles; the very last one ends beside ranks that leave
+MAX_STEPS = 32  # latest steps that are used, since a schedule repeats itself
+WARM_UP = 2  # steps in which a job allocates and compiles
 COMPUTE_STREAM, REDUCTION_STREAM = 0, 5
 OPTIMIZER = "optimizer"
 STEP = ["rank", "step"]
-# What an operation is called, and what it does.
+# Name and role of each kind of operation.
 _NAMES = {
     "forward": ("forward", Role.FORWARD),
     "backward": ("backward", Role.BACKWARD),
@@ -253,16 +252,16 @@ _NAMES = {
 
 
 def operations_of(run: Run) -> Operations | None:
-    """The operations of a run, whether it consists of them or has them beside others; None without any."""
+    """Return the operations of a run, whether it consists of them or also has other work, or None."""
     if has_operations(run):
         return read_recorded(run)
     return read_operations(run) if consists_of_operations(run.table(SPANS)) else None
 
 
 def has_operations(run: Run) -> bool:
-    """Whether the run has operations beside other work: a table of them, or spans that show them.
+    """Return whether the run has operations beside other work: a table of them, or spans that show them.
 
-    Those of pretended ranks do not count: when they ran says nothing of when others did.
+    Those of pretended ranks do not count: their times are unrelated to those of other ranks.
     """
     if run.manifest.is_pretended:
         return False
@@ -270,7 +269,7 @@ def has_operations(run: Run) -> bool:
 
 
 def read_recorded(run: Run) -> Operations:
-    """The operations of a run for which `has_operations` holds; no rows where no step has all of them."""
+    """Return the operations of a run with `has_operations`; empty where no step is complete on all ranks."""
     has_name = pl.col("kind").cast(pl.String).is_in(list(_NAMES))
     if run.parts(OPERATIONS):
         table = run.table(OPERATIONS)
@@ -278,10 +277,10 @@ def read_recorded(run: Run) -> Operations:
         table = operations_by_ranges(run) if has_ranges(run) else operations_by_backwards(run)
     table = table.filter(has_name & (pl.col("step") >= 0) & (pl.col("duration_ns") >= 0))
     ranks = sorted(table["rank"].unique().to_list())
-    # Clocks are aligned by recorded comparisons alone: operations are not matched with collectives.
+    # Align clocks by recorded comparisons only, since operations are not matched with collectives.
     nothing = match_collectives(COLLECTIVES.empty(), SPANS.empty()).rows
     alignment = align(nothing, [(rank, -1) for rank in ranks], run.table(WORKERS), run.table(CLOCK_SAMPLES))
-    # By the pipeline's own stages; data-parallel ranks without a coordinate by their order on a stage.
+    # Use the pipeline's own stages; data-parallel ranks without a coordinate are numbered on each stage.
     stages = table.group_by("rank").agg(pl.col("stage").max()).sort("stage", "rank")
     dp = run.table(WORKERS).filter(pl.col("dp") >= 0).group_by("rank").agg(pl.col("dp").first())
     order = pl.int_range(pl.len(), dtype=pl.Int64).over("stage")
@@ -292,6 +291,7 @@ def read_recorded(run: Run) -> Operations:
     table, recorded = (device.table, device.steps) if device else (table, run.table(STEPS))
     table, steps = alignment.aligned(_windowless(table)), alignment.aligned(_windowless(recorded))
     steps = _whole_steps(table, steps.filter(pl.col("rank").is_in(ranks)), recorded)
+    # Leave out the very last step, which ends while ranks exit.
     if run.manifest.exit_status is not None and steps["step"].n_unique() > WARM_UP:
         steps = steps.filter(pl.col("step") < recorded["step"].max())
     rows = _computes(table, steps)
@@ -322,15 +322,17 @@ _COLUMNS = (
 
 
 def _windowless(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows as rows outside windows: a rank's first clock is then taken."""
+    """Move rows outside windows, so that the clock of a rank's first window is used."""
     return frame.with_columns(window=pl.lit(-1, pl.Int32))
 
 
 def _whole_steps(table: pl.DataFrame, aligned: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
-    """Steps that can be laid out: `rank`, `step`, `begin`, `finish` (ns), and `moved`: by how much, ns.
+    """Return the steps to be laid out: `rank`, `step`, `begin`, `finish` (ns) and their shift `moved` (ns).
 
     Args:
+        table: rows of `operations`.
         aligned: rows of `steps` on one clock.
+        recorded: rows of `steps` as recorded.
     """
     usual = undisturbed(with_times(recorded))
     series = step_series(recorded)
@@ -359,7 +361,7 @@ def _whole_steps(table: pl.DataFrame, aligned: pl.DataFrame, recorded: pl.DataFr
 
 
 def _computes(table: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Forwards and backwards of these steps, by time."""
+    """Return forwards and backwards of the given steps, in order of time."""
     kind = pl.col("kind").cast(pl.String)
     names = {kind: name for kind, (name, _) in _NAMES.items()}
     roles = {kind: int(role) for kind, (_, role) in _NAMES.items()}
@@ -384,7 +386,7 @@ def _computes(table: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _calls(run: Run, alignment: Alignment, places: dict[int, MeshPosition]) -> pl.DataFrame:
-    """Collectives among the ranks of one stage: `rank`, `op`, `called` and `over` (ns, -1 not known)."""
+    """Return collectives among the ranks of one stage: `rank`, `op`, `called`, `over` (ns, -1 unknown)."""
     columns = ["rank", "op", "group_ranks", "enqueued_ns", "start_ns", "duration_ns"]
     calls = run.table(COLLECTIVES, columns).filter(
         ~pl.col("op").is_in(POINT_TO_POINT) & _of_one_stage(places)
@@ -401,10 +403,10 @@ def _calls(run: Run, alignment: Alignment, places: dict[int, MeshPosition]) -> p
 
 
 def _with_reductions(rows: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Operations until the last call of a reduction within them, and the reductions that follow.
+    """Cut operations at their last call of a reduction, and add the reductions that follow.
 
     Args:
-        calls: as from `_calls`.
+        calls: rows of `_calls`.
     """
     backward = rows.filter(pl.col("role") != Role.FORWARD).with_columns(at=pl.col("start"))
     within = (
@@ -444,11 +446,11 @@ def _on_streams(
     steps: pl.DataFrame,
     rows: pl.DataFrame,
 ) -> pl.DataFrame:
-    """Reductions among the ranks of one stage on a GPU, which run beside what it computes.
+    """Return reductions among the ranks of one stage on a GPU, which run concurrently with its computes.
 
     Args:
-        reductions: as `OnDevice` has them.
-        steps: as from `_whole_steps`.
+        reductions: `OnDevice.reductions`.
+        steps: rows of `_whole_steps`.
         rows: computes, for their columns.
     """
     of_stage = reductions.filter(_of_one_stage(places)).join(steps.select(*STEP), on=STEP, how="semi")
@@ -470,7 +472,7 @@ def _on_streams(
 
 
 def _of_one_stage(places: dict[int, MeshPosition]) -> pl.Expr:
-    """Whether the ranks of a group are several of one stage."""
+    """Return an expression for whether a group has several ranks, all of one stage."""
     stage = {rank: place.stage for rank, place in places.items()}
 
     def of_one(text: str) -> bool:
@@ -481,7 +483,7 @@ def _of_one_stage(places: dict[int, MeshPosition]) -> pl.Expr:
 
 
 def _rest(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """What each rank does in a step after the last of its other operations."""
+    """Return the work of each rank in a step after the last of its other operations."""
     ended = rows.group_by(STEP).agg(start=pl.col("end").max())
     rest = ended.join(steps.select(*STEP, end="finish"), on=STEP).filter(pl.col("end") > pl.col("start"))
     return rest.select(
@@ -501,7 +503,7 @@ def _rest(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _moved(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Operations of steps that lie one behind the other."""
+    """Shift operations of steps so that steps follow each other."""
     placed = rows.join(steps.select(*STEP, "moved"), on=STEP, how="left")
     return placed.with_columns(pl.col("start", "end") + pl.col("moved")).drop("moved")
 
@@ -519,7 +521,10 @@ BATCH = [*PLACE, "batch"]
 
 
 def operations_by_backwards(run: Run) -> pl.DataFrame:
-    """Rows of `operations`; none of what is no pipeline, in step -1 those outside the steps of their rank."""
+    """Return rows of `operations` from messages and backward passes; empty unless they form a pipeline.
+
+    Those outside the steps of their rank are in step -1.
+    """
     parts = run.parts(SPANS)
     if not parts or not _may_pipeline(run.read(SPANS, parts[:1], ["kind", "name"])):
         return OPERATIONS.empty()
@@ -530,7 +535,7 @@ def operations_by_backwards(run: Run) -> pl.DataFrame:
     called = spans.filter(pl.col("kind") == "cpu_op")
     messages = called.filter(name.str.starts_with(SENT) | name.str.starts_with(RECEIVED))
     functions = called.filter(name.str.starts_with(FUNCTION))
-    # Only operators that no function of autograd runs count: not what is recomputed.
+    # Operators within functions of autograd do not count, since these recompute activations.
     operators = called.filter(~name.str.contains(f"{MESSAGE}|^autograd::"))
     of_functions = functions.select(*PLACE, begin="start_ns", until="end")
     held = operators.join_asof(
@@ -547,15 +552,15 @@ def operations_by_backwards(run: Run) -> pl.DataFrame:
 
 
 def _may_pipeline(spans: pl.DataFrame) -> bool:
-    """Whether a rank sends messages, and computes gradients."""
+    """Return whether a rank sends messages and computes gradients."""
     name = spans.filter(pl.col("kind") == "cpu_op")["name"]
     return bool(name.str.starts_with(SENT).any() and name.str.starts_with(FUNCTION).any())
 
 
 def _passes(functions: pl.DataFrame, messages: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
-    """Backward passes: `PLACE`, `start_ns`, `end`, `first` and `last` of their numbers, and `batch`.
+    """Return backward passes: `PLACE`, `start_ns`, `end`, `first` and `last` sequence number, and `batch`.
 
-    Those of one `batch` have numbers in common: they are of one forward.
+    Passes of one `batch` share sequence numbers, since they belong to one forward.
     """
     breaks = pl.concat(
         [events.select(*PLACE, "start_ns") for events in (messages, operators.filter(pl.col("number") >= 0))]
@@ -572,7 +577,7 @@ def _passes(functions: pl.DataFrame, messages: pl.DataFrame, operators: pl.DataF
 
 
 def _backwards(passes: pl.DataFrame) -> pl.DataFrame:
-    """Operations: the first pass of a batch, and the second, of weights."""
+    """Return backward operations: the first pass of a batch, and a second one for weights."""
     nth = pl.int_range(pl.len()).over(BATCH)
     several = pl.len().over(BATCH) > 1
     kind = (
@@ -590,11 +595,11 @@ _NO_PLACE = pl.lit(None, pl.Int64).alias("place")
 
 
 def _forwards(passes: pl.DataFrame, operators: pl.DataFrame, bounds: pl.DataFrame) -> pl.DataFrame:
-    """Operations: operators between the same bounds as the last that has a number of the batch.
+    """Return forward operations: the operators between the bounds around a batch's last numbered one.
 
     Args:
-        passes: as from `_passes`.
-        bounds: `PLACE` and `start_ns` of what no forward goes on across.
+        passes: rows of `_passes`.
+        bounds: `PLACE` and `start_ns` of events that no forward spans.
     """
     bounds = bounds.with_columns(since="start_ns").sort("start_ns")
     inside = operators.join_asof(bounds, on="start_ns", by=PLACE, check_sortedness=False)
@@ -612,7 +617,7 @@ def _forwards(passes: pl.DataFrame, operators: pl.DataFrame, bounds: pl.DataFram
 
 
 def _in_order(rows: pl.DataFrame) -> pl.DataFrame:
-    """Operations whose micro-batches are numbered in each step; no backward whose forward is not known."""
+    """Number micro-batches within each step; drop backwards whose forward is unknown."""
     step = ["rank", "step"]
     begun = rows.filter(pl.col("kind") == "forward").select(*step, "micro_batch", begin="start_ns")
     numbers = begun.select(*step, "micro_batch", number=pl.col("begin").rank("ordinal").over(step) - 1)
@@ -622,9 +627,9 @@ def _in_order(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _is_pipeline(run: Run, rows: pl.DataFrame, messages: pl.DataFrame) -> bool:
-    """Whether first stages compute before they receive, and the others after that, in every step.
+    """Return whether, in every step, first stages compute before they receive, and others only after that.
 
-    A stage of one chunk sends as many messages for each micro-batch.
+    In addition, each stage has to send equally many messages for each micro-batch.
     """
     step = ["rank", "step"]
     rows = rows.filter(pl.col("step") >= 0)
@@ -662,14 +667,14 @@ COMPUTES = (Role.FORWARD, Role.BACKWARD, Role.WEIGHTS)
 
 
 def pipeline_bubbles(run: Run, selection: Selection = ALL) -> pl.DataFrame:
-    """The bubble of each stage: the pipeline's time in which a rank computes neither forward nor backward.
+    """Return the bubble of each stage: pipeline time in which a rank computes neither forward nor backward.
 
     With p stages, m micro-batches and even work it is (p - 1) / (m + p - 1) of the pipeline's time (Narayanan
     et al., SC 2021, section 2.2). It is averaged over steps and the ranks of a stage.
 
     Returns:
-        One row per stage, columns as in `SCHEMA`; none where the run has no operations, or its
-        pipeline has one stage.
+        One row per stage, columns as in `SCHEMA`; empty where the run has no operations, or its pipeline has
+        only one stage.
     """
     operations = operations_of(run)
     if operations is None:

@@ -1,6 +1,6 @@
-"""All schedules by name: their orders, where they put the model, and what they take.
+"""Pipeline schedules by name: their orders of work, placement of the model, and requirements.
 
-In: the name of a schedule. Out: `Schedule`.
+Takes the name of a schedule; returns its `Schedule`. Nothing is timed here.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import numpy as np
 from dpro.arrays import Bools, Ints
 from dpro.errors import UsageError
 
-# Pieces of work of a pipeline, and what each waits for.
+# Tasks of a pipeline and their dependencies.
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
 KINDS = (FORWARD, BACKWARD, WEIGHTS)
-HALF = 0.5  # of a backward goes into the gradients of weights: as many products as for those of inputs
+HALF = 0.5  # share of a backward for gradients of weights: as many products as for those of inputs
 
 
 class PipelineTask(NamedTuple):
-    """A piece of work of a stage.
+    """One piece of work of a stage.
 
     Attributes:
-        kind: forward, backward (of inputs alone where the stage has `WEIGHTS` of the same chunk and batch,
+        kind: forward, backward (of inputs only where the stage has `WEIGHTS` of that chunk and batch,
             else of both), or weights.
         batch: micro-batch, from 0.
-        chunk: of those that the stage holds, from 0.
-        beside: whether it and the piece before it are one: both begin once both can, and what they hand on
-            goes when both have ended.
+        chunk: chunk on the stage, from 0.
+        beside: whether it is fused with the previous piece: both begin once both can, and their outputs are
+            sent when both have ended.
     """
 
     kind: str
@@ -49,12 +49,12 @@ Place = Callable[[int, int, int], int]  # of (stage, chunk, number of stages)
 
 @dataclass(frozen=True)
 class TaskTable:
-    """All pieces of work of a step, stage by stage, each in its order; and what waits for what beyond that.
+    """All tasks of a step, stage by stage, each in its order; and further dependencies between them.
 
     Attributes:
-        stage, batch, chunk, place: [N] of each.
+        stage, batch, chunk, place: [N] of each task.
         kind: [N] index into `KINDS`.
-        apart: [N] whether it is a backward of inputs alone.
+        apart: [N] whether it is a backward of inputs only.
         source, target: [E] the target waits for the source.
     """
 
@@ -69,31 +69,31 @@ class TaskTable:
 
 
 def looped(stage: int, chunk: int, num_stages: int) -> int:
-    """The place of a chunk where the model goes round all stages, again and again."""
+    """Return the place of a chunk where the model visits all stages in turn, repeatedly."""
     return chunk * num_stages + stage
 
 
 def v_shaped(stage: int, chunk: int, num_stages: int) -> int:
-    """The place of a chunk where the model goes up all stages and down again: two on each."""
+    """Return the place of a chunk where the model goes up all stages and down again: two on each."""
     return 2 * num_stages - 1 - stage if chunk else stage
 
 
 def from_both_ends(stage: int, chunk: int, num_stages: int) -> int:
-    """The place of a chunk where stages hold the model twice: once from the first, once from the last.
+    """Return the place of a chunk where stages have the model twice: from the first, and from the last.
 
     Args:
-        chunk: 0 of the copy that begins at the first stage, 1 of the other.
+        chunk: 0 for the copy that begins at the first stage, 1 for the other.
     """
     return num_stages - 1 - stage if chunk else stage
 
 
 def table_of(orders: Sequence[Order], place: Place) -> TaskTable:
-    """The pieces of work of all stages as arrays, with what waits for what.
+    """Return the tasks of all stages as arrays, with their dependencies.
 
-    A forward waits for that of its micro-batch at the place before, a backward for that at the place after:
-    where a micro-batch skips places, the next that it visits. The backward at the last place that it visits
-    waits for the forward there. Gradients of weights wait for nothing but their place in the order. What
-    the second of two pieces that are one waits for, the first does; what waits for the first, waits for both.
+    A forward waits for that of its micro-batch at the previous place, a backward for that at the following
+    place, among the places the micro-batch visits. The backward at the last place that it visits waits for
+    the forward there. Gradients of weights wait only for their place in the order. For two fused tasks, the
+    first waits for the dependencies of the second, and dependents of the first wait for both.
     """
     work = list(chain.from_iterable(orders))
     stage = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
@@ -110,7 +110,7 @@ def table_of(orders: Sequence[Order], place: Place) -> TaskTable:
     alone = chain.from_iterable(map(_are_apart, orders))
     main = np.flatnonzero(kind != _NUMBER[WEIGHTS])
     upwards = np.where(kind == _NUMBER[FORWARD], place_of, -place_of)[main]
-    path = main[np.lexsort([upwards, kind[main], batch[main]])]  # of each micro-batch, there and back
+    path = main[np.lexsort([upwards, kind[main], batch[main]])]  # each micro-batch's path, up and back
     same = batch[path[1:]] == batch[path[:-1]]
     beside = np.array([task.beside for task in work], np.bool_)
     source, target = path[:-1][same], path[1:][same]
@@ -128,9 +128,9 @@ def _are_apart(order: Order) -> list[bool]:
 
 
 def most_in_flight(order: Order) -> int:
-    """Chunks of micro-batches whose activations a stage holds at once, at most.
+    """Return the maximum number of micro-batch chunks whose activations a stage keeps at a time.
 
-    They are needed until both gradients are computed.
+    Activations are needed until both gradients are computed.
     """
     held = most = 0
     for task, apart in zip(order, _are_apart(order)):
@@ -140,7 +140,7 @@ def most_in_flight(order: Order) -> int:
 
 
 def only_one_chunk(schedule: str, num_chunks: int) -> None:
-    """Refuse several chunks.
+    """Raise if there are several chunks.
 
     Raises:
         UsageError: there are several.
@@ -153,23 +153,23 @@ def only_one_chunk(schedule: str, num_chunks: int) -> None:
 
 
 def gpipe(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
-    """All forwards, then all backwards (Huang et al., GPipe, NeurIPS 2019)."""
+    """Order all forwards, then all backwards (Huang et al., GPipe, NeurIPS 2019)."""
     forward, backward = _in_rounds(num_stages, num_batches, num_chunks, "gpipe")
     return [forward + backward] * num_stages
 
 
 def one_forward_one_backward(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
-    """A backward after each forward once the pipeline is full (Narayanan et al., PipeDream, SOSP 2019)."""
+    """Alternate forwards and backwards in a full pipeline (Narayanan et al., PipeDream, SOSP 2019)."""
     only_one_chunk("1f1b", num_chunks)
     forward, backward = _in_rounds(num_stages, num_batches, 1, "1f1b")
     return [alternating(forward, backward, num_stages - stage - 1) for stage in range(num_stages)]
 
 
 def interleaved(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
-    """Several chunks of the model on each stage (Narayanan et al., Megatron-LM, SC 2021, section 2.2).
+    """Order several model chunks on each stage (Narayanan et al., Megatron-LM, SC 2021, section 2.2).
 
     Raises:
-        UsageError: there is one chunk, or the micro-batches are no multiple of the stages.
+        UsageError: there is one chunk, or the micro-batches are not a multiple of the stages.
     """
     if num_chunks < 2:
         raise UsageError("pipeline: schedule=interleaved needs chunks=, 2 or more")
@@ -179,7 +179,7 @@ def interleaved(num_stages: int, num_batches: int, num_chunks: int) -> list[Orde
 
 
 def _in_rounds(num_stages: int, num_batches: int, num_chunks: int, schedule: str) -> tuple[Order, Order]:
-    """All forwards and all backwards of a stage: of each chunk as many in a row as there are stages."""
+    """Return all forwards and backwards of a stage: of each chunk as many in a row as there are stages."""
     if num_chunks > 1 and num_batches % num_stages:
         raise UsageError(
             f"pipeline: {schedule} in chunks needs a multiple of the {num_stages} stages as micro_batches, "
@@ -195,11 +195,11 @@ def _in_rounds(num_stages: int, num_batches: int, num_chunks: int, schedule: str
 
 
 def alternating(forward: Order, backward: Order, ahead: int) -> Order:
-    """This many forwards first, then one forward and one backward at a time, then the backwards left.
+    """Order `ahead` forwards, then one forward and one backward at a time, then the remaining backwards.
 
     Args:
-        forward, backward: all of a stage, in order.
-        ahead: forwards before the first backward's own.
+        forward, backward: all tasks of a stage, in order.
+        ahead: number of forwards before the first forward-backward pair.
     """
     ahead = min(ahead, len(forward))
     turns = len(forward) - ahead
@@ -209,13 +209,14 @@ def alternating(forward: Order, backward: Order, ahead: int) -> Order:
     return order + backward[turns:]
 
 
-# Schedules with backward in two parts: gradients of inputs are passed on, those of weights fill idle time.
+# Schedules with a backward in two parts: gradients of inputs are passed on, those of weights fill idle time
+# (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024).
 
 
 def zb_h1(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
-    """1F1B whose backward only passes gradients on; those of weights fill what was idle.
+    """Order as 1F1B with backward for inputs only; gradients of weights fill idle time.
 
-    A stage holds back as many of them as there are stages before it (section 2.2).
+    A stage delays as many of them as there are stages before it (Qi et al., section 2.2).
     """
     only_one_chunk("zb-h1", num_chunks)
     plain = one_forward_one_backward(num_stages, num_batches, 1)
@@ -223,7 +224,7 @@ def zb_h1(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
 
 
 def _with_weights(order: Order, held: int) -> Order:
-    """Each backward followed by the weights' gradients of the one this many before; the rest at the end."""
+    """Follow each backward by the weights' gradients of the backward `held` earlier; append the rest."""
     order_with_weights: Order = []
     waiting: deque[int] = deque()
     for task in order:
@@ -236,12 +237,13 @@ def _with_weights(order: Order, held: int) -> Order:
 
 
 def zb_v(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
-    """Two chunks on each stage, the second on the way back: the first stage has the loss (section 6).
+    """Order two chunks per stage, the second on the way back, so that the first stage has the loss.
 
-    Of fewer micro-batches than fill the pipeline the missing ones are left out of the order.
+    Source: Qi et al., section 6. With fewer micro-batches than fill the pipeline, the missing ones are left
+    out of the order.
 
     Raises:
-        UsageError: there are other than two chunks.
+        UsageError: the number of chunks is not two.
     """
     if num_chunks != 2:
         raise UsageError(f"pipeline: schedule=zbv has chunks=2, not {num_chunks}")
@@ -251,7 +253,7 @@ def zb_v(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
 
 
 def _zero_bubble_stage(stage: int, num_stages: int, num_batches: int) -> Order:
-    """What a stage of ZB-V does, in order: chunk 0 is on the way up, chunk 1 on the way down."""
+    """Return the order of one ZB-V stage: chunk 0 is on the way up, chunk 1 on the way down."""
     order: Order = []
     done = {(kind, chunk): 0 for kind in (FORWARD, BACKWARD, WEIGHTS) for chunk in (0, 1)}
 
@@ -283,17 +285,18 @@ def _zero_bubble_stage(stage: int, num_stages: int, num_batches: int) -> Order:
     return order
 
 
-# DualPipe: half of the micro-batches enter the pipeline at its first stage, half at its last.
+# DualPipe: half of the micro-batches enter the pipeline at its first stage, half at its last one
+# (DeepSeek-V3, arXiv 2412.19437, section 3.2.1).
 
 
 def dualpipe(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
-    """Forwards of one direction beside backwards of the other.
+    """Order forwards of one direction beside backwards of the other.
 
-    Chunk 0 of a stage is of the copy of the model that begins at the first stage, chunk 1 of the other;
-    micro-batches of the second half are of the latter.
+    Chunk 0 of a stage belongs to the copy of the model that begins at the first stage, chunk 1 to the other;
+    the second half of the micro-batches uses the latter.
 
     Args:
-        num_batches: micro-batches per step; even, and two for each stage at least.
+        num_batches: micro-batches per step; even, and at least two for each stage.
 
     Raises:
         UsageError: these numbers do not make such a schedule.
@@ -331,7 +334,7 @@ class _Stage:
             self._held_back.append((task.batch, task.chunk))
 
     def both(self, far: int) -> None:
-        """A forward of one direction beside a backward of the other."""
+        """Add a forward of one direction beside a backward of the other."""
         self.forward(far)
         self.order.append(self._next(BACKWARD, self._near ^ far ^ 1, beside=True))
 
@@ -340,7 +343,7 @@ class _Stage:
 
 
 def _of_stage(stage: int, num_stages: int, count: int) -> Order:
-    """The eight phases of a stage; `each` micro-batches come from either end."""
+    """Return the eight phases of a stage; `count` micro-batches come from either end."""
     from_end = min(stage, num_stages - 1 - stage)
     inner = num_stages // 2 - from_end - 1
     made = _Stage(int(stage >= num_stages // 2), count)
@@ -356,14 +359,14 @@ def _of_stage(stage: int, num_stages: int, count: int) -> Order:
     for turn in range(count - num_stages + from_end + 1):
         if turn or inner:
             made.both(0)
-        else:  # the middle stages hand the very first of each on one by one
+        else:  # the middle stages pass on the first of each separately
             made.forward(0)
             made.backward(1)
         made.both(1)
     for _ in range(inner):
         made.backward(1)
         made.both(1)
-    for turn in range(2 * (from_end + 1)):  # the second half of these holds gradients of weights back
+    for turn in range(2 * (from_end + 1)):  # the second half delays gradients of weights
         made.backward(1 - turn % 2, only_inputs=turn > from_end)
     for _ in range(inner):
         made.weights()
@@ -378,12 +381,12 @@ class Schedule:
     """A published schedule.
 
     Attributes:
-        orders: of all stages, from numbers of stages, micro-batches and chunks.
-        place: of each chunk of each stage in the model.
-        chunks: how many each stage has if nothing is said.
-        copies: how many times the parameters of the model are held.
+        orders: returns the orders of all stages, from the numbers of stages, micro-batches and chunks.
+        code: code that runs it.
+        place: returns the place of each chunk of each stage in the model.
+        chunks: default number of chunks per stage.
+        copies: number of copies of the model's parameters.
         splits: whether gradients of weights are computed apart from those of inputs.
-        code: what runs it.
     """
 
     orders: Callable[[int, int, int], list[Order]]
@@ -429,10 +432,10 @@ Path = tuple[int, ...]
 
 
 def paths_of(num_stages: int, num_batches: int, num_skipped: int) -> list[Path]:
-    """The stages that each micro-batch visits, in order.
+    """Return the stages that each micro-batch visits, in order.
 
     Raises:
-        UsageError: there are not as many stages between the first and the last.
+        UsageError: there are fewer stages than `num_skipped` between the first and the last.
     """
     inner = num_stages - 2
     if not 0 <= num_skipped <= inner:
@@ -459,7 +462,7 @@ def paths_of(num_stages: int, num_batches: int, num_skipped: int) -> list[Path]:
 
 
 def _wait(path: Path, enters: int, taken: set[tuple[int, int]]) -> int:
-    """How many slots later a micro-batch has to enter so as to meet no other on a path."""
+    """Return by how many slots a micro-batch has to be delayed to meet no other on a path."""
     late = 0
     while any((stage, enters + late + slot) in taken for slot, stage in enumerate(path)):
         late += 1
@@ -467,9 +470,9 @@ def _wait(path: Path, enters: int, taken: set[tuple[int, int]]) -> int:
 
 
 def partial(num_stages: int, num_batches: int, num_skipped: int) -> list[Order]:
-    """The order of each stage: a backward as soon as there is one, else the next forward.
+    """Return the order of each stage: a backward as soon as there is one, else the next forward.
 
-    A stage holds as many micro-batches at most as in 1F1B. The order is that of a simulation in which a
+    A stage keeps at most as many micro-batches as in 1F1B. The order comes from a simulation in which a
     backward takes as long as two forwards.
     """
     paths = paths_of(num_stages, num_batches, num_skipped)
@@ -501,23 +504,23 @@ def partial(num_stages: int, num_batches: int, num_skipped: int) -> list[Order]:
 
 
 def _next(path: Path, stage: int, kind: int) -> tuple[int, int]:
-    """Where a micro-batch goes from a stage, and whether forward (1) or backward (0); -1 where it is done."""
+    """Return the next stage of a micro-batch, -1 at the end, and whether forward (1) or backward (0)."""
     position = path.index(stage)
     if kind:
         return (path[position + 1], 1) if position + 1 < len(path) else (stage, 0)
     return (path[position - 1], 0) if position else (-1, 0)
 
 
-# Stages that work side by side on each micro-batch, where a model has branches.
+# Stages that work in parallel on each micro-batch, where a model has branches.
 
 Branch = range  # of stages
 
 
 def distances(num_stages: int, branches: Sequence[Branch]) -> list[int]:
-    """How many stages are behind each on the longest path to the end.
+    """Return the number of stages behind each one on the longest path to the end.
 
     Args:
-        branches: stages that follow each other in each; one branch begins where the one before ends.
+        branches: the consecutive stages of each branch; each branch begins where the previous one ends.
     """
     inside = {stage: branch for branch in branches for stage in branch}
     longest, after = max(map(len, branches)), num_stages - max(inside) - 1
@@ -532,10 +535,10 @@ def distances(num_stages: int, branches: Sequence[Branch]) -> list[int]:
 
 
 def branched(num_stages: int, num_batches: int, branches: Sequence[Branch]) -> list[Order]:
-    """1F1B that runs ahead as far as the longest path is.
+    """Order as 1F1B that runs ahead by the length of the longest path.
 
     Args:
-        branches: as for `distances`.
+        branches: see `distances`.
     """
     forward, backward = (
         [PipelineTask(kind, batch) for batch in range(num_batches)] for kind in (FORWARD, BACKWARD)
@@ -544,10 +547,10 @@ def branched(num_stages: int, num_batches: int, branches: Sequence[Branch]) -> l
 
 
 def branched_table(orders: Sequence[Order], branches: Sequence[Branch]) -> TaskTable:
-    """What waits for what: the first of each branch for what is before all, what follows for all of them.
+    """Return tasks with branches: all follow the stages before them, and the stage after waits for all.
 
     Args:
-        branches: as for `distances`.
+        branches: see `distances`.
     """
     plain = table_of(orders, looped)
     start, stop = min(branch.start for branch in branches), max(branch.stop for branch in branches)
