@@ -601,7 +601,7 @@ def link_of(curve: LinkCost, spent: Cost, num_bytes: Floats) -> LinkModel:
 
 
 def time_ns(spent: Cost, link: LinkModel, num_bytes: Floats) -> Floats:
-    """Return [T] ns for payloads.
+    """Return [T] the time of collectives of this cost on a link, in ns.
 
     Args:
         num_bytes: [T] payloads.

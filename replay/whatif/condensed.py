@@ -391,7 +391,7 @@ def with_rendezvous(graph: Graph, bare: BareRank) -> Graph:
 
 
 def with_memberships(bare: BareRank, graph: Graph) -> BareRank:
-    """Set instance -1 of a rank without lags in collectives from which edits have removed it."""
+    """Return a rank without lags, with instance -1 in collectives from which edits have removed it."""
     waits = np.zeros(graph.num_nodes, np.bool_)
     waits[graph.edges.target[graph.edges.kind == EdgeKind.RENDEZVOUS]] = True
     return dataclasses.replace(bare, instance=np.where(waits[bare.transfer], bare.instance, -1))

@@ -91,7 +91,7 @@ class RunFacts:
         return np.where(binding == NO_NODE, self.graph.edges.lag.size, binding)
 
     def per_step(self, total_ns: float) -> float:
-        """Return what a saving in all windows is of the mean step; of selected steps, it may be all of it.
+        """Convert a saving over all windows to ns of the mean step; of selected steps, it may be all of it.
 
         Args:
             total_ns: saving in ns.

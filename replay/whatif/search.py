@@ -391,7 +391,6 @@ class _Limits:
         return self._sets.least_after[place]
 
     def _least_on_top_ns(self, first: Edit, second: Edit) -> float:
-        """Compute `least_after_ns`."""
         before = self._sets.facts
         if first not in self._after:
             changed = self._sets.changed[first]

@@ -139,7 +139,7 @@ def _flow(
 
 
 def ends_of(begin: Floats, work: Floats, load: Load, capacity: Floats) -> Floats:
-    """Return [C] the end of each communication.
+    """Return [C] when each communication ends, at max-min fair rates.
 
     Args:
         begin: [C] beginning of each.

@@ -85,7 +85,7 @@ class Communications:
 
 
 def fabric_of_run(run: Run | None) -> Fabric:
-    """Return the fabric in a run.
+    """Return the fabric described by a run's topology.
 
     Raises:
         Unanswerable: the run has none.

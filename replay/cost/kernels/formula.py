@@ -91,7 +91,7 @@ def sizes_of(operations: pl.DataFrame) -> OperationSizes:
 
 
 def formula_us(numbers: Floats, sizes: OperationSizes, gpu: GpuModel, dtype: str) -> Floats:
-    """Return [N] microseconds.
+    """Return [N] microseconds by the formula.
 
     Args:
         numbers: [10] logarithms of the coefficients, in the order of `NAMES`.

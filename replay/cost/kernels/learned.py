@@ -96,7 +96,7 @@ def learn(table: DeviceTable) -> LearnedTrees:
 
 
 def predicted_us(trees: LearnedTrees, operations: pl.DataFrame) -> Floats:
-    """Return [N] microseconds.
+    """Predict [N] microseconds by formula and trees.
 
     Args:
         operations: with the columns of `operations.COLUMNS`.

@@ -201,7 +201,7 @@ class Delay(TransferEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return the cost of hosts in another building."""
+        """Return the edit that adds the latency to hosts in another building."""
         return [cls(100.0)]
 
     def bound(self, facts: RunFacts) -> float:

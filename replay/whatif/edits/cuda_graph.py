@@ -74,7 +74,7 @@ class CudaGraph(CountedEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return all capturable work; and the optimizer alone, less to do, where the step waits for it."""
+        """Return edits of all capturable work; and of the optimizer alone, where the step waits for it."""
         require_launches(facts.graph)
         return [cls(NodeSelection()), *([cls(OF_OPTIMIZER)] if _awaits_optimizer(facts) else [])]
 

@@ -205,7 +205,6 @@ class Compile(RankwiseEdit):
 
 
 def _require_kernels(graph: Graph) -> None:
-    """Raise for a run without GPU kernels."""
     if not (graph.nodes.kind == NodeKind.KERNEL).any():
         raise NothingToChange("the run has no GPU kernels: fusion on CPUs is not modelled")
 

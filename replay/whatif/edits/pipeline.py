@@ -290,7 +290,7 @@ class Pipeline(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return schedules with smaller bubbles, and more micro-batches."""
+        """Return edits to schedules with smaller bubbles, and to more micro-batches."""
         rows = computes(facts.graph)
         shape = shape_of(rows)
         wanted = [cls("zb-h1"), cls("interleaved", chunks=2), cls("zbv"), cls("dualpipe")]
@@ -674,7 +674,7 @@ class Fill(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return pieces as long as the work of a micro-batch."""
+        """Return the edit with pieces as long as the work of a micro-batch."""
         rows = computes(facts.graph)
         shape_of(rows)
         return [cls(max(round(float(np.median(rows["ns"].to_numpy())) / MS, 3), 0.001))]

@@ -114,7 +114,7 @@ class DataParallelSize(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return twice as many ranks, and half of them."""
+        """Return edits to twice as many ranks, and to half of them."""
         recorded = replicas_of(facts.graph)
         return [cls(ranks) for ranks in (2 * recorded, recorded // 2) if ranks >= 2]
 
@@ -342,7 +342,7 @@ class Accumulate(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return two passes; where several groups reduce, of the group that moves most."""
+        """Return the edit to two passes; where several groups reduce, for the group that moves most."""
         refuse_operations(facts.graph)
         group = _group_of_gradients(facts.graph)
         return [cls(2, group)]
@@ -533,7 +533,7 @@ class Batch(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return two and four times the batch; those without memory are tried with edits that free some."""
+        """Return edits to two and four times the batch; without memory, others are tried that free some."""
         if footprint_of(facts.graph.run).free_bytes is None:
             raise Unanswerable("the memory size was not recorded: give the free memory with memory_gb=")
         return [cls(2.0), cls(4.0)]

@@ -56,7 +56,7 @@ class Scale(RankwiseEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return the operations with most of the critical path, at half their time."""
+        """Return edits that halve the operations with most of the critical path."""
         return [cls(selection_of(name, kind)) for name, kind in facts.largest_ops]
 
     def bound(self, facts: RunFacts) -> float:
@@ -98,7 +98,7 @@ class Remove(RankwiseEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return the host code outside operators with most of the critical path."""
+        """Return the edit that removes the host code outside operators with most of the critical path."""
         return [cls(selection_of(name, NodeKind.HOST)) for name in facts.largest_host_code]
 
     def bound(self, facts: RunFacts) -> float:
@@ -145,7 +145,7 @@ class Replace(RankwiseEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return the operation with most of the critical path, each time at its median duration."""
+        """Return the edit that sets the operation with most of the critical path to its median duration."""
         edits = []
         for name, kind in facts.largest_ops[:1]:
             selection = selection_of(name, kind)
@@ -288,7 +288,7 @@ class Slow(RankwiseEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return the rank with most of the critical path, a tenth slower."""
+        """Return the edit that slows the rank with most of the critical path by a tenth."""
         return [cls(RanksAt(rank), factor=1.1) for rank in facts.deciding_ranks[:1]]
 
     def bound(self, facts: RunFacts) -> float:
@@ -354,7 +354,7 @@ class Drop(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return the ranks that findings name, else the most critical; of a pipeline, the replica."""
+        """Return edits that drop the ranks that findings name, else the most critical, or its replica."""
         ranks = list(facts.suspects) or facts.deciding_ranks[:1]
         if not ranks:
             raise Unanswerable("the run has no other rank")

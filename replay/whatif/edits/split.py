@@ -79,7 +79,7 @@ class Split(ChunkedEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return two and four chunks of each operation next to matmuls."""
+        """Return edits to two and four chunks of each operation next to matmuls."""
         graph = facts.graph
         ops = Counter(graph.messages[_member(segment).message].op for segment in cls().segments(graph))
         return [cls(op, chunks) for op in sorted(ops) for chunks in (2, 4)]

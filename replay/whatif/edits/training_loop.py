@@ -89,7 +89,7 @@ class Workers(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return one worker, and the fewest that hide a batch behind the step."""
+        """Return edits to one worker, and to the fewest that hide a batch behind the step."""
         graph = facts.graph
         loading = loading_of(graph) & (graph.nodes.step >= 0)
         if not loading.any():

@@ -80,7 +80,7 @@ class _Matmuls(NamedTuple):
 
 
 def _matmuls_of(graph: Graph, kernels: Bools) -> _Matmuls:
-    """Group the kernels of matmuls among some by operator."""
+    """Return the kernels of matmuls among `kernels`, grouped by operator."""
     name = ("matmuls of kernels", blake2b(np.packbits(kernels).tobytes()).digest())
 
     def compute() -> _Matmuls:

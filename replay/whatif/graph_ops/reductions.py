@@ -201,7 +201,7 @@ BYTES_ARE_NS = LinkCost(0.0, 1.0, 0.0, 0.0, 0, 0.0, bandwidth_only=True)
 
 
 def _timed(graph: Graph, backward: Pass) -> Pass:
-    """Set the sizes of a pass to the times of its reductions, in proportion to known sizes, else evenly."""
+    """Return a pass sized by the times of its reductions, in proportion to known sizes, else evenly."""
     if backward.parameters.are_sizes_known:
         parts = np.split(backward.parameters.num_bytes, backward.closes[:-1] + 1)
         duration_ns = graph.nodes.duration[backward.transfer].tolist()
