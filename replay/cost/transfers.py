@@ -108,8 +108,7 @@ def _shape(graph: Graph, kind: CollectiveKind, messages: list[int]) -> tuple[obj
 def _tables(graph: Graph, op: str, num_ranks: int, protocol: str = "") -> dict[tuple[object, ...], LinkCost]:
     """Return the curves of the graph's network table for an operation among this many ranks.
 
-    Keys are device, library, version and hosts. Without `protocol`, only measurements in which the library
-    chose the protocol count.
+    Keys are device, library, version and hosts. Without `protocol`, the library chose it by itself.
     """
     if graph.network is None:
         return {}

@@ -275,8 +275,7 @@ def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict
         keys: allowed ones.
 
     Raises:
-        UsageError: a key does not exist (with the nearest one), is given twice or without a value, or a quote
-            is not closed.
+        UsageError: a key is unknown (with the nearest one), twice or without a value, or a quote is open.
     """
     values: dict[str, str] = {}
     for item in _items(rest, name):

@@ -110,8 +110,7 @@ class ReplayedJob:
             in_full: whether to collect notes and alternatives too, or only the changed job.
 
         Raises:
-            Unanswerable: the run lacks what the edit needs, or the edit needs the whole graph of condensed
-                ranks.
+            Unanswerable: the run lacks what the edit needs, or the edit needs the graph of all ranks.
         """
         refuse_foreign(edit, self.graph)
         graph = self.graph
@@ -226,7 +225,6 @@ class Changed(Generic[J]):
     """Result of an edit on a job.
 
     Attributes:
-        job: the changed job.
         notes: findings of the edit about the job before it, a line each.
         ends: returns the jobs at both ends of what the edit leaves open.
         limits: returns jobs that the changed one cannot be faster than; none where unknown.

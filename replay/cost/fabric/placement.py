@@ -278,8 +278,7 @@ class PlacedGroups(NamedTuple):
     Attributes:
         groups: with their channels.
         unknown: number of communicators with ranks that are not known.
-        incomplete: number of those whose members the log lacks in part, so that neither rings nor trees are
-            known.
+        incomplete: number of those with members missing in the log: neither rings nor trees are known.
         differing: number of groups whose communicators differ in rings or trees.
     """
 

@@ -102,9 +102,7 @@ def estimate(
         operations: with the columns of `operations.COLUMNS`.
 
     Returns:
-        A row per operation with the columns of `SCHEMA`; where an operation is refused, `us` is null and
-            `reason`
-        has the reason.
+        A row per operation with the columns of `SCHEMA`; of refused operations `us` is null, with a `reason`.
 
     Raises:
         Unanswerable: there is no data sheet of the device.

@@ -241,7 +241,6 @@ def with_chunks(graph: Graph, segments: Sequence[Segment], costs: Costs) -> Grap
 
     Args:
         segments: of the graph; each node is in one at most.
-        costs: of the chunks.
 
     Raises:
         Unanswerable: in the recorded times, work depends on chunks that come after it.
@@ -346,7 +345,6 @@ class _Chain:
         """Add one more chunk of a stage.
 
         Args:
-            number: of the stage.
             chunk: from 1 on.
             meet: rendezvous of its members, -1 for work.
         """
@@ -504,7 +502,6 @@ class Costs:
     """Costs of chunks.
 
     Attributes:
-        chunks: their number.
         slowdown: of work beside communication.
         work: [N] share of a node's time for a chunk of it.
         transfer_ns: [N] ns of a chunk of each transfer.
@@ -523,7 +520,6 @@ class Costs:
         Args:
             nodes: [K] numbers.
             duration: [K] ns of each now.
-            beside_ns: communication beside the chunk.
         """
         alone = self.work[nodes] * duration
         share = min(beside_ns / max(float(alone.sum()), 1.0), 1.0)

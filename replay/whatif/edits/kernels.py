@@ -1,8 +1,7 @@
 """Edits that do work in fewer kernels, or with fewer bits.
 
-Pointwise work takes as long as memory needs to move its inputs and outputs. After fusion, data that one
-kernel writes for the next to read stays on the chip; the launches and operators of all kernels but one
-disappear.
+Pointwise work takes as long as memory needs to move its inputs and outputs. After fusion, intermediate
+results stay on the chip; the launches and operators of all kernels but one disappear.
 
 A matmul limited by the GPU's arithmetic gains by the ratio of the peaks; one limited by memory, by the bytes;
 both keep the share of the limit that they reached. Casts are added, and pointwise kernels between matmuls

@@ -705,7 +705,6 @@ def with_copies(graph: Graph, duration: Ints, lag: Ints, unmet: Bools, times: in
         duration: [N] ns, of the nodes in the copies.
         lag: [E] ns, of the edges in the copies.
         unmet: [E] edges that the copies lack; passing one array again saves work.
-        times: number of copies.
 
     Returns:
         The graph with copies, or the given one for 0.
@@ -736,7 +735,6 @@ def _with_further_copies(graph: Graph, numbered: Edges, begin: int, times: int) 
     Args:
         numbered: the graph's edges. From `begin` on, the lag of an edge between copies is its number: first
             those into the last copy, then, in the same order, those from it into the step itself.
-        times: number of further copies.
     """
     if not times:
         return graph

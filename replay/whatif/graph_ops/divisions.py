@@ -74,7 +74,6 @@ class ReadyGradients:
 
         Args:
             ends: of the reductions before it.
-            first, last: its gradients.
         """
         moving = float(self.line.moving_ns(float(self.num_bytes[first : last + 1].sum())))
         return self.moved_ns(ends, last, moving)

@@ -91,7 +91,6 @@ def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wa
     """Return the graph with computes in the wanted orders in place of the recorded ones.
 
     Args:
-        rows: recorded computes.
         slowness: factor of each `rank` and `kind` relative to the others of its stage; it applies to any work
             of the rank.
         wanted: the new orders.
@@ -135,7 +134,6 @@ class RecordedPipe(NamedTuple):
     """Computes of one pipeline in one step.
 
     Attributes:
-        step: its number.
         rows: of `_pipes`.
         places: each rank and its stage.
         work: of forwards and of backwards, as from `recorded_work`.

@@ -45,8 +45,7 @@ class Reduction:
         moving_ns: time for the payload.
         fixed_ns: further time, during which others may use the link.
         call_ns: time of the calling thread.
-        called_after: the parameter after which it is called; `STEP`: at the end of the step, which waits for
-            it.
+        called_after: the parameter after which it is called; `STEP`: at the end of the step, which waits.
         needed: nodes that wait for its result, with kinds of edges; None: as for the recorded reductions.
         dtype: element type of its gradients, empty where not known.
         shapes: of its gradients; empty where not known.
@@ -731,7 +730,6 @@ def _queue(
 
     Args:
         rows_of_pass: positions of each pass's reductions among all.
-        arrive, transfer: nodes of all reductions.
     """
     workers, surroundings = workers_of(reductions.graph), surroundings_of(reductions)
     queues: dict[tuple[int, int], list[int]] = defaultdict(list)

@@ -4,8 +4,7 @@ Takes a graph, and the load of its communications on links before and after; ret
 times of transfers. The bytes of each are those that it moved when recorded, beside the transfers that ran
 then: nothing changes where paths and cables stay. A communication that reached most of what its paths allow
 is limited by them, and follows them; all others become no faster than the fastest recorded of their kind,
-since their limit (a GPU, a protocol) stays. Starts depend on durations, and durations on starts: both are
-found by iteration.
+since their limit (a GPU, a protocol) stays. Starts and durations depend on each other: they are iterated.
 """
 
 from __future__ import annotations

@@ -128,7 +128,6 @@ def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats, by
     """Iterate durations and starts until they are consistent.
 
     Args:
-        links: transfers of each shared link.
         demand: [N] of each transfer, 0 where it shares nothing.
         work: [N] ns that each takes alone.
         by_itself: [N] ns that each takes where it meets no other, nan where that is its work.
