@@ -1,10 +1,10 @@
 """Times over bytes: a line, and a curve through the sizes that were measured.
 
-In: sizes and their times. Out: a `LinkCost`: time = latency + bytes / bandwidth (Hockney, Parallel Computing
-20 (1994)), corrected at the measured sizes, and how far it may be off between them. Between sizes the
+Takes sizes and their times; returns a `LinkCost`: time = latency + bytes / bandwidth (Hockney, Parallel
+Computing 20 (1994)), corrected at the measured sizes, and its possible error between them. Between sizes, the
 logarithm of time over line is interpolated in the logarithm of the size by a monotone cubic (Fritsch and
 Carlson, SIAM J. Numer. Anal. 17 (1980); PCHIP), so that a change of protocol stays where it was measured, and
-a curve may dip. Beyond the sizes the line goes on, scaled to the last of them.
+a curve may dip. Beyond the sizes the line continues, scaled to the nearest measured size.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
 
-NOISE = 0.01  # of a time: what two measurements of one size differ by at least
-NEAR = 0.1  # in logarithm: sizes nearer than that differ by noise
-FAR = 4.0  # times the largest, or below the smallest size measured: beyond that nothing is known
+NOISE = 0.01  # of a time: least difference of two measurements of one size
+NEAR = 0.1  # in logarithm: the times of sizes closer than this differ by noise
+FAR = 4.0  # times the largest, or below the smallest size measured: beyond, a curve says nothing
 SIZES_VARY = 2.0  # largest over smallest size from which latency can be separated from bandwidth
 MAX_SAMPLES = 4000
 ROUNDS = 25
@@ -31,17 +31,17 @@ Between = Callable[[Floats, Floats], Floats]
 
 @dataclass(frozen=True)
 class LinkCost:
-    """The cost of one kind of communication.
+    """Cost of one kind of communication.
 
     Attributes:
         latency_ns: time that does not depend on bytes.
         ns_per_byte: time per byte of payload.
         latency_error_ns, ns_per_byte_error: half of the 95% interval of each.
-        num_samples: transfers that it was fitted to.
+        num_samples: transfers in the fit.
         misfit: median distance of a transfer from the line, as a share of its time.
-        bandwidth_only: sizes vary too little to show latency, which is taken to be 0.
-        sizes: bytes that were seen often, ascending, and
-        times: the median ns of each; empty where there is only the line.
+        bandwidth_only: sizes vary too little to show latency, which is assumed to be 0.
+        sizes: frequent sizes in bytes, ascending; empty where there is only the line.
+        times: median ns of each of `sizes`.
     """
 
     latency_ns: float
@@ -55,11 +55,11 @@ class LinkCost:
     times: tuple[float, ...] = ()
 
     def line_ns(self, num_bytes: Floats | Ints | float) -> Floats:
-        """ns by the line alone, for payloads of this many bytes, one or many."""
+        """Return ns by the line alone, for one or many payloads in bytes."""
         return self.latency_ns + self.ns_per_byte * np.asarray(num_bytes, np.float64)
 
     def time_ns(self, num_bytes: Floats | Ints | float) -> Floats:
-        """ns for payloads of this many bytes, one or many."""
+        """Return ns for one or many payloads in bytes."""
         line = self.line_ns(num_bytes)
         if not self.sizes:
             return line
@@ -71,7 +71,7 @@ class LinkCost:
         return through(sizes, times, self.line_ns(sizes))
 
     def moving_ns(self, num_bytes: Floats | Ints | float) -> Floats:
-        """The part of the time that depends on bytes, for payloads of this many bytes, one or many."""
+        """Return the ns that depend on bytes, for one or many payloads in bytes."""
         return np.maximum(self.time_ns(num_bytes) - self.latency_ns, 0)
 
     @property
@@ -85,16 +85,16 @@ class LinkCost:
         return 1 / self.ns_per_byte if self.ns_per_byte else float("inf")
 
     def with_knots(self, sizes: Floats, times: Floats) -> LinkCost:
-        """The same line, and a curve through measured times [K] ns at sizes [K] bytes, ascending."""
+        """Return this line with a curve through measured times [K] ns at sizes [K] bytes, ascending."""
         return replace(self, sizes=tuple(sizes.tolist()), times=tuple(times.tolist()))
 
     def off(self, sizes: Floats, times: Floats) -> float:
-        """How far times [K] ns are from the curve at sizes [K] bytes, in logarithm: the median."""
+        """Return the median distance, in logarithm, of times [K] ns at sizes [K] bytes from the curve."""
         return float(np.median(np.abs(np.log(times / self.time_ns(sizes)))))
 
 
 def fit_curve(sizes: Floats, times: Floats) -> LinkCost:
-    """The curve through measured times.
+    """Fit the curve through measured times.
 
     Args:
         sizes: [K] bytes, ascending, each once.
@@ -104,10 +104,10 @@ def fit_curve(sizes: Floats, times: Floats) -> LinkCost:
 
 
 def corrected(curve: LinkCost, sizes: Floats, times: Floats) -> LinkCost:
-    """A measured curve, moved to where the run's own times are.
+    """Move a measured curve to the run's own times.
 
-    At the run's sizes it has the run's times; between two of them its distance from the measured curve, in
-    logarithm, changes evenly, and beyond them it stays.
+    At the run's sizes the result has the run's times; between two of them its distance from the measured
+    curve, in logarithm, is interpolated, and beyond them it is constant.
 
     Args:
         sizes: [K] bytes, ascending, each once.
@@ -120,11 +120,11 @@ def corrected(curve: LinkCost, sizes: Floats, times: Floats) -> LinkCost:
 
 
 def fit_line(num_bytes: Floats, time_ns: Floats) -> LinkCost:
-    """The line with the least sum of relative distances |time - line| / time; neither part is negative.
+    """Fit the line with the least sum of relative distances |time - line| / time; neither part is negative.
 
     Least absolute deviations by reweighted least squares (Schlossmacher, JASA 68 (1973)): an outlier counts
-    as far as it is out, not squared, and small messages count as much as large ones. The intervals are those
-    of the weighted fit with its deviation taken from the median distance.
+    by its distance, not squared, and small messages count as much as large ones. The intervals are those of
+    the weighted fit, with its deviation from the median distance.
 
     Args:
         num_bytes: [T] above 0.
@@ -148,8 +148,8 @@ def fit_line(num_bytes: Floats, time_ns: Floats) -> LinkCost:
 
 
 def _least_distances(x: Floats, y: Floats) -> tuple[float, float]:
-    """Intercept and slope of the line with the least absolute relative deviations."""
-    one, other = 1 / y, x / y  # the line through them should be 1 everywhere
+    """Return intercept and slope of the line with the least absolute relative deviations."""
+    one, other = 1 / y, x / y  # their weighted sum should be 1 everywhere
     weight: Floats = np.ones_like(x)
     intercept = slope = 0.0
     for _ in range(ROUNDS):
@@ -160,7 +160,7 @@ def _least_distances(x: Floats, y: Floats) -> tuple[float, float]:
 
 
 def _least_squares(one: Floats, other: Floats, target: Floats) -> tuple[float, float]:
-    """The factors of two columns whose sum comes nearest to a third, by Gram and Schmidt."""
+    """Return the factors of two columns whose sum is nearest to `target`, by Gram-Schmidt."""
     length = float(one @ one)
     shared = float(one @ other) / length
     rest = other - shared * one
@@ -169,14 +169,14 @@ def _least_squares(one: Floats, other: Floats, target: Floats) -> tuple[float, f
 
 
 def _through_origin(x: Floats, y: Floats) -> float:
-    """The slope without a latency: the median of y / x, each weighted by how much a slope moves it, x / y."""
+    """Return the slope without a latency: the median of y / x, each weighted by its leverage x / y."""
     order = np.argsort(y / x)
     weight = np.cumsum((x / y)[order])
     return float((y / x)[order][np.searchsorted(weight, weight[-1] / 2)])
 
 
 def _errors(x: Floats, y: Floats, deviation: float, with_latency: bool) -> tuple[float, float]:
-    """Half the intervals of latency and slope."""
+    """Return half the intervals of latency and slope."""
     if not with_latency:
         return 0.0, STANDARD_ERRORS * deviation / float(np.sqrt(((x / y) ** 2).sum()))
     design = np.stack([np.ones_like(x), x], axis=1) / y[:, None]
@@ -186,12 +186,11 @@ def _errors(x: Floats, y: Floats, deviation: float, with_latency: bool) -> tuple
 
 
 def medians(num_bytes: Floats, time_ns: Floats, enough: int = 1) -> tuple[Floats, Floats]:
-    """The sizes that were seen often enough, in order, and the median time of each.
+    """Return the sizes with at least `enough` times, ascending, and the median time of each.
 
     Args:
         num_bytes: [T] payloads.
-        time_ns: [T] what each took.
-        enough: how many times of a size there must be.
+        time_ns: [T] time of each.
     """
     sizes, place = np.unique(num_bytes, return_inverse=True)
     times = np.array([float(np.median(time_ns[place == number])) for number in range(sizes.size)])
@@ -200,7 +199,7 @@ def medians(num_bytes: Floats, time_ns: Floats, enough: int = 1) -> tuple[Floats
 
 
 def through(sizes: Floats, times: Floats, line: Floats) -> Between:
-    """The curve through measured sizes: a function from bytes [T] and their ns by the line [T] to ns [T].
+    """Return the curve through measured sizes: a function from [T] bytes and [T] ns by the line to [T] ns.
 
     Between two sizes it stays within their times.
 
@@ -226,9 +225,9 @@ def through(sizes: Floats, times: Floats, line: Floats) -> Between:
 
 
 def monotone(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
-    """The cubic through points that rises and falls only where they do, and goes on beyond them.
+    """Return the cubic through points that rises and falls only where they do, and extrapolates beyond them.
 
-    It is SciPy's `PchipInterpolator` to the last bit, without the 0.4 s that SciPy takes to load.
+    Equals SciPy's `PchipInterpolator` to the last bit, without the 0.4 s that SciPy takes to load.
 
     Args:
         x: [K] ascending, two or more.
@@ -256,7 +255,7 @@ def monotone(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
 
 
 def _inner_slopes(step: Floats, slope: Floats) -> Floats:
-    """At each point between two others the weighted harmonic mean of both slopes; 0 where they turn."""
+    """Return the weighted harmonic mean of both slopes at each inner point; 0 where the points turn."""
     before, after = slope[:-1], slope[1:]
     turns = (np.sign(before) != np.sign(after)) | (before == 0) | (after == 0)
     left, right = 2 * step[1:] + step[:-1], step[1:] + 2 * step[:-1]
@@ -266,7 +265,7 @@ def _inner_slopes(step: Floats, slope: Floats) -> Floats:
 
 
 def _outer_slope(step: float, next_step: float, slope: float, next_slope: float) -> float:
-    """At an end the slope of a parabola through three points, if it keeps the shape (Moler, pchiptx)."""
+    """Return the end slope of a parabola through three points, limited to keep the shape (Moler, pchiptx)."""
     estimate = ((2 * step + next_step) * slope - step * next_slope) / (step + next_step)
     if np.sign(estimate) != np.sign(slope):
         return 0.0
@@ -276,10 +275,10 @@ def _outer_slope(step: float, next_step: float, slope: float, next_slope: float)
 
 
 def left_out(sizes: Floats, times: Floats, line: Floats) -> Floats:
-    """[K] how far the curve misses each size when that is left out, as a logarithm; NaN at both ends.
+    """Return [K] the error of the curve at each size when that is left out, in logarithm; NaN at both ends.
 
-    Every other size is left out at once, then the others: PCHIP depends on near neighbours, and each is left
-    out with both of its own there.
+    Every other size is left out at once, then the rest: PCHIP depends on near neighbours only, and each size
+    keeps both of its own.
 
     Args:
         sizes: [K] bytes, ascending, each once.
@@ -297,7 +296,7 @@ def left_out(sizes: Floats, times: Floats, line: Floats) -> Floats:
 
 
 def growth(sizes: Floats, missed: Floats) -> Floats:
-    """[K] how fast a curve's error grows around each size with the distance from it, per factor e in bytes.
+    """Return [K] the growth of a curve's error with the distance from each size, per factor e in bytes.
 
     Args:
         sizes: [K] bytes, ascending.
@@ -313,7 +312,7 @@ def growth(sizes: Floats, missed: Floats) -> Floats:
 
 
 def scale(sizes: Floats, rate: Floats, num_bytes: Floats) -> Floats:
-    """[T] how far times may be off in logarithm, up to a factor that `calibrated` finds.
+    """Return [T] possible errors of times, in logarithm, up to a common factor (`NetworkTable.times_scale`).
 
     Args:
         sizes: [K] bytes, ascending.
@@ -329,7 +328,7 @@ def scale(sizes: Floats, rate: Floats, num_bytes: Floats) -> Floats:
 
 
 def scores(sizes: Floats, missed: Floats) -> Floats:
-    """How many times their scale the errors of sizes that were left out are, judged by their neighbours.
+    """Return the errors of left-out inner sizes as multiples of their scale, judged by their neighbours.
 
     Args:
         sizes: [K] bytes, ascending.

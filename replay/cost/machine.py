@@ -1,13 +1,12 @@
-"""A machine by its data sheets: GPUs, links and the host, how sure of each, and what transfers take on it.
+"""Machine model from data sheets: GPUs, links, host, the error of each constant, and times of transfers.
 
-In: the name of a GPU. Out: `Machine`, physical constants each of which can be moved by a factor, and
-microseconds of transfers on its links. `SPREADS` says by how much each constant is usually off, as a standard
-deviation of its logarithm: calibration moves constants in proportion to these, and intervals follow from
-them.
+Takes the name of a GPU; returns a `Machine` of physical constants, each of which a factor can move, and
+microseconds of transfers on its links. `SPREADS` has the usual error of each constant, as a standard
+deviation of its logarithm: calibration moves constants in proportion to it, and intervals follow from it.
 
-Transfers are asked here where nothing was recorded of the links. A ring over a group (Thakur, Rabenseifner
-and Gropp, IJHPCA 19, 2005) moves (n-1)/n of its bytes per GPU; across hosts all rings of a host share its
-ports, and each step waits for the slowest link.
+Used for transfers over links that were never recorded. A ring over a group (Thakur, Rabenseifner and Gropp,
+IJHPCA 19, 2005) moves (n-1)/n of its bytes per GPU; across hosts all rings of a host share its ports, and
+each step waits for the slowest link.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ REACHED_INSIDE = 0.75  # of a link within a host, by large collectives (measured
 REACHED_OUTSIDE = 0.5  # of a host's network ports, when all its GPUs send
 PORT_GBPS: Mapping[str, float] = {"V100": 12.5, "A100": 25, "A800": 25, "H100": 50, "H800": 50, "H200": 50}
 PORT_LATER = 50.0
-# Time of matmuls and attention in training over what loops of one kernel take by `dpro.replay.cost.kernels`:
-# clocks fall under load, shapes vary. Set with docs/accuracy.md's tables in sight, one number per generation
-# of GPUs.
+# Time of matmuls and attention in training over the time of one-kernel loops by `dpro.replay.cost.kernels`:
+# clocks fall under load, and shapes vary. Set in view of the tables of docs/accuracy.md, one number per
+# generation of GPUs.
 IN_TRAINING: Mapping[str, float] = {"H": 1.35, "GH": 1.35, "B": 1.6, "GB": 1.6}
 
 
@@ -51,19 +50,19 @@ class Machine:
         gpu: a key of the data sheets.
         per_host: GPUs that share fast links.
         memory_gb: of a GPU, 1e9 bytes.
-        inside_gbps: what a large collective within a host reaches per GPU (bus bandwidth), 1e9 bytes/s.
-        outside_gbps: what all GPUs of a host together send to other hosts.
-        inside_us: what a collective within a host takes beside its bytes, per doubling of its ranks.
-        outside_us: what a step from rank to rank of a collective across hosts takes.
-        message_us: what a message from stage to stage takes beside its bytes.
-        crossed_us: what a host waits for a tensor-parallel collective, per rank of its group, while messages
-            of the pipeline cross hosts; 0 on most clusters.
-        compute: factor on the time of matmuls and attention, of what the table or the sheet says.
-        memory: the same of what memory bounds.
-        host_us: what the host needs for a kernel that it launches.
-        fixed_ms: of each step, beside all else.
-        growth: by how much a step takes longer with each doubling of hosts.
-        sheets: data sheets, and what is known of operations.
+        inside_gbps: reached by a large collective within a host, per GPU (bus bandwidth), 1e9 bytes/s.
+        outside_gbps: sent by all GPUs of a host together to other hosts, 1e9 bytes/s.
+        inside_us: latency of a collective within a host, per doubling of its ranks.
+        outside_us: latency of a step from rank to rank of a collective across hosts.
+        message_us: latency of a message from stage to stage.
+        crossed_us: wait of a host for a tensor-parallel collective, per rank of its group, while messages of
+            the pipeline cross hosts; 0 on most clusters.
+        compute: factor on the time of matmuls and attention by the table or the sheet.
+        memory: factor on the time of memory-bound work.
+        host_us: host time per kernel launch.
+        fixed_ms: of each step, in addition to everything else.
+        growth: relative increase of the step time with each doubling of hosts.
+        sheets: data sheets, and measurements of operations.
     """
 
     gpu: str
@@ -84,7 +83,7 @@ class Machine:
 
     @property
     def sheet(self) -> GpuModel:
-        """Its data sheet.
+        """Data sheet of the GPU.
 
         Raises:
             Unanswerable: there is none.
@@ -95,7 +94,7 @@ class Machine:
         return sheets[self.gpu]
 
 
-# Constants that calibration moves: how far each is usually off, as a standard deviation of its logarithm.
+# Constants that calibration moves: their usual errors, as standard deviations of their logarithms.
 SPREADS: Mapping[str, float] = {
     "compute": 0.12,
     "memory": 0.25,
@@ -112,11 +111,11 @@ SPREADS: Mapping[str, float] = {
 
 
 def machine_of(gpu: str, per_host: int = 8, memory_gb: float | None = None) -> Machine:
-    """A machine by the name of its GPU, with what such machines usually reach.
+    """Return the machine of a GPU, with what such machines usually reach.
 
     Args:
         per_host: GPUs that share fast links.
-        memory_gb: of a GPU; else by its sheet.
+        memory_gb: of a GPU; by default from its sheet.
 
     Raises:
         Unanswerable: there is no data sheet of that GPU.
@@ -139,7 +138,7 @@ def machine_of(gpu: str, per_host: int = 8, memory_gb: float | None = None) -> M
 
 
 def moved(machine: Machine, logs: Mapping[str, float]) -> Machine:
-    """The machine with constants multiplied by exp(log).
+    """Return the machine with constants multiplied by exp(log).
 
     Args:
         logs: natural logarithms of factors, by the names of `SPREADS`.
@@ -149,11 +148,11 @@ def moved(machine: Machine, logs: Mapping[str, float]) -> Machine:
     return replace(machine, **{name: getattr(machine, name) * exp(log) for name, log in logs.items()})
 
 
-# What transfers take.
+# Times of transfers.
 
 
 def one_way_us(num_bytes: Floats, ranks: Floats, stride: Floats, machine: Machine) -> Floats:
-    """[N] microseconds of an all-gather or a reduce-scatter; an all-reduce is one of each.
+    """Return [N] microseconds of an all-gather or a reduce-scatter; an all-reduce is one of each.
 
     Args:
         num_bytes: [N] of the whole buffer.
@@ -176,10 +175,10 @@ def one_way_us(num_bytes: Floats, ranks: Floats, stride: Floats, machine: Machin
 
 
 def all_to_all_us(num_bytes: Floats, ranks: Floats, stride: Floats, machine: Machine) -> Floats:
-    """[N] microseconds of an exchange in which each rank sends each other one an equal part of what it has.
+    """Return [N] microseconds of an exchange in which each rank sends equal parts of its data to all others.
 
     Args:
-        num_bytes: [N] of what a rank has.
+        num_bytes: [N] of the data of a rank.
         ranks: [N] in the group.
         stride: [N] between neighbouring ranks of the group.
     """
@@ -193,7 +192,7 @@ def all_to_all_us(num_bytes: Floats, ranks: Floats, stride: Floats, machine: Mac
 
 
 def message_us(num_bytes: Floats, within_host: Bools, machine: Machine) -> Floats:
-    """[N] microseconds of a message, where all GPUs of a host send at once if it leaves the host."""
+    """Return [N] microseconds of a message; across hosts, all GPUs of the host share its ports."""
     outside = num_bytes * machine.per_host / (machine.outside_gbps * 1e3)
     inside = num_bytes / (machine.inside_gbps * 0.5e3)
     us: Floats = machine.message_us + np.where(within_host, inside, outside)

@@ -1,8 +1,8 @@
-"""How much memory a step takes, by what the job's allocator reported.
+"""Memory of a step, by the reports of the job's allocator.
 
-In: a run recorded with `--memory`, or a trace of torch.profiler with its memory. Out: what steps allocate on
-top of what they find, and how much is left. What stays between steps is in the totals of a GPU's
-allocator; that of a CPU counts from the beginning of its window.
+Reads a run recorded with `--memory`, or a trace of torch.profiler with memory; returns the bytes that steps
+allocate on top of what is allocated when they begin, and the bytes left. Memory kept between steps is in the
+totals of a GPU's allocator; those of a CPU count from the beginning of its window.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Footprint:
     """Memory of the rank that takes most.
 
     Attributes:
-        within_step_bytes: the most that a step had allocated beyond what it found: activations and gradients.
-        free_bytes: what is left of the device at the peak; of a CPU, what its host had to spare. None where
-            the run does not say.
+        within_step_bytes: largest rise of the allocated bytes within a step: activations and gradients.
+        free_bytes: bytes left of the device at the peak; of a CPU, available bytes of its host. None where
+            the run does not record them.
     """
 
     within_step_bytes: int
@@ -40,10 +40,10 @@ class Footprint:
 
 
 def footprint_of(run: Run | None) -> Footprint:
-    """The footprint of a run's steps.
+    """Return the footprint of a run's steps.
 
     Raises:
-        Unanswerable: the run holds no allocations within whole steps.
+        Unanswerable: the run has no allocations within whole steps.
     """
     allocated = _allocated(run)
     assert run is not None
@@ -59,20 +59,20 @@ def footprint_of(run: Run | None) -> Footprint:
         raise Unanswerable(
             f"the run holds no allocations within whole steps: record with {how_to_record(MEMORY, run)}"
         )
-    # Free is what the smallest GPU has left at the peak; without GPUs, it is the host's memory.
+    # Free memory is that of the smallest GPU at the peak; without GPUs, the host's available memory.
     total = total_bytes_of(run)
     on_gpu = (run.table(COUNTERS).filter(pl.col("counter") == ALLOCATED)["device"] != "").any()
     return Footprint(max(within), max(total - peak, 0) if on_gpu and total is not None else total)
 
 
 def step_bytes_of(graph: Graph, footprint: Footprint | None = None) -> int:
-    """The most that a step allocates beyond what it found, as edits so far have left it.
+    """Return the most bytes that a step allocates on top of its start, after the edits applied so far.
 
     Args:
-        footprint: of its run, where that is known already.
+        footprint: of the graph's run, where known already.
 
     Raises:
-        Unanswerable: its run holds no allocations within whole steps.
+        Unanswerable: the run has no allocations within whole steps.
     """
     if graph.step_bytes is not None:
         return graph.step_bytes
@@ -80,21 +80,21 @@ def step_bytes_of(graph: Graph, footprint: Footprint | None = None) -> int:
 
 
 def peaks_of(run: Run | None) -> dict[int, int]:
-    """The most bytes that the allocator of each rank had given out at once.
+    """Return the peak allocated bytes of each rank.
 
     Raises:
-        Unanswerable: the run holds no allocations.
+        Unanswerable: the run has no allocations.
     """
     return {rank: int(value.max()) for rank, (_, value) in _allocated(run).items()}
 
 
 def freed_by_recomputing(run: Run | None, names: list[str]) -> int:
-    """What a step would have less at its peak if backward computed modules again, one after the other.
+    """Estimate the bytes saved at a step's peak if backward recomputed modules one after the other.
 
-    Of all that their forward passes leave allocated, that of one is needed at a time.
+    Of the bytes that their forward passes leave allocated, only those of one module are needed at a time.
 
     Raises:
-        Unanswerable: the run holds no allocations.
+        Unanswerable: the run has no allocations.
     """
     allocated = _allocated(run)
     assert run is not None
@@ -119,7 +119,7 @@ def freed_by_recomputing(run: Run | None, names: list[str]) -> int:
 
 
 def _allocated(run: Run | None) -> dict[int, tuple[Ints, NDArray[np.float64]]]:
-    """Of each rank when its allocator's total changed, and to what; of the GPU where there is one."""
+    """Return times and totals of allocated bytes of each rank; of the GPU where there is one."""
     rows = run.table(COUNTERS) if run is not None else COUNTERS.empty()
     rows = rows.filter((pl.col("counter") == ALLOCATED) & (pl.col("rank") >= 0))
     if rows.is_empty():
@@ -135,7 +135,7 @@ def _allocated(run: Run | None) -> dict[int, tuple[Ints, NDArray[np.float64]]]:
 
 
 def total_bytes_of(run: Run | None) -> int | None:
-    """How much memory the smallest GPU of the run has; without GPUs, what its hosts had to spare."""
+    """Return the memory of the smallest GPU of the run; without GPUs, the available memory of its hosts."""
     rows = run.table(COUNTERS) if run is not None else COUNTERS.empty()
     on_gpu = (rows.filter(pl.col("counter") == ALLOCATED)["device"] != "").any()
     reported = rows.filter(

@@ -1,8 +1,8 @@
-"""Tables that a user measured, in files: read, with what is wrong about one said in a line.
+"""Tables of measurements in users' files, read with one line of error for what is wrong.
 
-Of what communication takes, the files have one row per measurement, and become a `NetworkTable`, one curve
-per operation, group and software, of what the library chose by itself. What to say where a table has no curve
-of its own is decided in `transfers.py`.
+Files of communication times have one row per measurement, and become a `NetworkTable`: one curve per
+operation, group and software, from measurements in which the library chose the protocol. `transfers.py`
+decides what to use where a table has no curve.
 
 Columns of a file, by the first name that it has:
 
@@ -15,7 +15,7 @@ Columns of a file, by the first name that it has:
 | ranks on a host | `ranks_per_host`, `gpus_per_node`; `hosts`, `nodes` | without any: all on one host |
 | device | `device`, `machine` | may be left out, as may all that follow |
 | software | `library`, `library_version`, `implementation` | curves of different software are not mixed |
-| protocol | `protocol` | `ll`, `ll128`, `simple`, where NCCL was held to it (NCCL_PROTO); else empty |
+| protocol | `protocol` | `ll`, `ll128`, `simple`, where NCCL_PROTO fixed it; else empty |
 | link | `link` | `nvlink`, `pcie`, …; without it, from the name of the device |
 """
 
@@ -41,15 +41,15 @@ from dpro.words import few
 
 
 def read_measured(path: Path, numbers: Collection[str], names: Collection[str]) -> pl.DataFrame:
-    """The columns of a file that are asked for, as far as it has them.
+    """Read the requested columns that a file has.
 
     Args:
         path: of the file, Parquet unless it ends in `.csv`.
-        numbers: columns that become floats; null where there is nothing.
+        numbers: columns that become floats; null where empty.
         names: columns that become text.
 
     Raises:
-        InputError: it cannot be read, or a column holds something else; the message says which.
+        InputError: the file cannot be read, or a column has values of another type; the message says which.
     """
     frame = _read(path)
     return frame.select(
@@ -93,37 +93,37 @@ def _names(column: pl.Series, path: Path) -> pl.Series:
     return column.cast(pl.String)
 
 
-# What communication takes.
+# Communication times.
 
-FEW = 2.0  # times the scale, where too few sizes were measured to find out
+FEW = 2.0  # times the scale of errors, where too few sizes were measured to estimate it
 NVLINK = "nvlink"
-# GPUs whose NVLink joins all of a host with each other, by the makers' sheets of their SXM and NVL72 boards.
+# GPUs whose NVLink switch joins all GPUs of a host, by the makers' sheets of their SXM and NVL72 boards.
 SWITCHED = re.compile(r"sxm|dgx|hgx|nvl72|\b(h200|h20|h800|b200|b300|gb200|gb300)\b")
 NOT_SWITCHED = re.compile(r"pcie|pairwise|\bnvl\b")
 OPS = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
        "alltoall": "all_to_all", "sendrecv": "send_recv"}  # fmt: skip
 KNOWN = (*OPS.values(), "broadcast", "reduce")
-# What a file may call a column, and by what to multiply it.
+# Names that a file may use for a column, with their factors.
 BYTES = {"bytes": 1.0, "message_bytes": 1.0, "message_mb": 1e6}
 TIMES = {"time_ns": 1.0, "time_us": 1e3, "latency_us": 1e3, "time_ms": 1e6}
 BANDWIDTH = "bandwidth_gb_s"
 RANKS = {"num_ranks": 1.0, "gpus": 1.0}
 HOSTS, RANKS_PER_HOST = ("hosts", "nodes"), ("ranks_per_host", "gpus_per_node")
 DEVICES = ("device", "machine")
-SHORTEST_NS, LONGEST_NS = 100.0, 3.6e12  # of the usual collective; beyond, a column is in another unit
+SHORTEST_NS, LONGEST_NS = 100.0, 3.6e12  # of the usual collective; outside, a column is in another unit
 FASTEST_GBPS = 20_000.0
 WORDS = ("library", "library_version", "implementation", "link", "protocol")
 
 
 class CurveGroup(NamedTuple):
-    """Whose curve it is.
+    """Key of a curve.
 
     Attributes:
         op: as in the `collectives` table.
         num_ranks: in the group.
-        hosts: that they are on.
+        hosts: number of hosts of the group.
         device: GPU model; empty where not given.
-        library: and its implementation; empty where not given.
+        library: with its implementation; empty where not given.
         version: of the library.
     """
 
@@ -141,9 +141,9 @@ class NetworkTable:
 
     Attributes:
         curves: by group.
-        links: of each device what joins the GPUs of a host; `NVLINK` where all are joined by a switch.
+        links: link between the GPUs of a host, by device; `NVLINK` where a switch joins all.
         name: of the file.
-        times_scale: by how many times its scale 90% of the sizes left out are missed (`curves.scale`).
+        times_scale: factor on `curves.scale` within which 90% of the errors of left-out sizes are.
     """
 
     curves: Mapping[CurveGroup, LinkCost]
@@ -153,7 +153,7 @@ class NetworkTable:
 
 
 def read_frame(path: Path | str) -> pl.DataFrame:
-    """The measurements of a file: the columns of `CurveGroup`, and `link`, `protocol`, `bytes` and `time_ns`.
+    """Read a file's measurements: the columns of `CurveGroup`, and `link`, `protocol`, `bytes` and `time_ns`.
 
     Raises:
         InputError: it cannot be read, or lacks a column; the message says which.
@@ -192,7 +192,7 @@ def read_frame(path: Path | str) -> pl.DataFrame:
     rows = rows.filter(pl.col("op").is_in(KNOWN))
     if rows.is_empty():
         raise InputError(f"{name}: holds no operation that dpro knows ({ops}), as {', '.join(KNOWN)} are")
-    # In another unit, half of the times are shorter than any, or longer than any that one waits for.
+    # In a wrong unit, half of the times are implausibly short, or longer than any job waits.
     usual = float(np.median(rows["time_ns"].to_numpy()))
     moved = float(np.median((rows["bytes"] / rows["time_ns"]).to_numpy()))
     if usual < SHORTEST_NS or moved > FASTEST_GBPS:
@@ -208,7 +208,7 @@ def read_frame(path: Path | str) -> pl.DataFrame:
 
 
 def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
-    """The curves of measurements.
+    """Fit the curves of measurements.
 
     Args:
         rows: as from `read_frame`.
@@ -228,7 +228,7 @@ def network_table(rows: pl.DataFrame, name: str) -> NetworkTable:
 
 
 def _first(frame: pl.DataFrame, names: Mapping[str, float], table: str) -> pl.Expr:
-    """The first of some columns that there is, in its unit."""
+    """Return the first of `names` in the frame, scaled to its unit."""
     for column, times in names.items():
         if column in frame.columns:
             return pl.col(column) * times
@@ -248,7 +248,7 @@ def _hosts(frame: pl.DataFrame, ranks: pl.Expr) -> pl.Expr:
 
 
 def link_of_device(name: str) -> str:
-    """What joins the GPUs of a host with a device of such a name; empty where the name does not say."""
+    """Return the link between GPUs of a host, by the device's name; empty where the name does not show it."""
     words = name.lower().replace("_", " ")
     if NOT_SWITCHED.search(words):
         return "pcie"

@@ -1,26 +1,26 @@
-"""What communication costs: by the run's own transfers, or by a measured table.
+"""Cost of communication, fitted to the run's own transfers or taken from a measured table.
 
-`fit_costs` makes a curve for each operation and group of a replayed graph. Groups of one shape have one
-curve; where the graph has a measured network table, that of its curves which fits best is moved to the run's
-own times instead. Transfers of one group that run side by side on a rank share its link: what a transfer had
-to wait for is all the bytes that moved while it ran, its own and others'.
+`fit_costs` fits a curve for each operation and group of a replayed graph. Groups of one shape share a curve;
+where the graph has a measured network table, the best-fitting curve of the table is corrected to the run's
+own times instead. Transfers of one group that overlap on a rank share its link: a transfer waits for all
+bytes that moved while it ran, its own and others'.
 
-`estimate` says what a collective of any group takes by a table alone, with an interval, or why it cannot say.
-Where the table has no curve of the group, the nearest that it has stands in, in this order: another version
-of the library; another GPU whose curves equal this one's wherever both were measured; the other half of an
-all-reduce (an all-gather for a reduce-scatter); another number of ranks, times the ratio that other
-operations or GPUs show between the two numbers. How wrong each kind of stand-in is, is measured on the table
-itself: groups that it has are predicted from the others. Stand-ins are for groups within a host whose GPUs a
-switch joins. Behind PCIe, pairs of GPUs differ in their paths and the rule does not hold: refused. On more
-hosts than were measured only an interval is given.
+`estimate` predicts collectives of any group from a table alone, with an interval, or raises the reason why it
+cannot. For a group without a curve it uses the first stand-in that the table has: another version of the
+library; another GPU whose curves equal this one's wherever both were measured; the other half of an
+all-reduce (an all-gather for a reduce-scatter); another number of ranks, times the ratio between the two
+numbers in other operations or on other GPUs. The error of each kind of stand-in is measured on the table
+itself, by predicting its groups from each other. Stand-ins are limited to groups within a host whose GPUs a
+switch joins: behind PCIe the paths between pairs of GPUs differ, and `estimate` refuses. On more hosts than
+were measured it returns only an interval.
 
-`cost` says what an algorithm would cost that did not run: messages one after the other, and bytes on a link.
-Of a fitted curve the latency is messages * alpha, and what depends on bytes share * beta(bytes) * bytes, of
-the algorithm that ran, so that it predicts what another one, or another number of ranks, would cost. Ring and
+`cost` is the cost of an algorithm that did not run: sequential messages, and a share of the bytes on a link.
+The latency of a fitted curve is messages * alpha, and its part that depends on bytes share * beta(bytes) *
+bytes, of the algorithm that ran; alpha and beta then predict another algorithm or number of ranks. Ring and
 halving (recursive halving and doubling): Thakur, Rabenseifner and Gropp, IJHPCA 19 (2005). Tree, for
-all-reduces: two binary trees at once (Sanders, Speck and Traeff, Parallel Computing 35, 2009), as NCCL does
-it, in a pipeline of pieces. In two levels: reduce-scatter within hosts, all-reduce between them, all-gather
-within (Cho et al., BlueConnect, MLSys 2019), with one port per host.
+all-reduces: two binary trees at once (Sanders, Speck and Traeff, Parallel Computing 35, 2009), pipelined in
+pieces, as in NCCL. Two levels: reduce-scatter within hosts, all-reduce between them, all-gather within (Cho
+et al., BlueConnect, MLSys 2019), with one port per host.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ from dpro.words import whole_number
 
 CollectiveKind = tuple[str, str]  # operation and group
 
-ENOUGH = 4  # transfers that a line is fitted to, and that make a size of a curve
-MIN_SIZES = 3  # with fewer there is only the line
-ALONE = 1.05  # of its own bytes: a transfer during which more moved on its link was not alone
-BEYOND = 1.1  # times a size that was seen: larger ones, and smaller ones, are said
+ENOUGH = 4  # transfers needed to fit a line, or for a size to be a knot of a curve
+MIN_SIZES = 3  # with fewer, the curve is only the line
+ALONE = 1.05  # times its own bytes: a transfer during which more moved on its link was not alone
+BEYOND = 1.1  # times the sizes of the run: payloads beyond are reported
 
 
 def fit_costs(graph: Graph) -> dict[CollectiveKind, LinkCost]:
-    """A curve for each operation and group with enough transfers of known size."""
+    """Fit a curve for each operation and group with enough transfers of known size."""
     nodes, edges = graph.nodes, graph.edges
     columns = (*nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
     records = {"LinkCost": LinkCost}
@@ -71,7 +71,7 @@ def fit_costs(graph: Graph) -> dict[CollectiveKind, LinkCost]:
 
 
 def _fit_costs(graph: Graph, timeline: Timeline) -> dict[CollectiveKind, LinkCost]:
-    # Only transfers of known size and of recorded peers count: the time of others is waiting, too.
+    # Transfers of unknown size or without recorded peers are left out: their time includes waiting.
     edges = graph.edges
     met = np.zeros(graph.num_nodes, np.bool_)
     met[edges.target[edges.kind == EdgeKind.RENDEZVOUS]] = True
@@ -92,9 +92,9 @@ def _fit_costs(graph: Graph, timeline: Timeline) -> dict[CollectiveKind, LinkCos
 
 
 def _shape(graph: Graph, kind: CollectiveKind, messages: list[int]) -> tuple[object, ...]:
-    """What groups on one axis of the mesh have in common: operation, size, and the distance of their ranks.
+    """Return the key under which groups pool their transfers: operation, size, and distance between ranks.
 
-    A group of which not all ranks are recorded, or whose ranks are not evenly apart, is its own shape.
+    A group with unrecorded or unevenly spaced ranks is a key by itself.
     """
     nodes = graph.nodes
     ranks = np.unique(nodes.rank[np.isin(nodes.message, messages)])
@@ -106,9 +106,9 @@ def _shape(graph: Graph, kind: CollectiveKind, messages: list[int]) -> tuple[obj
 
 
 def _tables(graph: Graph, op: str, num_ranks: int, protocol: str = "") -> dict[tuple[object, ...], LinkCost]:
-    """Curves that the graph's network table has of an operation among this many ranks.
+    """Return the curves of the graph's network table for an operation among this many ranks.
 
-    By device, library, version and hosts. Where it was held to no protocol, the library chose by itself.
+    Keys are device, library, version and hosts. Without `protocol`, the library chose it by itself.
     """
     if graph.network is None:
         return {}
@@ -134,19 +134,19 @@ def ratio_by_table(
     time_ns: Floats,
     protocols: tuple[str, str] = ("", ""),
 ) -> Floats | None:
-    """[T] how many times as long collectives take among other ranks or by another protocol, by the table.
+    """Return [T] the factor on times among other ranks or with another protocol, by the table.
 
-    Of the table's software and devices with curves of both numbers, the one counts that is nearest to the
-    run's own times; of its numbers of hosts the fewest.
+    Of the table's software and devices with both curves, the one nearest to the run's own times decides, and
+    of its numbers of hosts the fewest.
 
     Args:
-        num_ranks: among how many instead.
-        protocols: that ran, and instead; empty where the library chooses.
+        num_ranks: of the changed collectives.
         num_bytes: [T] payloads above 0.
-        time_ns: [T] what they took.
+        time_ns: [T] recorded times.
+        protocols: that ran, and instead; empty where the library chooses.
 
     Returns:
-        None where the table lacks one of both, or sizes that are near enough.
+        None where the table lacks either curve, or sizes near enough.
     """
     now, then = (
         _tables(graph, message.op, ranks, protocol)
@@ -166,13 +166,13 @@ def ratio_by_table(
 
 
 def _near(curve: LinkCost, num_bytes: Floats) -> bool:
-    """Whether payloads are within the sizes of a curve, or not far outside."""
+    """Return whether all payloads are within the sizes of a curve, or at most a factor `FAR` outside."""
     sizes, _ = curve.knots
     return bool(num_bytes.min() >= sizes[0] / FAR and num_bytes.max() <= sizes[-1] * FAR)
 
 
 def beyond_sizes(graph: Graph, changed: Graph) -> tuple[str, ...]:
-    """A line for each operation whose payloads become larger or smaller than any that the run shows."""
+    """Word a line for each operation whose changed payloads are outside the range of sizes in the run."""
     one, other = graph.nodes, changed.nodes
     if one.bytes is other.bytes and one.message is other.message:
         return ()
@@ -191,7 +191,7 @@ def beyond_sizes(graph: Graph, changed: Graph) -> tuple[str, ...]:
 
 
 def _sizes(graph: Graph) -> dict[tuple[str, int], tuple[int, int]]:
-    """The smallest and the largest payload of each operation and number of ranks."""
+    """Return the smallest and the largest payload, in bytes, of each operation and number of ranks."""
     nodes = graph.nodes
     moving = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
     moving = moving[(nodes.bytes[moving] > 0) & (nodes.message[moving] >= 0)]
@@ -209,10 +209,10 @@ def _sizes(graph: Graph) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def _cost(graph: Graph, timeline: Timeline, transfers: Ints, tables: list[LinkCost]) -> LinkCost:
-    """The curve of transfers of one shape: the line through all, and the sizes that moved alone.
+    """Fit the curve of transfers of one shape: a line through all, with knots at the sizes that moved alone.
 
     Args:
-        tables: curves that were measured elsewhere: the one that fits best is corrected instead of the line.
+        tables: measured curves; where there are any, the best-fitting one is corrected instead of the line.
     """
     moved = _moved_meanwhile(graph, timeline, transfers)
     took = graph.nodes.duration[transfers].astype(np.float64)
@@ -227,7 +227,7 @@ def _cost(graph: Graph, timeline: Timeline, transfers: Ints, tables: list[LinkCo
 
 
 def unknown_latencies(graph: Graph) -> tuple[str, ...]:
-    """A line for each operation and group whose latency the transfers do not show."""
+    """Word a line for each operation and group whose transfers do not show latency."""
     return tuple(
         f"{op} in {group or 'a group without a name'}: sizes are too similar to show latency, "
         "which is taken to be 0"
@@ -237,7 +237,7 @@ def unknown_latencies(graph: Graph) -> tuple[str, ...]:
 
 
 def messages_by_kind(graph: Graph) -> dict[CollectiveKind, list[int]]:
-    """Operations and groups, each with the messages that are of it."""
+    """Return the numbers of the messages of each operation and group."""
     messages: dict[CollectiveKind, list[int]] = {}
     for number, message in enumerate(graph.messages):
         messages.setdefault((message.op, message.group), []).append(number)
@@ -245,7 +245,7 @@ def messages_by_kind(graph: Graph) -> dict[CollectiveKind, list[int]]:
 
 
 def why_no_cost(graph: Graph, kind: CollectiveKind) -> str:
-    """Why `fit_costs` has no curve of a kind of communication."""
+    """Return the reason why `fit_costs` has no curve of a kind of communication."""
     of_kind = np.isin(graph.nodes.message, messages_by_kind(graph)[kind])
     if np.count_nonzero(_of_known_size(graph) & of_kind) < ENOUGH:
         lacking = np.count_nonzero(of_kind) < ENOUGH
@@ -258,14 +258,14 @@ def why_no_cost(graph: Graph, kind: CollectiveKind) -> str:
 
 
 def _of_known_size(graph: Graph) -> Bools:
-    """[N] the transfers whose bytes and time are known."""
+    """Return [N] a mask of the transfers whose bytes and time are known."""
     nodes = graph.nodes
     sized: Bools = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.duration > 0)
     return sized
 
 
 def _moved_meanwhile(graph: Graph, timeline: Timeline, transfers: Ints) -> Floats:
-    """[T] bytes that moved on its rank while each transfer ran; those at work at a time share it evenly."""
+    """Return [T] bytes moved on a transfer's rank while it ran; concurrent ones share the link evenly."""
     moved = np.empty(transfers.size)
     rank, window = graph.nodes.rank[transfers], graph.nodes.window[transfers]
     place = np.unique(np.stack([rank, window]), axis=1, return_inverse=True)[1]
@@ -276,7 +276,7 @@ def _moved_meanwhile(graph: Graph, timeline: Timeline, transfers: Ints) -> Float
         moments, running = _levels(start, end, np.ones(nodes.size))
         share = _integral(moments, 1 / np.maximum(running, 1))  # of the link's time, for each that runs
         start, end = np.interp(start, moments, share), np.interp(end, moments, share)
-        # Of a transfer far from all others, as one at an unknown time, the share may be lost to rounding.
+        # The span of a transfer far from all others, such as one at an unknown time, may vanish by rounding.
         moments, rate = _levels(start, end, graph.nodes.bytes[nodes] / np.maximum(end - start, 1.0))
         total = _integral(moments, rate)
         moved[together] = np.interp(end, moments, total) - np.interp(start, moments, total)
@@ -284,34 +284,34 @@ def _moved_meanwhile(graph: Graph, timeline: Timeline, transfers: Ints) -> Float
 
 
 def _levels(start: Floats, end: Floats, height: Floats) -> tuple[Floats, Floats]:
-    """Times at which something starts or ends, and the sum of the heights of what runs from each on."""
+    """Return the sorted times at which intervals start or end, and the sum of running heights after each."""
     moments, change = np.concatenate([start, end]), np.concatenate([height, -height])
     order = np.argsort(moments, kind="stable")
     return moments[order], np.cumsum(change[order])
 
 
 def _integral(moments: Floats, level: Floats) -> Floats:
-    """The integral of a step function from the first of its times to each."""
+    """Return the integral of a step function from its first time to each of its times."""
     return np.append(0.0, np.cumsum(level[:-1] * np.diff(moments)))
 
 
 # By a table alone.
 
-SISTERS_DIFFER = 0.1  # of two devices whose link is taken for one, median over what both were measured at
+SISTERS_DIFFER = 0.1  # in logarithm: devices whose curves differ less, by the median, have equal links
 HALVES = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
-LOOSE = 0.2  # a kind of stand-in that misses by more, in logarithm, one time in five is none
-UNTRIED = 0.5  # a stand-in of a kind that the table itself cannot try is off by so much, in logarithm
-MIN_GROWTH = 2.0  # times the time, for twice the hosts: at least this is thought possible
+LOOSE = 0.2  # a kind of stand-in whose error is larger, in logarithm, one time in five is not used
+UNTRIED = 0.5  # assumed error, in logarithm, of a kind of stand-in that cannot be tried on the table itself
+MIN_GROWTH = 2.0  # factor on the time per doubling of hosts: at least this much is thought possible
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What collectives take.
+    """Predicted times of collectives.
 
     Attributes:
         time_ns: [T] ns; None where only the interval is known.
-        low_ns, high_ns: [T] interval that 90% of measurements should be in.
-        how: from what it was predicted.
+        low_ns, high_ns: [T] interval meant to contain 90% of measurements.
+        how: source of the prediction.
     """
 
     time_ns: Floats | None
@@ -321,13 +321,13 @@ class Estimate:
 
 
 def estimate(table: NetworkTable, group: CurveGroup, num_bytes: Floats) -> Estimate:
-    """What collectives of a group take.
+    """Estimate the times of collectives of a group.
 
     Args:
         num_bytes: [T] payloads.
 
     Raises:
-        Unanswerable: the table does not show it; the message says what is missing.
+        Unanswerable: the table does not show it; the message names what is missing.
     """
     if group in table.curves:
         return _estimated(table, table.curves[group], num_bytes, "measured")
@@ -354,7 +354,7 @@ def estimate(table: NetworkTable, group: CurveGroup, num_bytes: Floats) -> Estim
 
 
 def _estimated(table: NetworkTable, curve: LinkCost, num_bytes: Floats, how: str) -> Estimate:
-    """Times by a curve, refused far beyond its sizes."""
+    """Return times by a curve; raise if payloads are far beyond its sizes."""
     sizes, times = curve.knots
     if num_bytes.size and (num_bytes.max() > FAR * sizes[-1] or num_bytes.min() < sizes[0] / FAR):
         raise Unanswerable(
@@ -371,12 +371,12 @@ def _estimated(table: NetworkTable, curve: LinkCost, num_bytes: Floats, how: str
 
 
 def _other_version(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
-    """The same group with the nearest version of the library."""
+    """Return the curve of the group with the nearest other version of the library."""
     return _nearest_version(table, group._replace(version=""), group.version, {group})
 
 
 def _sister(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
-    """The same group on a device whose link is the same."""
+    """Return the curve of the group on the nearest device with an equal link."""
     for device in _sisters(table, group):
         curve = _nearest_version(table, group._replace(device=device), group.version)
         if curve is not None:
@@ -385,14 +385,14 @@ def _sister(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
 
 
 def _other_half(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
-    """The other half of an all-reduce on the same ranks."""
+    """Return the curve of the other half of an all-reduce on the same ranks."""
     if group.op not in HALVES:
         return None
     return _nearest_version(table, group._replace(op=HALVES[group.op]), group.version)
 
 
 def _other_size(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
-    """A group of another number of ranks, times the median ratio that others show between the two."""
+    """Return the curve of another number of ranks, times the median ratio of other groups between the two."""
     near = sorted(
         {
             other.num_ranks
@@ -414,9 +414,9 @@ def _other_size(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
 
 
 def _ratios(table: NetworkTable, group: CurveGroup, ranks: int, sizes: Floats) -> Iterator[Floats]:
-    """How much longer groups take with this one's ranks than with others', in logarithm.
+    """Yield log ratios of times among this group's ranks to those among `ranks`, at each of `sizes`.
 
-    By the other half of an all-reduce on the same device, else by the same operation on other devices.
+    Taken from the other half of an all-reduce on the same device, else from the operation on other devices.
     """
     same = (group.library, 1)
     others = [
@@ -434,7 +434,7 @@ def _ratios(table: NetworkTable, group: CurveGroup, ranks: int, sizes: Floats) -
 def _nearest_version(
     table: NetworkTable, group: CurveGroup, version: str, but: set[CurveGroup] | None = None
 ) -> LinkCost | None:
-    """The curve of a group with the version that is nearest to one; None where there is none."""
+    """Return the curve of a group whose library version is nearest to `version`; None without any."""
     groups = [
         other
         for other in table.curves
@@ -446,7 +446,7 @@ def _nearest_version(
 
 
 def _apart(one: str, other: str) -> tuple[float, ...]:
-    """How far two versions are apart, part by part."""
+    """Return the distance between two versions, part by part."""
     numbers = [map(whole_number, text.split(".")) for text in (one, other)]
     parts = [[number for number in version if number >= 0] for version in numbers]
     longest = max(map(len, parts))
@@ -455,7 +455,7 @@ def _apart(one: str, other: str) -> tuple[float, ...]:
 
 
 def _sisters(table: NetworkTable, group: CurveGroup) -> list[str]:
-    """Devices whose curves equal this one's, the nearest first; the group's own curves do not count."""
+    """Return devices whose curves equal this one's, nearest first, leaving out the group's own curves."""
     groups_here = [
         curve_here
         for curve_here in table.curves
@@ -477,7 +477,7 @@ def _sisters(table: NetworkTable, group: CurveGroup) -> list[str]:
 
 @cache
 def _difference(table: NetworkTable, group: CurveGroup, device: str) -> float | None:
-    """How far the curve of a group is from that on another device, in logarithm; None without one."""
+    """Return the median log distance of a group's curve from that on `device`; None without one."""
     theirs = _nearest_version(table, group._replace(device=device), group.version)
     if theirs is None:
         return None
@@ -495,9 +495,9 @@ STAND_INS: dict[str, Callable[[NetworkTable, CurveGroup], LinkCost | None]] = {
 
 @cache
 def _spread(table: NetworkTable, kind: str, library: str, share: float) -> float:
-    """By how much a kind of stand-in misses groups that the table has, in logarithm.
+    """Return the quantile `share` of the errors, in logarithm, of a kind of stand-in on groups in the table.
 
-    The quantile, and a little more where few groups show it, as for a further group that is like them
+    The quantile is raised where few groups show it, so that it holds for one further group like them
     (Vovk et al., Algorithmic Learning in a Random World (2005)).
     """
     missed = []
@@ -517,10 +517,10 @@ def _spread(table: NetworkTable, kind: str, library: str, share: float) -> float
 
 
 def _on_more_hosts(table: NetworkTable, group: CurveGroup, num_bytes: Floats) -> Estimate:
-    """An interval for more hosts than were measured.
+    """Return an interval for more hosts than were measured.
 
-    At the least they take what the most hosts measured take; at the most, for each doubling, the largest
-    growth that any doubling measured shows, and no less than `MIN_GROWTH`.
+    The lower end is the time on the most hosts measured; the upper end grows, per doubling of hosts, by the
+    largest growth of any measured doubling, and at least by `MIN_GROWTH`.
     """
     per_host = group.num_ranks / group.hosts
     fewer = sorted(
@@ -547,12 +547,12 @@ def _on_more_hosts(table: NetworkTable, group: CurveGroup, num_bytes: Floats) ->
 
 RING, TREE, HALVING = "ring", "tree", "halving"
 FLAT = (RING, TREE, HALVING)
-ONE_WAY = ("all_gather", "reduce_scatter")  # an all-reduce is one of each, one after the other
+ONE_WAY = ("all_gather", "reduce_scatter")  # an all-reduce is one of each in sequence
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one collective: `messages` * alpha + `share` * bytes * beta."""
+    """Cost of one collective: `messages` * alpha + `share` * bytes * beta."""
 
     messages: float
     share: float
@@ -560,14 +560,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class LinkModel:
-    """What a message costs on a link, ns, and a byte of each of some payloads, [T] ns, or of any."""
+    """Cost of a message on a link, in ns, and per byte, in ns: [T] for given payloads, or one for all."""
 
     alpha: float
     beta: Floats | float
 
 
 def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
-    """What an operation of this many ranks costs.
+    """Return the cost of an operation among this many ranks.
 
     Args:
         algorithm: one of `FLAT`.
@@ -581,7 +581,7 @@ def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
     one_way = {RING: Cost(num_ranks - 1.0, share), HALVING: Cost(rounds, share)}
     if op in ONE_WAY and algorithm in one_way:
         return one_way[algorithm]
-    if op == "all_to_all":  # pairwise, whatever runs the others
+    if op == "all_to_all":  # pairwise, whichever algorithm the others use
         return Cost(num_ranks - 1.0, share)
     if op == "all_reduce" and algorithm in FLAT:
         half = one_way.get(algorithm, Cost(rounds, 1.0))
@@ -590,7 +590,7 @@ def cost(op: str, algorithm: str, num_ranks: int) -> Cost:
 
 
 def link_of(curve: LinkCost, spent: Cost, num_bytes: Floats) -> LinkModel:
-    """The link on which collectives of this cost take what their curve says.
+    """Return the link on which collectives of this cost take the times of their curve.
 
     Args:
         num_bytes: [T] payloads above 0.
@@ -600,7 +600,7 @@ def link_of(curve: LinkCost, spent: Cost, num_bytes: Floats) -> LinkModel:
 
 
 def time_ns(spent: Cost, link: LinkModel, num_bytes: Floats) -> Floats:
-    """[T] ns for payloads.
+    """Return [T] the time of collectives of this cost on a link, in ns.
 
     Args:
         num_bytes: [T] payloads.
@@ -611,10 +611,10 @@ def time_ns(spent: Cost, link: LinkModel, num_bytes: Floats) -> Floats:
 def two_level_ns(
     op: str, hosts: int, per_host: int, outside: LinkModel, inside: LinkModel, num_bytes: Floats
 ) -> Floats:
-    """[T] ns of a collective that runs within hosts first, then between them; each ring by ring.
+    """Return [T] ns of a collective that runs within hosts and between them, each as a ring.
 
-    Each rank of a host takes its share of the payload to its counterparts: the host's one port moves all
-    shares.
+    Each rank of a host exchanges its share of the payload with its counterparts; the host's one port moves
+    all shares.
 
     Args:
         num_bytes: [T] payloads.

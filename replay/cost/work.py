@@ -1,18 +1,18 @@
-"""What a step works on: samples, tokens and operations of matmuls, and as which share of what GPUs can do.
+"""Work of a step: samples, tokens, operations of matmuls, and their share of the GPUs' peak.
 
-In: spans whose operators have shapes, and the steps of deep windows; or calls of the model, and how often it
-is called in a step. Out: samples and tokens per step of each rank, and model FLOPs utilisation, or why they
-are not known.
+Reads spans whose operators have shapes and the steps of deep windows, or calls of the model and their number
+per step; returns samples and tokens per step of each rank, and model FLOPs utilisation, or raises the reason
+why they are not known.
 
-Element types of operators are not recorded, so only those count whose input says by itself what it is.
-Indices [batch, sequence] of an embedding are tokens; of several embeddings that with the largest table is the
-vocabulary's. Input [batch, channels, height, width] of a convolution with one or three channels is images. A
-batch that was flattened before, or fused into other kernels, does not say its size.
+Element types of operators are not recorded, so only operators whose shapes identify their input count.
+Indices [batch, sequence] of an embedding are tokens; of several embeddings, the one with the largest table is
+the vocabulary's. Input [batch, channels, height, width] of a convolution with one or three channels is
+images. A batch that was flattened before, or fused into other kernels, does not show its size.
 
-By shapes, operations are those of matmuls and convolutions as executed (`roofline.matmul_of`): recomputed
-ones count, fused attention does not. By parameters they are six per weight and token: neither recomputation
-nor attention counts. The measure is that of Chowdhery et al., "PaLM: Scaling Language Modeling with
-Pathways", 2022, appendix B, but for that.
+By shapes, operations are those of matmuls and convolutions as executed (`roofline.matmul_of`): recomputation
+counts, fused attention does not. By parameters they are six per weight and token: neither recomputation nor
+attention counts. Otherwise the measure is that of Chowdhery et al., "PaLM: Scaling Language Modeling with
+Pathways", 2022, appendix B.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INTEGERS = ("int64", "int32")
 
 
 class InputCall(NamedTuple):
-    """One input of the model: the size of the operator's weight, samples, and tokens (0 of images)."""
+    """Input of one call: size of the operator's weight, samples, and tokens (0 of images)."""
 
     weight: int
     samples: int
@@ -44,7 +44,7 @@ class InputCall(NamedTuple):
 
 
 def find_inputs(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
-    """Count what a step works on.
+    """Count the samples and tokens of a step, by the shapes of operators.
 
     Args:
         stretches: the steps in deep windows, as from `dpro.replay.steps.recorded_steps`.
@@ -53,7 +53,7 @@ def find_inputs(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
         `rank`, `samples` and `tokens` per step, Float64; tokens are 0 of images.
 
     Raises:
-        Unanswerable: no shapes were recorded, or no operator says what the input is.
+        Unanswerable: no shapes were recorded, or no operator identifies the input.
     """
     windows = stretches.group_by("rank", "window").agg(
         begin_ns=pl.col("start_ns").min(), last_ns=pl.col("end_ns").max(), steps=pl.len()
@@ -94,7 +94,7 @@ def find_inputs(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
 
 
 def inputs_of_calls(calls: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
-    """Count what a step works on: the mean call of the model, once for each backward call of a step.
+    """Count the samples and tokens of a step: the mean call of the model, times the backward calls of a step.
 
     Args:
         calls: table `model_calls`.
@@ -103,7 +103,7 @@ def inputs_of_calls(calls: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame
         As `find_inputs`.
 
     Raises:
-        Unanswerable: no call was met, several models are called, or a call does not say what the input is.
+        Unanswerable: no call was recorded, several models are called, or a call does not identify its input.
     """
     models = calls.filter(pl.col("parameters") != 0)  # a loss is a module, too
     if models.is_empty():
@@ -127,10 +127,10 @@ def inputs_of_calls(calls: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame
 
 
 def _size(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> tuple[int, int]:
-    """Samples and tokens (0 of what is no text) that a model is given in one call.
+    """Return samples and tokens (0 without text) of one call of a model.
 
     Raises:
-        Unanswerable: its tensors do not say it.
+        Unanswerable: its tensors do not show them.
     """
     tensors = list(zip(map(tuple, shapes), dtypes))
     texts = {shape for shape, dtype in tensors if len(shape) == 2 and dtype in _INTEGERS}
@@ -153,7 +153,7 @@ def _size(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> tuple[int, 
 
 
 def _call(name: str, shapes: str) -> Iterator[InputCall]:
-    """Yield the input that an operator takes, if it says what it is."""
+    """Yield the input of an operator, if its shapes identify it."""
     first, second = [*_sizes(shapes), [], []][:2]
     if name == EMBEDDING and len(first) == 2 and len(second) == 2:
         batch, sequence = second
@@ -174,21 +174,21 @@ def _sizes(shapes: str) -> Sequence[list[int]]:
     return [sizes if all(isinstance(size, int) for size in sizes) else [] for sizes in lists]
 
 
-SHAPES, PARAMETERS = "shapes", "parameters"  # what operations are counted by
-MAX_CONVOLUTIONS = 0.01  # of the weights: each of theirs works on many places of an image
+SHAPES, PARAMETERS = "shapes", "parameters"  # bases by which operations are counted
+MAX_CONVOLUTIONS = 0.01  # of the weights: a weight of a convolution is used at many positions of an image
 _MATMUL_KERNELS = r"(?i)gemm|nvjet|cutlass|Cijk|xmma|wgrad|dgrad|conv|matmul"
 
 
 class Mfu(NamedTuple):
-    """What share of its peak a run reaches.
+    """Model FLOPs utilisation of a run.
 
     Attributes:
-        share: of the peak.
+        share: of the peak, 0 to 1.
         operations: floating-point operations of matmuls of one rank in one step, the mean.
-        dtype: element type in which most of the time of matmuls is spent.
+        dtype: element type of most of the time in matmuls.
         peak_tflops: of one GPU at that precision, dense, 1e12 operations per second.
         gpu: the model.
-        basis: what the operations are counted by: `shapes` of operators, or `parameters` of the model.
+        basis: of the operations: `shapes` of operators, or `parameters` of the model.
     """
 
     share: float
@@ -199,7 +199,7 @@ class Mfu(NamedTuple):
     basis: str = SHAPES
 
     def within(self, step_ns: float) -> Mfu:
-        """Return these operations for a step of another length, such as one that recording does not slow."""
+        """Return the utilisation in a step of another length, such as one not slowed by recording."""
         return self._replace(share=self.operations / (step_ns * self.peak_tflops * 1e3))
 
 
@@ -210,11 +210,11 @@ def find_mfu(
 
     Args:
         stretches: the steps in deep windows, as from `dpro.replay.steps.recorded_steps`.
-        by_parameters: operations of one rank in one step as from `operations_of_calls`, 0 where not known:
-            taken where no matmul has shapes.
+        by_parameters: operations of one rank in one step as from `operations_of_calls`, 0 where not known;
+            used where no matmul has shapes.
 
     Raises:
-        Unanswerable: operations are not known, or the GPUs or the precision are not known.
+        Unanswerable: the operations, the GPUs or the precision are not known.
     """
     gpu = gpu_named(gpus)
     kernels = spans.filter((pl.col("kind") == "kernel") & pl.col("name").str.contains(_MATMUL_KERNELS))
@@ -238,7 +238,7 @@ def find_mfu(
 
 
 def operations_of_calls(calls: pl.DataFrame, counters: pl.DataFrame) -> float:
-    """Estimate the operations of one rank in one step by the parameters of its model; the mean of ranks.
+    """Estimate the operations of one rank in one step from the parameters of its model; the mean over ranks.
 
     Each weight is multiplied with each token, or sample where there are no tokens: 2 operations forward, 2
     for the gradient of the input, and 2 for that of a weight that is trained (Kaplan et al., "Scaling Laws
@@ -249,7 +249,7 @@ def operations_of_calls(calls: pl.DataFrame, counters: pl.DataFrame) -> float:
         calls: table `model_calls`.
 
     Raises:
-        Unanswerable: the input is not known, or not each weight is multiplied with each token.
+        Unanswerable: the input is not known, or not every weight is multiplied with every token.
     """
     inputs = inputs_of_calls(calls, counters)
     models = (

@@ -1,21 +1,21 @@
-"""Choices bucket by bucket or module by module, within a budget of errors that the job itself showed.
+"""Choices bucket by bucket or module by module, within a budget of errors measured on the job itself.
 
-Both are integer programs: one option for each of several things, so that they cost least and errors stay
-within the budget. Buckets of gradients are compressed on one thread and moved over one link: what is hidden
-behind the backward pass costs nothing, so that nothing is lost there for nothing.
+Both are integer programs: one option per bucket or module, at the least cost with the sum of errors within
+the budget. Buckets of gradients are compressed on one thread and moved over one link: what is hidden behind
+the backward pass costs nothing, so no accuracy is lost there without a gain.
 
-Of buckets: in, how a graph reduces its gradients, and what a probe measured of each codec on the job's own
-(table `codecs` of the run); out, a codec for each bucket, or none, so that the last one is reduced first. The
-error is what codecs lose of all gradients of a step, relative to them; the choice is over when gradients are
-ready, what compressing takes as measured, and what the link takes for what is left (Espresso, Wang et al.,
-EuroSys 2023; L-GreCo, Markov et al., MLSys 2024). Codecs that keep what they lose for later steps lose less
-in the end.
+Of buckets: takes the reductions of a graph's gradients, and a probe's measurements of each codec on the job's
+own gradients (table `codecs` of the run); returns a codec for each bucket, or none, so that the last
+reduction ends first. The error is what codecs lose of all gradients of a step, relative to them; the choice
+depends on when gradients are ready, on measured compression times, and on the link's time for the rest
+(Espresso, Wang et al., EuroSys 2023; L-GreCo, Markov et al., MLSys 2024). Codecs that keep their losses for
+later steps lose less in the end.
 
-Of modules: in, a graph with GPU kernels, modules and shapes, and what a probe measured of the weights (table
-`sensitivities`); out, a precision for the products of each module, or none, and the time of each product
-then, from `dpro.replay.cost.kernels`. What rounding costs in loss is half the mean curvature times the
-squares of what it moves (HAWQ-V2, Dong et al., NeurIPS 2020, eq. 5): of weights; what activations lose is not
-measured.
+Of modules: takes a graph with GPU kernels, modules and shapes, and a probe's measurements of the weights
+(table `sensitivities`); returns a precision for the products of each module, or none, and the time of each
+product then, from `dpro.replay.cost.kernels`. The cost of rounding in loss is half the mean curvature times
+the squared changes (HAWQ-V2, Dong et al., NeurIPS 2020, eq. 5) of weights; the loss by rounded activations is
+not measured.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from dpro.schema import CODECS, SENSITIVITIES
 from dpro.store import Run
 
 TIME_LIMIT_S = 20.0
-GAP = 1e-6  # of the optimum, at which the search ends
-TIE = 1e-4  # of the whole cost: worth the whole budget, so that equally fast options lose the least
+GAP = 1e-6  # relative to the optimum, at which the search ends
+TIE = 1e-4  # of the whole cost, for using the whole budget: equally fast options lose the least
 
 
 def assign(costs: Floats, errors: Floats, budget: float) -> Ints:
@@ -57,7 +57,7 @@ def assign(costs: Floats, errors: Floats, budget: float) -> Ints:
 
     Args:
         costs: [N, C]; infinite where there is no such option.
-        errors: [N, C], none negative; their sum has to stay within the budget.
+        errors: [N, C], none negative; their sum must stay within the budget.
 
     Returns:
         [N] the option of each.
@@ -77,11 +77,11 @@ class ReductionPipeline:
     """Buckets of gradients in the order of their reductions, ns.
 
     Attributes:
-        ready: [B] when the gradients of each are there, if nothing is compressed.
-        thread: [B, C] how much longer each option keeps the thread that calls.
-        fixed: [B, C] time of its reduction during which others may use the link.
-        moving: [B, C] time of the link.
-        workers: how many reductions run side by side.
+        ready: [B] time at which the gradients of each are ready, if nothing is compressed.
+        thread: [B, C] additional time of each option on the calling thread.
+        fixed: [B, C] time of the reduction during which others may use the link.
+        moving: [B, C] time on the link.
+        workers: number of concurrent reductions.
     """
 
     ready: Floats
@@ -99,7 +99,7 @@ def assign_in_pipeline(buckets: ReductionPipeline, errors: Floats, budget: float
     `f_b >= f_(b-workers) + fixed + moving`.
 
     Args:
-        errors: [B, C], none negative; their sum has to stay within the budget.
+        errors: [B, C], none negative; their sum must stay within the budget.
 
     Returns:
         [B] the option of each.
@@ -134,17 +134,17 @@ def assign_in_pipeline(buckets: ReductionPipeline, errors: Floats, budget: float
 
 
 def _less(variables: dict[int, float], terms: Iterable[tuple[int, Any]]) -> dict[int, float]:
-    """Coefficients of variables, and of options with what they take, that are subtracted."""
+    """Return negated coefficients of variables and of option terms."""
     return {name: -float(value) for name, value in (*variables.items(), *terms)}
 
 
 class _Program:
-    """A program whose first variables are [N, C] choices of one option each.
+    """A mixed-integer program whose first variables choose one option for each thing, [N, C].
 
     Attributes:
         costs: of all variables, to be set.
         ties: [N C] costs by which equally good options differ.
-        usable: [N C] options that there are.
+        usable: [N C] mask of the existing options.
     """
 
     def __init__(self, costs: Floats, errors: Floats, budget: float, variables: int) -> None:
@@ -162,12 +162,12 @@ class _Program:
         self.usable &= shares <= 1.0
 
     def require(self, terms: dict[int, float], least: float, most: float = np.inf) -> None:
-        """Have a sum of variables times coefficients stay within a range."""
+        """Constrain a sum of variables times coefficients to a range."""
         self._rows.append(terms)
         self._limits.append((least, most))
 
     def solved(self) -> Ints:
-        """The option of each thing.
+        """Solve the program and return the option of each thing.
 
         Raises:
             Unanswerable: there is no solution.
@@ -201,24 +201,24 @@ class _Program:
         return chosen
 
 
-# Codecs of gradients: what each makes of the reduction of a bucket.
+# Codecs of gradients: the reduction of a bucket under each.
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 HALF = {"fp16": "float16", "bf16": "bfloat16"}
 INDEX_BYTES = 4
-MIN_COMPRESSION_RATE = 2  # PowerSGDState: a matrix is compressed if that saves so much
+MIN_COMPRESSION_RATE = 2  # PowerSGDState: a matrix is compressed only if that saves this factor
 
 # Passes over the gradients, one being 4 bytes read and 4 written per element: before and after the reduction.
 HALF_PASSES = (10 / 8, 6 / 8)  # read 4, write 2, divide 2 in place; read 2, write 4
 # Add the error, copy, orthogonalise, multiply; orthogonalise, multiply twice, subtract. A product with a
-# matrix of a few columns took what 3 passes do on one CPU, and a third of one on another.
+# matrix of a few columns took as long as 3 passes on one CPU, and as a third of a pass on another.
 POWERSGD_PASSES = (4.0, 4.0)
 TOPK_PASSES = (10.0, 2.0)  # select; scatter
 
 
 @dataclass(frozen=True)
 class Codec:
-    """One way to compress gradients; one of these is given.
+    """One way to compress gradients; exactly one attribute is set.
 
     Attributes:
         to: half precision, fp16 or bf16.
@@ -231,14 +231,14 @@ class Codec:
     topk: float | None = None
 
     def __str__(self) -> str:
-        """As the edit `compress` takes it."""
+        """Return the text of the codec, as the edit `compress` accepts it."""
         if self.to:
             return f"to={self.to}"
         return f"topk={self.topk:g}" if self.topk is not None else f"powersgd_rank={self.powersgd_rank}"
 
 
 def codec_of(text: str) -> Codec:
-    """A codec from what the edit `compress` takes.
+    """Parse a codec from the text of the edit `compress`.
 
     Args:
         text: such as `to=bf16`, `powersgd_rank=4` or `topk=0.01`.
@@ -258,10 +258,10 @@ def codec_of(text: str) -> Codec:
 
 
 def compressed(reductions: GradientReductions, plain: Reduction, codec: Codec) -> Reduction:
-    """A reduction of fewer bytes that takes time to compress.
+    """Return a reduction of fewer bytes, with the time of compression.
 
     Raises:
-        Unanswerable: gradients are of a type that is not known to be compressed, or have few bits already.
+        Unanswerable: gradients are of a type that cannot be compressed, or have few bits already.
     """
     dtype = plain.dtype
     item = ITEM_BYTES.get(dtype)
@@ -275,13 +275,13 @@ def compressed(reductions: GradientReductions, plain: Reduction, codec: Codec) -
     elif codec.powersgd_rank is not None:
         if not plain.shapes or not reductions.are_bytes_known:
             raise Unanswerable("shapes of gradients are not in the run: record with --shapes")
-        # Its factors are all-reduced, which moves twice what a reduce-scatter does of as many bytes.
+        # Its factors are all-reduced, which moves twice the bytes of a reduce-scatter.
         size = item * _low_rank(plain.shapes, codec.powersgd_rank) * (2 if reductions.is_scattered else 1)
         messages, passes = 3, POWERSGD_PASSES
     else:
         kept = plain.num_bytes / item * float(codec.topk or 0.0)
-        # A rank gets k from each of n - 1 others; of an all-reduce of b bytes it gets 2 b (n - 1) / n, of a
-        # reduce-scatter half of that.
+        # A rank receives k from each of n - 1 others; in an all-reduce of b bytes it receives 2 b (n - 1) /
+        # n, in a reduce-scatter half of that.
         per_byte = reductions.message.num_ranks / (1 if reductions.is_scattered else 2)
         size = round(kept * (item + INDEX_BYTES) * per_byte)
         passes = TOPK_PASSES
@@ -296,7 +296,7 @@ def compressed(reductions: GradientReductions, plain: Reduction, codec: Codec) -
 
 
 def _low_rank(shapes: tuple[tuple[int, ...], ...], rank: int) -> int:
-    """Elements that PowerSGD exchanges of tensors, seen as matrices; others go as they are."""
+    """Return the elements that PowerSGD exchanges of tensors as matrices; others are sent uncompressed."""
     total = 0
     for shape in shapes:
         rows = shape[0] if shape else 1
@@ -318,9 +318,9 @@ class CodecOption:
     """A codec on the gradients of one bucket, mean over ranks and steps.
 
     Attributes:
-        codec: which; None: gradients as they are.
-        error: sum of squares of what it loses.
-        encode_ns, decode_ns: what it takes.
+        codec: None leaves gradients as they are.
+        error: sum of squares of the loss.
+        encode_ns, decode_ns: time of compressing and decompressing.
     """
 
     codec: Codec | None
@@ -331,11 +331,11 @@ class CodecOption:
 
 @dataclass(frozen=True)
 class BucketChoice:
-    """What is done to one bucket.
+    """The choice for one bucket.
 
     Attributes:
         names: its parameters.
-        option: the codec, and what it loses and takes.
+        option: the codec, with its loss and times.
         share: the error of the bucket, relative to the bucket.
     """
 
@@ -348,10 +348,10 @@ def choose(reductions: GradientReductions, budget: float) -> list[BucketChoice]:
     """Choose a codec for each bucket.
 
     Args:
-        budget: what may be lost: the norm of the error of all gradients over their norm.
+        budget: allowed loss: the norm of the error of all gradients over their norm.
 
     Returns:
-        What is done to each bucket, in the order of their reductions.
+        The choice for each bucket, in the order of their reductions.
 
     Raises:
         Unanswerable: the run has no measurements of codecs, or they are of other buckets.
@@ -381,7 +381,7 @@ def choose(reductions: GradientReductions, budget: float) -> list[BucketChoice]:
 
 
 def reduction_of(reductions: GradientReductions, plain: Reduction, option: CodecOption) -> Reduction:
-    """A reduction with what a codec really took: on a GPU it delays the result, not the thread."""
+    """Return a reduction with measured times of a codec: on a GPU they delay the result, not the thread."""
     if option.codec is None:
         return plain
     made = compressed(replace(reductions, copy_ns_per_byte=0.0), plain, option.codec)
@@ -392,19 +392,19 @@ def reduction_of(reductions: GradientReductions, plain: Reduction, option: Codec
 def by_choice(
     reductions: GradientReductions, plain: Sequence[Reduction], chosen: Sequence[BucketChoice]
 ) -> list[Reduction]:
-    """The reductions of a pass, each by the codec that was chosen for its bucket."""
+    """Return the reductions of a pass, each with the codec chosen for its bucket."""
     return [reduction_of(reductions, bucket, choice.option) for bucket, choice in zip(plain, chosen)]
 
 
 def _ranges(closes: Ints) -> list[tuple[int, int]]:
-    """The first and the last parameter of each bucket."""
+    """Return the first and the last parameter of each bucket."""
     return list(zip([0, *(closes[:-1] + 1).tolist()], closes.tolist()))
 
 
 def _pipeline(
     reductions: GradientReductions, plain: Sequence[Reduction], made: Sequence[Sequence[Reduction]]
 ) -> ReductionPipeline:
-    """The usual pass: when each bucket is ready after the first gradient, and what each option takes."""
+    """Return the median pass: when each bucket is ready after the first gradient, and the options' times."""
     end = reductions.end
     ready = np.array(
         [end[backward.ready[backward.closes]] - end[backward.ready[0]] for backward in reductions.passes]
@@ -426,7 +426,7 @@ def _pipeline(
 def _options(
     reductions: GradientReductions, closes: Ints
 ) -> tuple[list[list[str]], list[float], list[list[CodecOption]]]:
-    """Of each bucket its parameters, the square of its norm, and what can be done to it."""
+    """Return the parameters of each bucket, the squares of their norms, and their options."""
     table = measurements(reductions.graph.run)
     sizes = [int(reductions.parameters.num_bytes[first : last + 1].sum()) for first, last in _ranges(closes)]
     means = table.group_by("module", "bucket", "codec").agg(
@@ -441,7 +441,7 @@ def _options(
             f"the probe saw {len(elements)} buckets, of other sizes than the {len(sizes)} of the run: "
             f"{PROBE_CODECS}"
         )
-    crashes = not on_stream(reductions) and len(buckets) > 1  # as `dpro try` refuses it
+    crashes = not on_stream(reductions) and len(buckets) > 1  # `dpro try` refuses these, too
     options = [
         [CodecOption(None)]
         + [
@@ -459,7 +459,7 @@ def _options(
 
 
 def measurements(run: Run | None) -> pl.DataFrame:
-    """What a probe measured of codecs on a run's gradients.
+    """Return a probe's measurements of codecs on a run's gradients.
 
     Raises:
         Unanswerable: there was no probe, or none of its rows can be used.
@@ -474,14 +474,14 @@ def measurements(run: Run | None) -> pl.DataFrame:
 
 
 def usable_codecs(table: pl.DataFrame) -> pl.DataFrame:
-    """The rows of table `codecs` that say what they are there for: damaged ones may say anything."""
+    """Return the rows of table `codecs` with plausible values, since damaged ones may have any."""
     norms = [pl.col(name).is_finite() & (pl.col(name) >= 0) for name in ("square_norm", "square_error")]
     times = [pl.col(name) >= 0 for name in ("encode_ns", "decode_ns")]
     return table.filter(pl.col("elements") > 0, *norms, *times)
 
 
 def compression_lines(chosen: Sequence[BucketChoice]) -> list[str]:
-    """A line per codec: for which buckets it is, and what is lost of them."""
+    """Word a line per codec: its buckets, and their loss."""
     lines = []
     for codec in dict.fromkeys(choice.option.codec for choice in chosen):
         choices = [choice for choice in chosen if choice.option.codec == codec]
@@ -506,14 +506,14 @@ SIZES = ("batch", "m", "n", "k")
 
 @dataclass(frozen=True)
 class ModulePrecision:
-    """What is done to one module.
+    """The choice for one module.
 
     Attributes:
         module: its name.
-        precision: of its products; empty: as they are.
-        loss: what that adds to the loss, as a share of it.
+        precision: of its products; empty leaves them as they are.
+        loss: the relative increase of the loss.
         nodes: [K] kernels of its products.
-        ns: [K] how long they take then.
+        ns: [K] times of these kernels then.
     """
 
     module: str
@@ -528,8 +528,8 @@ def choose_precisions(graph: Graph, kernels: Bools, lowest: str, budget: float) 
 
     Args:
         kernels: [N] those that may change.
-        lowest: the fewest bits, one of `DOWN_TO`.
-        budget: what the loss may rise by, as a share of it.
+        lowest: the precision with the fewest bits, one of `DOWN_TO`.
+        budget: allowed relative increase of the loss.
 
     Raises:
         Unanswerable: the run has no measurements, modules or shapes, or its GPU is not known.
@@ -565,7 +565,7 @@ def choose_precisions(graph: Graph, kernels: Bools, lowest: str, budget: float) 
 
 
 def expected_losses(run: Run | None) -> pl.DataFrame:
-    """What each precision of each module adds to the loss: `module`, `precision`, `loss`, as a share of it.
+    """Return how each precision of each module raises the loss, relatively: `module`, `precision`, `loss`.
 
     Raises:
         Unanswerable: there was no probe, or none of its rows can be used.
@@ -588,14 +588,14 @@ def expected_losses(run: Run | None) -> pl.DataFrame:
 
 
 def usable_sensitivities(table: pl.DataFrame) -> pl.DataFrame:
-    """The rows of table `sensitivities` that say what they are there for: damaged ones may say anything."""
+    """Return the rows of table `sensitivities` with plausible values, since damaged ones may have any."""
     errors = [pl.col(name).is_finite() & (pl.col(name) >= 0) for name in ("square_norm", "square_error")]
     others = [pl.col(name).is_finite() for name in ("trace", "loss")]
     return table.filter(pl.col("module") != "", pl.col("elements") > 0, *errors, *others)
 
 
 def _products(graph: Graph, kernels: Bools, modules: Sequence[str]) -> pl.DataFrame:
-    """`node`, `module`, `dtype`, `us`, `batch`, `m`, `n`, `k` of products of modules, also backward."""
+    """Return `node`, `module`, `dtype`, `us`, `batch`, `m`, `n`, `k` of modules' products, also backward."""
     assert graph.run is not None
     spans = spans_of(graph.run, [*COLUMNS, "shapes"])
     placed = _within(products_of_kernels(graph, kernels), modules, spans)
@@ -605,7 +605,7 @@ def _products(graph: Graph, kernels: Bools, modules: Sequence[str]) -> pl.DataFr
         placed.with_columns(dtype=pl.Series(dtypes, dtype=pl.String), us=pl.Series(us))
         .filter(pl.col("dtype") != "")
         .sort("us")
-        .unique(["rank", "span_id"], keep="last")  # of the kernels of an operator the longest is the product
+        .unique(["rank", "span_id"], keep="last")  # the longest kernel of an operator is the product
         .sort("node")
     )
     if products.is_empty():
@@ -614,7 +614,7 @@ def _products(graph: Graph, kernels: Bools, modules: Sequence[str]) -> pl.DataFr
 
 
 def _within(operators: pl.DataFrame, modules: Sequence[str], spans: pl.DataFrame) -> pl.DataFrame:
-    """Operators with the innermost `module` of some that they, or the forward of a backward, are in."""
+    """Add to operators the innermost of `modules` around them, or around the forward of a backward."""
     name = pl.col("name").str.strip_prefix(MODULE).str.strip_prefix(WRAPPER)
     is_module = pl.col("name").str.starts_with(MODULE)
     spans = spans.filter(~is_module | (name.is_in(list(modules)) & (pl.col("kind") == "annotation")))
@@ -625,7 +625,7 @@ def _within(operators: pl.DataFrame, modules: Sequence[str], spans: pl.DataFrame
 
 
 def _times_ns(products: pl.DataFrame, precision: str, model: str) -> Floats:
-    """[K] how long products take at a precision with casts of what they read; infinite where not known."""
+    """Return [K] ns of products at a precision, with casts of their inputs; infinite where not known."""
     us: Floats = products["us"].to_numpy()
     if not precision:
         return us * 1e3
@@ -645,7 +645,7 @@ def _times_ns(products: pl.DataFrame, precision: str, model: str) -> Floats:
 
 
 def precision_lines(chosen: Sequence[ModulePrecision]) -> list[str]:
-    """A line per precision: which modules have it, and what the loss may rise by."""
+    """Word a line per precision: its modules, and the possible increase of the loss."""
     lines = []
     for precision in dict.fromkeys(choice.precision for choice in chosen):
         choices = [choice for choice in chosen if choice.precision == precision]

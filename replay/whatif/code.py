@@ -1,8 +1,8 @@
-"""An edit as lines of code: what it changes in a training script of a few lines.
+"""Edits as lines of code: their changes in a short training script.
 
-In: edits. Out: the changed script, or its difference from `SCRIPT`, whose names stand for those of the job.
-Edits that are no change to code (a healed rank, another network) change no line, nor do those whose code
-depends on the model. `Edit.how` says in words what these take.
+Takes edits; returns the changed script, or its difference from `SCRIPT`, whose names stand in for those of
+the job. Edits that do not change code (a healed rank, another network) change no line, nor do those whose
+code depends on the model; `Edit.how` describes these in words.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _UPDATE = "    optimizer.step()\n    optimizer.zero_grad()\n"
 _LOG = "    log(loss.item())\n"
 LOGGED_EVERY = 100  # steps
 
-Replacements = Mapping[str, str]  # text of the script -> what stands there instead
+Replacements = Mapping[str, str]  # text of the script -> its replacement
 
 
 def _compile(_edit: Any) -> Replacements:
@@ -47,7 +47,7 @@ def _compile(_edit: Any) -> Replacements:
 
 
 def _capture(edit: Any) -> Replacements:
-    if str(edit) != edit.name:  # some operators only
+    if str(edit) != edit.name:  # of some operators only
         return {}
     captured = 'model = torch.compile(model, mode="reduce-overhead")'
     return {"optimizer = torch": f"{captured}\noptimizer = torch"}
@@ -130,17 +130,17 @@ _REPLACEMENTS: Mapping[str, Callable[[Any], Replacements]] = {
 
 
 def changed_script(edits: Sequence[Edit]) -> str:
-    """`SCRIPT` with edits; without any that code can make, as it is."""
+    """Return `SCRIPT` with the edits applied; those without code leave it unchanged."""
     script = SCRIPT
     for edit in edits:
         replacements = _REPLACEMENTS.get(edit.name, lambda _: {})(edit)
-        if all(text in script for text in replacements):  # else another edit has changed these lines
+        if all(text in script for text in replacements):  # otherwise another edit has changed these lines
             for text, instead in replacements.items():
                 script = script.replace(text, instead, 1)
     return script
 
 
 def code_difference(edits: Sequence[Edit]) -> list[str]:
-    """Lines that begin with `+`, `-` or a blank, as in a unified difference; none where no code changes."""
+    """Return lines that begin with `+`, `-` or a blank, as in a unified diff; none where no code changes."""
     lines = difflib.unified_diff(SCRIPT.splitlines(), changed_script(edits).splitlines(), n=1, lineterm="")
     return ["…" if line.startswith("@@") else line for line in list(lines)[2:]][1:]

@@ -1,7 +1,7 @@
-"""A job by its condensed ranks: each is built, changed and condensed by itself, in any process.
+"""A job of condensed ranks: each is built, changed and condensed separately, in any process.
 
-In: a condensed run. Out: a `CondensedJob`, which answers as a `ReplayedJob` does, and refuses edits that look
-at the whole graph. Transfers change in the joined graph, other work in each rank.
+Takes a condensed run; returns a `CondensedJob`, which answers as a `ReplayedJob` does, and refuses edits that
+need the whole graph. Transfers change in the joined graph, other work in each rank.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ CHANGED, FASTEST = 0, -1  # 1, 2, … are the ends of what an edit leaves open
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CondensedJob(ReplayedJob):
-    """A job by its condensed ranks; `graph` joins them.
+    """A job of condensed ranks; `graph` joins them.
 
     Attributes:
-        node: as of `JoinedGraph`.
+        node: as in `JoinedGraph`.
         condensed: its ranks as they were recorded.
         folder: where ranks are kept meanwhile.
-        map_tasks: has the work on ranks done: `map`, or that of an executor whose processes see the folder.
-        changes: what was changed inside ranks, in order.
+        map_tasks: runs the work on ranks: `map`, or that of an executor whose processes see the folder.
+        changes: made inside ranks, in order.
     """
 
     by_rank: ClassVar[bool] = True
@@ -81,16 +81,16 @@ class CondensedJob(ReplayedJob):
 
     @property
     def joined(self) -> JoinedGraph:
-        """The graph, and which nodes its nodes are."""
+        """The graph, with the original node of each of its nodes."""
         return JoinedGraph(self.graph, self.node)
 
     @property
     def ranks(self) -> list[int]:
-        """All of them, ascending."""
+        """All ranks, ascending."""
         return self.condensed.matched.ranks
 
     def under(self, edit: Edit, in_full: bool = True) -> Changed[Self]:
-        """As of `ReplayedJob`."""
+        """Return the job under one more edit, as `ReplayedJob.under`."""
         refuse_foreign(edit, self.graph)
         within = edit.within_ranks()
         if within is None:
@@ -102,14 +102,14 @@ class CondensedJob(ReplayedJob):
         skeletons = self._condensed_under(change, within.ranks(self.graph), in_full)
         jobs = partial(self._at_end, skeletons, change)
         ends, limits = [end for end in sorted(skeletons) if end > CHANGED], [FASTEST] * (FASTEST in skeletons)
-        # The graph that joins ranks shows nothing of their inside to an edit that has not asked them.
+        # The joined graph shows nothing inside ranks to an edit that has not read them.
         notes = informed.notes(self.graph) if isinstance(informed, Edit) and informed is not edit else ()
         return Changed(jobs(CHANGED), notes, lambda: map(jobs, ends), lambda: map(jobs, limits))
 
     def _condensed_under(
         self, change: RankEdit, ranks: Iterable[int], in_full: bool
     ) -> dict[int, list[RankSkeleton]]:
-        """Skeletons of ranks under one more change, by the end of what it leaves open.
+        """Return skeletons of ranks under one more change, by the end of what it leaves open.
 
         Raises:
             Unanswerable: it changes none of them.
@@ -126,23 +126,23 @@ class CondensedJob(ReplayedJob):
         return skeletons
 
     def _at_end(self, skeletons: dict[int, list[RankSkeleton]], change: RankEdit, end: int) -> Self:
-        """The job with ranks as they are at one of the ends of what an edit leaves open."""
+        """Return the job with ranks at one of the ends of what an edit leaves open."""
         job = self._with_ranks(skeletons[end], dataclasses.replace(change, end=end))
         return dataclasses.replace(job, graph=with_shared_links(self.graph, job.graph))
 
     def _edited(self, edit: Edit) -> Graph:
         changed = edit.apply(self.graph)
-        if changed.edges.source.size < self.graph.edges.source.size:  # it takes rendezvous out
+        if changed.edges.source.size < self.graph.edges.source.size:  # it removes rendezvous
             changed = edit.apply(with_own_order(self.graph))
         return changed
 
     def _with_ranks(self, skeletons: Sequence[RankSkeleton], change: RankEdit) -> Self:
-        """The job with ranks that one more change has made other ones."""
+        """Return the job with the ranks that one more change has altered."""
         joined, changes = self.with_skeletons(skeletons), (*self.changes, change)
         return dataclasses.replace(self, graph=joined.graph, node=joined.node, changes=changes)
 
     def with_skeletons(self, skeletons: Sequence[RankSkeleton]) -> JoinedGraph:
-        """The joined graph with other skeletons of some ranks."""
+        """Return the joined graph with other skeletons of some ranks."""
         condensed, before = self.condensed, self.graph
         rest = without_ranks(self.joined, [skeleton.rank for skeleton in skeletons])
         joined = join_skeletons([*rest, *skeletons], condensed.matched, condensed.pooled, self.run)
@@ -153,7 +153,7 @@ class CondensedJob(ReplayedJob):
         return dataclasses.replace(joined, graph=graph)
 
     def work_on(self, ranks: Iterable[int]) -> Iterator[RankWork]:
-        """What it takes to build ranks of it again."""
+        """Yield the tasks of building ranks of the job again."""
         matched, graph = self.condensed.matched, self.graph
         nodes = graph.nodes
         moving = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
@@ -167,11 +167,11 @@ class CondensedJob(ReplayedJob):
             )  # fmt: skip
 
     def has_same_nodes(self, after: Self) -> bool:
-        """As of `ReplayedJob`: edits that would not are refused."""
+        """Return True, since edits that would change nodes are refused."""
         return True
 
     def replays(self, after: Self, slowdowns: Sequence[float]) -> Iterator[Timeline]:
-        """As of `ReplayedJob`."""
+        """Return replays of a job that edits have made of this one, as `ReplayedJob.replays`."""
         timeline = replay(after.graph)
         if slowdowns:
             pairs = zip(self.work_on(self.ranks), after.work_on(self.ranks))
@@ -181,11 +181,11 @@ class CondensedJob(ReplayedJob):
         return iter([timeline])
 
     def _settled(self, first: Timeline, slowdown: float) -> Timeline:
-        """Its replay with kernels as slow as goes with the communication that they then overlap.
+        """Return the replay with kernels slowed down consistently with what they then overlap.
 
         Args:
-            first: its replay with kernels as they are.
-            slowdown: as of `Contention`.
+            first: the replay with kernels as they are.
+            slowdown: as in `Contention`.
         """
 
         def slow(last: Timeline | None) -> Graph | None:
@@ -197,10 +197,10 @@ class CondensedJob(ReplayedJob):
         return settled(int(first.end.max(initial=0)), slow)
 
     def rendezvous(self, timeline: Timeline) -> Iterator[RendezvousTimes]:
-        """The rendezvous of each rank, ascending.
+        """Return the rendezvous of each rank, ascending.
 
         Args:
-            timeline: a replay of it.
+            timeline: a replay of the job.
         """
         rendezvous, matched = rendezvous_of(timeline), self.condensed.matched
         return (
@@ -209,16 +209,16 @@ class CondensedJob(ReplayedJob):
 
     @property
     def work(self) -> pl.DataFrame:
-        """As of `ReplayedJob`."""
+        """`dpro.replay.peers.phase_work` of all ranks."""
         return with_calls(pl.concat(self.map_ranks(work_without_calls)), self.graph)
 
     @property
     def on_gpus(self) -> bool:
-        """As of `ReplayedJob`."""
+        """Whether any rank has work on a GPU."""
         return self.condensed.pooled.on_gpu
 
     def map_ranks(self, function: Callable[[Graph], T], ranks: Iterable[int] | None = None) -> list[T]:
-        """As of `ReplayedJob`."""
+        """Apply a function to the graph of each rank, as `ReplayedJob.map_ranks`."""
         work = self.work_on(self.ranks if ranks is None else ranks)
         return list(self.map_tasks(partial(_result, function), work))
 
@@ -227,37 +227,37 @@ class CondensedJob(ReplayedJob):
         return (self.changes,)
 
     def with_change(self, change: RankChange) -> Self:
-        """As of `ReplayedJob`."""
+        """Return the job with each rank changed separately, as `ReplayedJob.with_change`."""
         rank_edit = RankEdit(change)
         skeletons = self._condensed_under(rank_edit, self.ranks, in_full=False)
         return self._with_ranks(skeletons[CHANGED], rank_edit)
 
     def beside_changed(self, change: RankChange, ranks: Sequence[int]) -> tuple[Graph, Graph]:
-        """As of `ReplayedJob`."""
+        """Return graphs of the job as it is and with ranks changed, as `ReplayedJob.beside_changed`."""
         pairs = list(self.map_tasks(partial(_as_is_and_changed, change), self.work_on(ranks)))
         one, other = (self.with_skeletons(skeletons).graph for skeletons in zip(*pairs))
         return one, other
 
     def path_to(self, timeline: Timeline) -> PathTo:
-        """As of `ReplayedJob`."""
+        """Return a function that finds deciding paths, as `ReplayedJob.path_to`."""
         inside = inside_of(timeline, lambda rank: rank_under_edits(next(self.work_on([rank]))))
         return path_through(self.joined, timeline, inside)
 
     def graph_of(self, rank: int, timeline: Timeline) -> Graph:
-        """As of `ReplayedJob`."""
+        """Return the graph of one rank as it runs beside the others."""
         bare, graph = rank_under_edits(next(self.work_on([rank])))
         return replay_inside(bare, graph, rendezvous_of(timeline)).graph
 
 
 def _taken_out(graph: Graph, before: Graph) -> Bools:
-    """[E] edges at rendezvous that another graph of the job has not."""
+    """Return [E] a mask of the edges at rendezvous that are missing in `before`."""
     there = _members(before)[before.edges.kind == EdgeKind.RENDEZVOUS]
     missing: Bools = (graph.edges.kind == EdgeKind.RENDEZVOUS) & ~np.isin(_members(graph), there)
     return missing
 
 
 def _members(graph: Graph) -> Ints:
-    """[E] which member of which collective comes to its rendezvous over an edge, or leaves it."""
+    """Return [E] a key of the collective and member that arrives at, or leaves, a rendezvous over an edge."""
     nodes, edges = graph.nodes, graph.edges
     leaves = nodes.kind[edges.source] == NodeKind.RENDEZVOUS
     of = np.where(leaves, edges.target, edges.source)
@@ -265,17 +265,17 @@ def _members(graph: Graph) -> Ints:
     return member
 
 
-# One rank, in any process: built again, changed, condensed again. Where it meets other ranks, an edge of its
-# own from arrival to transfer stands for the rendezvous: an edit that takes that away takes it out of the
-# collective.
+# One rank, in any process: built again, changed, condensed again. An edge within the rank, from arrival to
+# transfer, represents its rendezvous with other ranks: an edit that removes the edge removes the rank from
+# the collective.
 
 
 @dataclass(frozen=True)
 class RankEdit:
-    """What an edit makes of a rank.
+    """An edit inside a rank.
 
     Attributes:
-        edit: the edit, or what follows from it.
+        edit: the edit, or a change that follows from it.
         end: the changed job, one of the ends of what the edit leaves open, or what it cannot be faster than.
     """
 
@@ -283,7 +283,7 @@ class RankEdit:
     end: int = CHANGED
 
     def of(self, graph: Graph) -> Graph:
-        """The graph of a rank as it is then, itself where it stays as it is.
+        """Return the graph of a rank under the edit, or the given one where nothing changes.
 
         Raises:
             Unanswerable: the run lacks what the edit needs.
@@ -294,11 +294,11 @@ class RankEdit:
             return graph
 
     def made(self, graph: Graph) -> Graph:
-        """What the edit makes of a rank.
+        """Apply the edit to the graph of a rank.
 
         Raises:
-            NothingToChange: it stays as it is.
-            Unanswerable: the run lacks what the edit needs.
+            NothingToChange: it leaves the rank as it is.
+            Unanswerable: the run lacks what the edit needs, or the edit adds or removes nodes.
         """
         changed = self.edit.apply(graph)
         if changed.num_nodes != graph.num_nodes:
@@ -306,7 +306,7 @@ class RankEdit:
         return changed
 
     def ends(self, graph: Graph) -> dict[int, Graph]:
-        """The ends of what an edit leaves open, and what it cannot be faster than; none of other changes."""
+        """Return the ends of what an edit leaves open, and its limit, by number; none of other changes."""
         edit, graphs = self.edit, dict[int, Graph]()
         if not isinstance(edit, Edit):
             return graphs
@@ -320,18 +320,18 @@ class RankEdit:
 
 @dataclass(frozen=True)
 class RankWork:
-    """What a process has to know to build a rank again as a job has it.
+    """Inputs for a process that builds a rank again as it is in a job.
 
     Attributes:
-        matched: what the rank needs of it.
-        pooled: over all ranks.
-        folder: where it is kept once it was built.
+        matched: the rank's part of the matched run.
+        pooled: lags and facts pooled over all ranks.
+        folder: where the rank is kept once built.
         messages: kinds of communication.
         places: of all ranks.
         products: measured matrix products.
-        changes: what was changed inside ranks, in order.
-        transfers: [K] its transfers, and
-        lasting: [K] ns that they take.
+        changes: made inside ranks, in order.
+        transfers: [K] transfers of the rank.
+        lasting: [K] ns of each of `transfers`.
     """
 
     run: Run
@@ -347,10 +347,10 @@ class RankWork:
 
 
 def rank_under_edits(work: RankWork) -> tuple[BareRank, Graph]:
-    """A rank without lags, and its graph as the job has it.
+    """Return a rank without lags, and its graph as it is in the job.
 
-    Of collectives that edits have taken it out of, it has instance -1. Where there are edits,
-    the graph has edges `with_rendezvous`.
+    The rank has instance -1 in collectives from which edits have removed it. Where there are edits, the graph
+    has the edges of `with_rendezvous`.
     """
     file = rank_file(work.folder, work.matched.rank)
     if not file.exists():
@@ -374,7 +374,7 @@ def rank_under_edits(work: RankWork) -> tuple[BareRank, Graph]:
 
 
 def with_rendezvous(graph: Graph, bare: BareRank) -> Graph:
-    """A rank's graph with an edge for each rendezvous, from its arrival to its transfer."""
+    """Add to a rank's graph an edge for each rendezvous, from its arrival to its transfer."""
     edges, count = graph.edges, bare.instance.size
     place = graph.indptr[bare.transfer + 1]
     zero = np.zeros(count, np.int64)
@@ -391,7 +391,7 @@ def with_rendezvous(graph: Graph, bare: BareRank) -> Graph:
 
 
 def with_memberships(bare: BareRank, graph: Graph) -> BareRank:
-    """A rank without lags, with instance -1 for collectives that edits have taken the rank out of."""
+    """Return a rank without lags, with instance -1 in collectives from which edits have removed it."""
     waits = np.zeros(graph.num_nodes, np.bool_)
     waits[graph.edges.target[graph.edges.kind == EdgeKind.RENDEZVOUS]] = True
     return dataclasses.replace(bare, instance=np.where(waits[bare.transfer], bare.instance, -1))
@@ -401,12 +401,12 @@ def change_rank(change: RankEdit, with_ends: bool, work: RankWork) -> tuple[dict
     """Condense a rank under one more edit.
 
     Args:
-        with_ends: whether the ends of what the edit leaves open are asked for, too.
-        work: the rank without it.
+        with_ends: whether to return the ends of what the edit leaves open too.
+        work: the rank without the edit.
 
     Returns:
-        Skeletons of the rank in the changed job and at the ends, where it is another one; and why it is none
-        in the changed job.
+        Skeletons of the rank in the changed job and at the ends, where they differ; and the reason where the
+        changed job has none.
     """
     bare, graph = rank_under_edits(work)
     if not work.changes:
@@ -435,7 +435,7 @@ def _as_is_and_changed(change: RankChange, work: RankWork) -> tuple[RankSkeleton
 
 
 def changes_overlap(task: tuple[tuple[RankWork, RankWork], tuple[RendezvousTimes, RendezvousTimes]]) -> bool:
-    """Whether kernels of a rank overlap communication otherwise in the changed job; keeps how they did."""
+    """Return whether kernels of a rank overlap other communication after the change; save shares before."""
     (before, after), met = task
     (bare, old), (_, new) = rank_under_edits(before), rank_under_edits(after)
     one, other = _overlap(bare, old, met[0]), _overlap(bare, new, met[1])
@@ -446,10 +446,10 @@ def changes_overlap(task: tuple[tuple[RankWork, RankWork], tuple[RendezvousTimes
 def slowed_rank(
     slowdown: float, is_first: bool, task: tuple[RankWork, RendezvousTimes]
 ) -> RankSkeleton | None:
-    """Condense a rank with kernels as slow as goes with what they overlap; None where that is as it was.
+    """Condense a rank with kernels slowed down by what they overlap; None where nothing changes.
 
     Args:
-        is_first: whether it starts from the changed rank, and not from where the round before ended.
+        is_first: whether to start from the changed rank rather than from the result of the previous round.
     """
     work, met = task
     bare, graph = rank_under_edits(work)
@@ -463,7 +463,7 @@ def slowed_rank(
 
 
 def _overlap(bare: BareRank, graph: Graph, met: RendezvousTimes) -> Floats:
-    """[N] `overlapped_share` of a rank that is replayed by itself."""
+    """Return [N] `overlapped_share` of a rank replayed by itself."""
     timeline = replay_inside(bare, graph, met)
     return overlapped_share(timeline.graph, timeline.start, timeline.end)
 
@@ -472,21 +472,21 @@ def _file(work: RankWork, what: str) -> Path:
     return work.folder / f"rank{work.matched.rank:05d}-{what}.npy"
 
 
-# A run as one of its ranks sees it: of tables that every rank has rows of, its own alone.
+# A run as one of its ranks sees it: only its own rows of tables with rows of every rank.
 
 
 @dataclass(frozen=True)
 class RankTables(KeptRun):
-    """The tables of one rank, each read once.
+    """Tables of one rank, each read once.
 
     Attributes:
-        matched: the rank, with the files that hold its rows.
+        matched: the rank, with the files that contain its rows.
     """
 
     matched: MatchedRank | None = None
 
     def table(self, table: Table, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """As `Run.table`, with the rank's rows alone of tables that every rank has rows of.
+        """Read a table as `Run.table` does, limited to the rank's rows in tables with rows of every rank.
 
         Args:
             columns: those to read, where not all are needed.
@@ -501,10 +501,10 @@ class RankTables(KeptRun):
         return read.filter(pl.col("rank") == self.matched.rank).select(list(wanted))
 
     def parts(self, table: Table) -> list[Path]:
-        """The files that hold the rank's rows of a table."""
+        """Return the files that contain the rank's rows of a table."""
         return super().parts(table) if self.matched is None else list(self.matched.parts.get(table.name, ()))
 
 
 def tables_of(run: Run, matched: MatchedRank) -> RankTables:
-    """A run as one of its ranks sees it."""
+    """Return a run limited to one of its ranks."""
     return RankTables(run.path, run.manifest, run.source, matched=matched)

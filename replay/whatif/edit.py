@@ -1,9 +1,9 @@
-"""What every edit is: from one graph to another, with all that help and documentation say of it.
+"""The base class of all edits: a change from one graph to another, with its texts for help and documentation.
 
-In: a graph. Out: the graph of the changed job. Which edits there are is listed in
-`dpro.replay.whatif.registry`. A new edit is a frozen dataclass that derives from `Edit`, or from a class of
-`dpro.replay.whatif.rankwise`, to be answered for large jobs, too: class attributes say what it is, fields
-made with `dpro.replay.whatif.grammar.key` are what a user may give.
+Takes a graph; returns the graph of the changed job. `dpro.replay.whatif.registry` lists the edits. A new edit
+is a frozen dataclass that derives from `Edit`, or from a class of `dpro.replay.whatif.rankwise` so that large
+jobs can answer it too: class attributes describe it, and fields made with `dpro.replay.whatif.grammar.key`
+are the keys that a user may give.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpro.replay.whatif.grammar import check, text_of
 if TYPE_CHECKING:
     from dpro.replay.whatif.rankwise import RankChanges
 
-# What it takes to make a change, the least first, and what each is called.
+# Efforts of a change, the least first, with their words.
 EFFORTS = {
     "flag": "a setting",
     "line": "a line of code",
@@ -34,36 +34,36 @@ EFFORTS = {
 
 
 class RankChange(Protocol):
-    """What changes a graph, of all ranks or of one."""
+    """A change of a graph, of all ranks or of one."""
 
     def apply(self, graph: Graph, /) -> Graph:
-        """The changed graph."""
+        """Return the changed graph."""
 
 
 class Edit(ABC):
     """One change to a job.
 
-    `str(edit)` is what `--edit` accepts to make it again.
+    `str(edit)` is the text with which `--edit` makes it again.
 
     Attributes:
-        name: what `--edit` calls it.
-        summary: what it does, a few words without a full stop.
+        name: in `--edit`.
+        summary: its effect, in a few words without a full stop.
         example: as `--edit` accepts it, all keys in the order of their declaration.
-        needs: what a run must hold to answer it.
-        assumes: what its prediction takes for granted; goes on from "assumes that".
-        source: where its formula is from.
-        doubt: share of the predicted gain that rests on what the edit assumes; widens the interval.
-        is_advice: whether it can be done to a job as it is; if not, it says what a part of the job or of the
-            machine is worth, or how much there is to gain at most.
-        proof: which jobs were really changed so, and recorded before and after
-            (docs/accuracy.md); empty where there are none: the edit is unproven.
-        effort: what it takes to make the change, one of `EFFORTS`.
-        training: what it changes in the training itself, so that a sample may teach more or less: that is
-            not predicted. Empty where nothing changes.
+        needs: what a run must have to answer it.
+        assumes: assumptions of its prediction; continues "assumes that".
+        source: of its formula.
+        doubt: share of the predicted gain that rests on its assumptions; widens the interval.
+        is_advice: whether it can be made to a job as it is; if not, it is the worth of a part of the job or
+            of the machine, or an upper bound of a gain.
+        proof: jobs that were changed in this way and recorded before and after (docs/accuracy.md); empty
+            without any: the edit is unproven.
+        effort: of making the change, one of `EFFORTS`.
+        training: its effect on the training itself, by which a sample may teach more or less: that is not
+            predicted. Empty without such an effect.
         memory: whether it takes or frees memory of a step, so that one is tried with the other.
-        of_operations: whether all it changes are whole operations, forward and backward of micro-batches.
-        of_training: whether it is about gradients and updates, which only a job that trains has.
-        of_torch: whether it is a change of programs of PyTorch only.
+        of_operations: whether it changes only whole operations: forward and backward of micro-batches.
+        of_training: whether it concerns gradients and updates, which only a job that trains has.
+        of_torch: whether it changes programs of PyTorch only.
     """
 
     name: ClassVar[str]
@@ -83,17 +83,17 @@ class Edit(ABC):
     of_torch: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse values outside what the keys allow."""
+        """Raise if a value is outside the range of its key."""
         check(self, self.name)
 
     def __str__(self) -> str:
-        """As `--edit` accepts it."""
+        """Return the text of the edit, as `--edit` accepts it."""
         given = text_of(self)
         return f"{self.name}:{given}" if given else self.name
 
     @abstractmethod
     def apply(self, graph: Graph) -> Graph:
-        """The graph of the changed job.
+        """Return the graph of the changed job.
 
         Raises:
             Unanswerable: the run lacks what the edit needs; the message says what.
@@ -102,7 +102,7 @@ class Edit(ABC):
     @classmethod
     @abstractmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Those worth trying on a run, which its own ranks, modules, sizes and operations decide.
+        """Return the edits worth trying on a run, from its ranks, modules, sizes and operations.
 
         Raises:
             Unanswerable: the run lacks what the edit needs; the message says what.
@@ -110,55 +110,55 @@ class Edit(ABC):
 
     @abstractmethod
     def bound(self, facts: RunFacts) -> float:
-        """The most that it can gain by a replay, ns of the mean step for a batch of the recorded size."""
+        """Return an upper bound of the gain by a replay, ns of the mean step for a recorded batch."""
 
     def bound_with(self, other: Edit, facts: RunFacts) -> float:
-        """The most that it gains together with another edit, where one thing bounds both; else infinite."""
+        """Return an upper bound of the gain together with another edit; infinite where none is known."""
         return math.inf
 
     def bound_on_top(self, before: RunFacts, after: RunFacts) -> float:
-        """As `bound`, on top of another edit, by less work where there is a way."""
+        """Return an upper bound of the gain on top of another edit, from less work where possible."""
         return self.bound(after)
 
     def samples(self, graph: Graph) -> float:
-        """How many times as many samples a step of the changed job works on."""
+        """Return the factor on the samples of a step in the changed job."""
         return 1.0
 
     def within_ranks(self) -> RankChanges | None:
-        """How it changes a job rank by rank; None where it needs the graph of all ranks at once."""
+        """Return the changes rank by rank; None where the edit needs the graph of all ranks at once."""
         return None
 
     def on_operations(self) -> bool:
-        """Whether it is for the whole operations of a job that has both them and what they consist of."""
+        """Return whether to apply it to whole operations in a job that has both them and their kernels."""
         return self.of_operations
 
     def is_proven(self, graph: Graph) -> bool:
-        """Whether a pair of recordings of jobs like that of the graph has shown what such a change does."""
+        """Return whether recordings of similar jobs before and after have confirmed such a change."""
         return bool(self.proof)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What the edit found in the graph that it is applied to, a line each."""
+        """Return findings about the graph that the edit is applied to, a line each."""
         return ()
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """Other graphs that the changed job may be, at both ends of what the edit leaves open."""
+        """Return alternative graphs of the changed job, at both ends of what the edit leaves open."""
         return ()
 
     def limit(self, graph: Graph) -> Graph | None:
-        """A graph that the changed job cannot be faster than; None where none is known."""
+        """Return a graph that the changed job cannot be faster than; None where none is known."""
         return None
 
     @abstractmethod
     def describe(self) -> str:
-        """What is changed, in a few words."""
+        """Describe the change in a few words."""
 
     @abstractmethod
     def how(self) -> str:
-        """How to do it for real in PyTorch."""
+        """Describe how to make the change in PyTorch."""
 
 
 def refuse_foreign(edit: Edit | type[Edit], graph: Graph) -> None:
-    """Refuse edits of training where nothing is trained, and of PyTorch in programs that XLA compiled.
+    """Raise for edits of training where nothing is trained, and of PyTorch in programs that XLA compiled.
 
     Raises:
         Unanswerable: the recording shows no backward pass, or is of a program that XLA compiled.
@@ -172,6 +172,6 @@ def refuse_foreign(edit: Edit | type[Edit], graph: Graph) -> None:
 
 
 def kind_of_job(graph: Graph) -> JobKind:
-    """What kind of job a graph is of."""
+    """Return the kind of job of a graph."""
     run = graph.run
     return JobKind() if run is None else once(graph, "kind of job", (run,), lambda: kind_of(run))

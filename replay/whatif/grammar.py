@@ -1,7 +1,7 @@
-"""How changes are declared and written: `heal:rank=1`, `network:bandwidth=2`, `scale:name="a, b",factor=0.5`.
+"""Declaration and text of changes: `heal:rank=1`, `network:bandwidth=2`, `scale:name="a, b",factor=0.5`.
 
-In: classes of changes, and what the user typed. Out: the keys they take, instances made from text, text made
-from instances; or one line that names the nearest thing that exists.
+Takes classes of changes and what the user typed; returns their keys, instances made from text, and text made
+from instances, or raises one line that names the nearest existing key.
 
 A change to a graph, a server or the recovery of a job is a frozen dataclass whose fields made with `key` are
 what a user may give. A field that is itself a dataclass of keys, such as a `NodeSelection`, adds its keys.
@@ -23,10 +23,10 @@ from typing import Any, Generic, TypeVar
 from dpro.errors import UsageError
 from dpro.words import shortened
 
-MAX_NUMBER = (1 << 62) - 1  # of what is counted or numbered: columns have 64 bits
-SHOWN = 60  # characters of a value that is none
+MAX_NUMBER = (1 << 62) - 1  # of counts and numbers: columns have 64 bits
+SHOWN = 60  # characters of an invalid value in an error
 MAX_VALUE = 10**9  # of a key of a `KnownChange`
-MAX_TIMES = 1e6  # beyond that times leave the range of int64 nanoseconds
+MAX_TIMES = 1e6  # larger factors take times out of the range of int64 nanoseconds
 
 Changed = TypeVar("Changed")
 Values = Mapping[str, Any]  # by key
@@ -34,14 +34,14 @@ Values = Mapping[str, Any]  # by key
 
 @dataclass(frozen=True)
 class Key:
-    """One thing that a user may give: `name=value`.
+    """One value that a user may give: `name=value`.
 
     Attributes:
         type: int, float, bool, str, or Path of a file or folder that is read.
         help: one line.
-        default: what it is without; `MISSING` where it must be given, None or "" where it means nothing.
+        default: value where not given; `MISSING` where it must be given, None or "" where it means nothing.
         least, most: the range of a number, ends included.
-        choices: what a word may be; any where empty.
+        choices: allowed words; any where empty.
     """
 
     name: str
@@ -58,10 +58,10 @@ class Key:
         return self.default is MISSING
 
     def read(self, text: str, label: str) -> Any:
-        """The value of a text.
+        """Convert a text to a value.
 
         Raises:
-            UsageError: it is no such value.
+            UsageError: the text is not such a value.
         """
         if self.type is bool and text not in ("true", "false"):
             raise UsageError(
@@ -75,7 +75,7 @@ class Key:
             raise UsageError(f"{label}: {self.name} must be {what}, not {shown}") from error
 
     def check(self, value: Any, label: str) -> None:
-        """Refuse a value out of range (NaN is), or a word that is not among the choices.
+        """Raise if a value is out of range (NaN is), or a word is not among the choices.
 
         Args:
             value: as `read` returns it.
@@ -105,11 +105,11 @@ def key(
     most: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A field of an edit that a user may give, as `Key` has it; its type is the field's.
+    """Declare a field of an edit that a user may give, as a `Key` of the field's type.
 
     Args:
-        default: what it is without; must be given where there is none.
-        choices: what a word may be; any where empty.
+        default: value where not given; the key is required without one.
+        choices: allowed words; any where empty.
     """
     declared = {"help": help, "least": least, "most": most, "choices": choices}
     return dataclasses.field(default=default, metadata={"key": declared})
@@ -117,7 +117,7 @@ def key(
 
 @cache
 def _declared(cls: type) -> tuple[tuple[str, Any], ...]:
-    """Of a dataclass, each field that is a key with its `Key`, each that holds keys with its class."""
+    """Return each field of a dataclass that is a key, with its `Key`, or has keys, with its class."""
     hints = typing.get_type_hints(cls)
     declared: list[tuple[str, Any]] = []
     for field in dataclasses.fields(cls):
@@ -135,7 +135,7 @@ def _declared(cls: type) -> tuple[tuple[str, Any], ...]:
 
 @cache
 def keys_of(cls: type) -> dict[str, Key]:
-    """The keys that a class takes, by name, in the order of their declaration."""
+    """Return the keys of a class by name, in the order of their declaration."""
     keys: dict[str, Key] = {}
     for name, declared in _declared(cls):
         keys |= {name: declared} if isinstance(declared, Key) else keys_of(declared)
@@ -143,13 +143,13 @@ def keys_of(cls: type) -> dict[str, Key]:
 
 
 def make(cls: type, values: dict[str, str], label: str) -> Any:
-    """An instance of a class with keys from the text of their values.
+    """Make an instance of a class from the texts of its keys.
 
     Args:
         values: texts by key.
 
     Raises:
-        UsageError: a key that must be given is not, or a value is not what it should be.
+        UsageError: a required key is missing, or a value is invalid.
     """
     given: dict[str, Any] = {}
     for name, declared in _declared(cls):
@@ -163,17 +163,17 @@ def make(cls: type, values: dict[str, str], label: str) -> Any:
 
 
 def check(thing: Any, label: str) -> None:
-    """Refuse values of a thing's own keys that they do not allow."""
+    """Raise if a value of an instance's own keys is not allowed."""
     for name, declared in _declared(thing.__class__):
         if isinstance(declared, Key):
             declared.check(getattr(thing, name), label)
 
 
 def with_paths(thing: Any, place: Callable[[Path], Path]) -> Any:
-    """The same with other files and folders.
+    """Return a copy with other files and folders.
 
     Args:
-        place: from each path that its keys name to the one that is read instead; may refuse.
+        place: maps each path among its keys to the one that is read instead; may raise.
     """
     changed: dict[str, Any] = {}
     for name, declared in _declared(thing.__class__):
@@ -186,7 +186,7 @@ def with_paths(thing: Any, place: Callable[[Path], Path]) -> Any:
 
 
 def text_of(thing: Any) -> str:
-    """What was given of its keys as `key=value`, comma-separated."""
+    """Return the given keys as `key=value`, comma-separated."""
     parts = []
     for name, declared in _declared(thing.__class__):
         value = getattr(thing, name)
@@ -198,41 +198,41 @@ def text_of(thing: Any) -> str:
 
 
 def number(value: float) -> str:
-    """A number as `--edit` accepts it, with all its digits and no more."""
+    """Write a number as `--edit` accepts it, with exactly the digits that it needs."""
     return repr(float(value)).removesuffix(".0")
 
 
 def _plain(bound: float) -> str:
-    """A bound as people write it."""
+    """Write a bound for people to read."""
     return f"{bound:,.0f}" if bound == round(bound) and abs(bound) < 1e16 else f"{bound:,g}"
 
 
 def quoted(value: str | int | Path) -> str:
-    """A value as `--edit` reads it: in quotes where it holds what ends a value."""
+    """Return a value as `--edit` reads it: in quotes where it contains a separator."""
     text = str(value).replace('"', "?")
     return f'"{text}"' if any(mark in text for mark in ", =") else text
 
 
 def count_key(name: str, help: str = "", least: int = 1, default: Any = MISSING) -> Key:
-    """A key of what is counted."""
+    """Return a key of a count."""
     return Key(name, int, help, default, least, MAX_VALUE)
 
 
 def amount_key(name: str, help: str, default: Any = MISSING, most: float = MAX_VALUE) -> Key:
-    """A key of a number that is not negative."""
+    """Return a key of a number that is not negative."""
     return Key(name, float, help, default, 0, most)
 
 
 @dataclass(frozen=True)
 class KnownChange(Generic[Changed]):
-    """One kind of change to something that is no graph: a server, the recovery of a job.
+    """A kind of change to something other than a graph: a server, or the recovery of a job.
 
     Attributes:
-        apply: the change.
-        keys: that it takes.
-        example: how it is written.
-        doc: what it is, and what it assumes.
-        source: of the idea; empty where it has none.
+        apply: makes the change.
+        keys: of its values.
+        example: in text.
+        doc: description and assumptions.
+        source: of the idea; empty without one.
     """
 
     apply: Callable[[Changed, Values], Changed]
@@ -243,13 +243,13 @@ class KnownChange(Generic[Changed]):
 
 
 def read_values(name: str, rest: str, keys: Sequence[Key], example: str) -> dict[str, Any]:
-    """The values of all keys, those that are not given as they are without.
+    """Return the values of all keys, with defaults for those not given.
 
     Args:
-        rest: what follows the name.
+        rest: the text after the name.
 
     Raises:
-        UsageError: a key that must be given is not, or a value is not what it should be.
+        UsageError: a required key is missing, or a value is invalid.
     """
     given = values_of(name, rest, [key.name for key in keys], example)
     values: dict[str, Any] = {}
@@ -262,20 +262,20 @@ def read_values(name: str, rest: str, keys: Sequence[Key], example: str) -> dict
 
 
 def split_edit(text: str) -> tuple[str, str]:
-    """The name of an edit, and its keys with their values."""
+    """Split an edit's text into its name and its keys with values."""
     name, _, rest = text.strip().partition(":")
     return name, rest
 
 
 def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict[str, str]:
-    """The values that an edit's text gives to its keys.
+    """Return the values that an edit's text gives to its keys.
 
     Args:
-        rest: what follows it: `a=1,b="x, y"`; commas in quotes do not count.
-        keys: what may be given.
+        rest: the text after the name: `a=1,b="x, y"`; commas in quotes do not count.
+        keys: allowed ones.
 
     Raises:
-        UsageError: a key that there is not (with the nearest one), twice or without a value; an open quote.
+        UsageError: a key is unknown (with the nearest one), twice or without a value, or a quote is open.
     """
     values: dict[str, str] = {}
     for item in _items(rest, name):
@@ -292,13 +292,13 @@ def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """` (did you mean …?)` with what comes nearest to a word; empty where nothing does."""
+    """Return ` (did you mean …?)` with the word nearest to `word`; empty where none is near."""
     close = get_close_matches(word, list(words), n=1, cutoff=0.4)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _items(text: str, name: str) -> list[str]:
-    """`a=1,b="x, y"` at its commas; those in quotes do not count."""
+    """Split `a=1,b="x, y"` at its commas outside quotes."""
     lexer = shlex(text, posix=True)
     lexer.whitespace, lexer.quotes, lexer.escape, lexer.commenters = ",", '"', "", ""
     lexer.whitespace_split = True

@@ -1,9 +1,9 @@
-"""A job that edits change, by its whole graph; `dpro.replay.whatif.condensed` has those of condensed ranks.
+"""A job that edits change, by its whole graph; `dpro.replay.whatif.condensed` has jobs of condensed ranks.
 
-In: a graph. Out: what predictions, searches and detectors ask of a job, so that they are written once: the
-job under an edit, its replays, what its ranks hold, and what decides when it ends. Its run keeps the tables
-that were read of it, and what edits found out, as long as the given graph lives: edits ask the same tables
-for what nodes do not hold, one after another.
+Takes a graph; returns what predictions, searches and detectors need of a job, so that they are written once:
+the job under an edit, its replays, the work of its ranks, and the path that decides when it ends. Its run
+keeps the tables that were read, and the facts that edits found, as long as the given graph lives, since one
+edit after another reads the same tables.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from dpro.table import Table
 
 @dataclass(frozen=True)
 class KeptRun(Run):
-    """A run that keeps the tables that were read of it.
+    """A run that keeps the tables that were read from it.
 
     Attributes:
-        whole: tables that were read as a whole, by name.
-        columns: of tables of which some columns were read, all of these, by name.
+        whole: tables that were read completely, by name.
+        columns: of tables read in part, all columns read so far, by name.
     """
 
     whole: dict[str, pl.DataFrame] = field(default_factory=dict, repr=False, compare=False)
     columns: dict[str, pl.DataFrame] = field(default_factory=dict, repr=False, compare=False)
 
     def table(self, table: Table, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """As `Run.table`, each column read once.
+        """Read a table as `Run.table` does, each column once.
 
         Args:
             columns: those to read, where not all are needed.
@@ -66,7 +66,7 @@ class KeptRun(Run):
 
 
 def with_kept_tables(graph: Graph) -> Graph:
-    """The graph, of a run that keeps its tables: the same one until a table is written again."""
+    """Return the graph with a run that keeps its tables: one run until a table is written again."""
     run = graph.run
     if run is None or isinstance(run, KeptRun):
         return graph
@@ -89,9 +89,9 @@ class ReplayedJob:
 
     Attributes:
         by_rank: whether its ranks are condensed.
-        graph: the whole graph; of condensed ranks that which joins them: all collectives and steps, and no
-            other work.
-        made: graphs that single edits have made of it, where they are at hand.
+        graph: the whole graph; of condensed ranks the graph that joins them: all collectives and steps, and
+            no other work.
+        made: graphs that single edits have made of it, where known already.
     """
 
     by_rank: ClassVar[bool] = False
@@ -100,17 +100,17 @@ class ReplayedJob:
     made: Mapping[Edit, Graph] = dataclasses.field(default_factory=dict)
 
     def with_kept_tables(self) -> Self:
-        """The same job, each table of whose run is read once."""
+        """Return this job with a run that reads each table once."""
         return dataclasses.replace(self, graph=with_kept_tables(self.graph))
 
     def under(self, edit: Edit, in_full: bool = True) -> Changed[Self]:
-        """The job under one more edit.
+        """Return the job under one more edit.
 
         Args:
-            in_full: whether all there is to say of it is asked for, or only the job.
+            in_full: whether to collect notes and alternatives too, or only the changed job.
 
         Raises:
-            Unanswerable: the run lacks what the edit needs, or the job is not held in the way that it needs.
+            Unanswerable: the run lacks what the edit needs, or the edit needs the graph of all ranks.
         """
         refuse_foreign(edit, self.graph)
         graph = self.graph
@@ -127,18 +127,18 @@ class ReplayedJob:
         return edit.apply(self.graph)
 
     def _with(self, graph: Graph) -> Self:
-        """The job with another graph, in which transfers share links as they then meet on them."""
+        """Return the job with another graph, adjusted to how transfers then share links."""
         return dataclasses.replace(self, graph=with_shared_links(self.graph, graph), made={})
 
     def has_same_nodes(self, after: Self) -> bool:
-        """Whether what is known of nodes of this job holds for a job that edits have made of it."""
+        """Return whether facts about nodes of this job hold for a job that edits have made of it."""
         return self.graph.has_nodes_of(after.graph)
 
     def replays(self, after: Self, slowdowns: Sequence[float]) -> Iterator[Timeline]:
-        """Replays of a job that edits have made of this one.
+        """Return replays of a job that edits have made of this one.
 
         Args:
-            slowdowns: of kernels during communication, as of `Contention`; none where that is not known.
+            slowdowns: of kernels during communication, as in `Contention`; empty where unknown.
 
         Yields:
             One for each slowdown; a single one where no kernel overlaps more or less communication than here.
@@ -147,7 +147,7 @@ class ReplayedJob:
             return iter([replay(after.graph)])
         return replays_with_new_overlap(after.graph, overlapped_before(self.graph), slowdowns)
 
-    # What detectors ask.
+    # For detectors.
 
     @property
     def work(self) -> pl.DataFrame:
@@ -160,24 +160,24 @@ class ReplayedJob:
         return bool(np.isin(self.graph.nodes.kind, GPU_KINDS).any())
 
     def map_ranks(self, function: Callable[[Graph], T], ranks: Iterable[int] | None = None) -> list[T]:
-        """What a function returns of the graph; of condensed ranks, of the graph of each.
+        """Apply a function to the graph; of condensed ranks, to the graph of each.
 
         Args:
             function: processes find it by its name.
-            ranks: those that are asked where each has a graph of its own; all where None.
+            ranks: those to apply it to, where each has its own graph; all where None.
         """
         return [function(self.graph)]
 
     @property
     def pace_ns(self) -> float:
-        """Ns per step that the slowest host needs if it never waits for a device; 0 without devices."""
+        """Time per step of the slowest host that never waits for a device, ns; 0 without devices."""
         if not self.on_gpus:
             return 0.0
         return once(self.graph, "pace of hosts", self._decide_hosts, self._slowest_pace)
 
     @property
     def _decide_hosts(self) -> Sequence[object]:
-        """What the pace of hosts depends on, for `once`."""
+        """Columns on which the pace of hosts depends, for `once`."""
         nodes, edges = self.graph.nodes, self.graph.edges
         return nodes.duration, nodes.earliest, *edges.columns
 
@@ -185,31 +185,31 @@ class ReplayedJob:
         return max(self.map_ranks(slowest_pace), default=0.0)
 
     def graph_of(self, rank: int, timeline: Timeline) -> Graph:
-        """The graph that shows one rank as it runs beside the others.
+        """Return the graph that shows one rank as it runs beside the others.
 
         Args:
-            timeline: the replay of its graph.
+            timeline: the replay of the job's graph.
         """
         return self.graph
 
     def with_change(self, change: RankChange) -> Self:
-        """The job with a change of each rank by itself.
+        """Return the job with each rank changed separately.
 
         Raises:
-            Unanswerable: there is nothing that it changes.
+            Unanswerable: there is nothing to change.
         """
         return dataclasses.replace(self, graph=change.apply(self.graph), made={})
 
     def beside_changed(self, change: RankChange, ranks: Sequence[int]) -> tuple[Graph, Graph]:
-        """Two graphs of one shape: of the job as it is, and with ranks changed in how long they work.
+        """Return two graphs of one shape: of the job as it is, and with other durations of work in ranks.
 
         Args:
-            ranks: those that have to be changed; others may be.
+            ranks: those that must be changed; others may be.
         """
         return self.graph, change.apply(self.graph)
 
     def path_to(self, timeline: Timeline) -> PathTo:
-        """How to find what decides when nodes of its graph end.
+        """Return a function that finds the path that decides when nodes of the job's graph end.
 
         Args:
             timeline: the replay of the graph.
@@ -222,12 +222,12 @@ J = TypeVar("J", bound=ReplayedJob)
 
 @dataclass(frozen=True)
 class Changed(Generic[J]):
-    """What an edit makes of a job.
+    """Result of an edit on a job.
 
     Attributes:
-        notes: what the edit found in the job before it, a line each.
+        notes: findings of the edit about the job before it, a line each.
         ends: returns the jobs at both ends of what the edit leaves open.
-        limits: returns what the changed job cannot be faster than; nothing where that is not known.
+        limits: returns jobs that the changed one cannot be faster than; none where unknown.
     """
 
     job: J
@@ -237,5 +237,5 @@ class Changed(Generic[J]):
 
 
 def job_of(graph: Graph | ReplayedJob) -> ReplayedJob:
-    """A job, which may be given by its whole graph."""
+    """Return the job of a whole graph, or the given job."""
     return graph if isinstance(graph, ReplayedJob) else ReplayedJob(graph)

@@ -1,13 +1,13 @@
-"""Predictions: throughput and step time under edits, each with an interval.
+"""Predictions of throughput and step time under edits, each with an interval.
 
-In: a graph and edits. Out: `Prediction`s. The interval comes from how steps and gains vary, from how far the
-replay misses the unchanged steps, from how much of the gain rests on an edit's assumptions, from how well the
-slowdown of compute during communication is known, where an edit changes what overlaps, and
-from what may become of waiting for ranks that are missing.
+Takes a graph and edits; returns `Prediction`s. The interval combines the variation of steps and gains, the
+error of the replay on unchanged steps, the share of the gain that rests on an edit's assumptions, the
+uncertainty of the slowdown of compute during communication where an edit changes what overlaps, and that of
+waiting for ranks that are missing.
 
-The step of a changed job is that of another recording, and recordings of one job differ. What an edit gains
-is a difference: what is common to the job before and after it cancels, and what is left is how the gain
-varies from step to step, and what the edit assumes.
+The step of a changed job is that of another recording, and recordings of one job differ. The gain of an edit
+is a difference: whatever is common to the job before and after cancels, which leaves the variation of the
+gain from step to step, and the assumptions of the edit.
 """
 
 from __future__ import annotations
@@ -46,18 +46,17 @@ from dpro.replay.whatif.job import Changed, J, ReplayedJob, job_of
 from dpro.selection import ALL, Selection, is_in_ranges
 from dpro.units import format_duration
 
-NINETY = 1.645  # standard deviations on each side of a normal value that hold 90%
-# Of the doubt of an edit, what counts for its gain where pairs of recordings have shown it: with so much 85%
-# of the intervals held what 18 pairs gained (docs/accuracy.md). Of an unproven edit all
-# of it counts.
+NINETY = 1.645  # standard deviations on either side of the mean that contain 90% of a normal distribution
+# Share of the doubt of an edit that counts for its gain once pairs of recordings have confirmed it: with this
+# value, 85% of the intervals contained the gains of 18 pairs (docs/accuracy.md). Of an unproven edit all of
+# it counts.
 PROVEN_DOUBT = 0.7
-# By how much two recordings of one and the same job differ, of its step: the median of sleeping jobs over
-# links of a fixed speed, which nothing disturbs (docs/accuracy.md). A gain that is
-# measured is between two.
+# Relative difference between the steps of two recordings of one job: the median over sleeping jobs on links
+# of a fixed speed, which nothing disturbs (docs/accuracy.md). A measured gain is between two recordings.
 RECORDINGS = 0.004
-SAME_HOSTS = 0.005  # by which hosts may differ from what is taken for likely without a replay for that
+SAME_HOSTS = 0.005  # difference of hosts from their likely factors that does not need a replay
 
-# The order in which predictions are given, and what each block of them is called.
+# Blocks of predictions in the order in which they are given, with their headings.
 BLOCKS = {
     "proven": "proven: real jobs were recorded before and after such a change",
     "unproven": "unproven: no job was recorded before and after such a change",
@@ -67,16 +66,16 @@ BLOCKS = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """What edits would do to the mean step.
+    """Predicted effect of edits on the mean step.
 
     Attributes:
-        edits: in the order they are applied.
+        edits: in the order in which they are applied.
         predicted_ns: mean step time under the edits.
         speedup: of throughput: samples per second under the edits over those without.
         low_ns, high_ns: interval of the predicted time.
-        notes: what the edits found in the run, a line each.
-        proven: whether jobs were really changed by all of these edits, and recorded before and after.
-        samples: how many times as many samples a step works on.
+        notes: findings of the edits about the run, a line each.
+        proven: whether jobs were recorded before and after all of these edits.
+        samples: factor on the samples of a step.
         gain_low_ns, gain_high_ns: interval of `gain_ns`.
         widened: why the intervals are wider than the replay's own; empty where they are not.
     """
@@ -95,22 +94,22 @@ class Prediction:
 
     @property
     def base_ns(self) -> float:
-        """The mean step without the edits; not known where nothing is left of it."""
+        """Mean step without the edits, ns; infinite where the predicted step takes no time."""
         return self.predicted_ns * self.speedup / self.samples if self.predicted_ns else np.inf
 
     @property
     def gain_ns(self) -> float:
-        """What is saved of the time for as many samples as a step works on now."""
+        """Time saved per step, ns, for the number of samples in a step without the edits."""
         return self.base_ns - self.predicted_ns / self.samples
 
     def speedup_at(self, gain_ns: float) -> float:
-        """How many times the throughput is if so much is gained."""
+        """Return the speed-up of throughput at a given gain."""
         left_ns = self.base_ns - gain_ns
         return self.base_ns / left_ns if left_ns > 0 else np.inf
 
     @property
     def between_ns(self) -> tuple[float, float]:
-        """The step under the edits at the ends of the gain's interval: what a step varies by is not in it."""
+        """Step under the edits at the ends of the gain's interval, ns; without the variation of steps."""
         if not np.isfinite([self.base_ns, self.gain_low_ns, self.gain_high_ns]).all():
             return self.low_ns, self.high_ns
         low_ns, high_ns = (self.base_ns - gain_ns for gain_ns in (self.gain_high_ns, self.gain_low_ns))
@@ -118,35 +117,35 @@ class Prediction:
 
     @property
     def effort(self) -> str:
-        """What it takes at most to make the changes, as `EFFORTS`."""
+        """Largest effort among the changes, one of `EFFORTS`."""
         return max((edit.effort for edit in self.edits), key=list(EFFORTS).index, default=next(iter(EFFORTS)))
 
     @property
     def training(self) -> tuple[str, ...]:
-        """What the edits change in the training itself, a line each; what that does is not predicted."""
+        """Effects of the edits on the training itself, a line each; these are not predicted."""
         return tuple(f"{edit}: {edit.training}" for edit in self.edits if edit.training)
 
     @property
     def is_advice(self) -> bool:
-        """Whether all of it can be done to the job as it is."""
+        """Whether all edits can be made to the job as it is."""
         return all(edit.is_advice for edit in self.edits)
 
     @property
     def effect(self) -> str:
-        """`faster` or `slower` where the interval of the gain says so, else `unclear`: it holds no gain."""
+        """`faster` or `slower` where the whole interval of the gain is, else `unclear`."""
         if self.gain_low_ns > 0:
             return "faster"
         return "slower" if self.gain_high_ns < 0 else "unclear"
 
     @property
     def block(self) -> str:
-        """Which of `BLOCKS` it stands in."""
+        """Its block, a key of `BLOCKS`."""
         if not self.is_advice:
             return "bound"
         return "proven" if self.proven else "unproven"
 
     def _repr_html_(self) -> str:
-        """The predicted step, its interval, and how to get it, for notebooks."""
+        """Return the predicted step, its interval, and how to get it, for notebooks."""
         rows = [
             ("throughput", f"x{self.speedup:.2f} ({self.effect})"),
             ("step", format_duration(self.predicted_ns)),
@@ -158,11 +157,11 @@ class Prediction:
         return table(" and ".join(map(str, self.edits)), rows)
 
     def what(self) -> str:
-        """What would be different, in words."""
+        """Describe the changes in words."""
         return " and ".join(edit.describe() for edit in self.edits)
 
     def how(self) -> str:
-        """How to do it for real, and what is assumed."""
+        """Describe how to make the changes, and their assumptions."""
         return "; ".join(f"{edit.how()} (assumes that {edit.assumes})" for edit in self.edits)
 
 
@@ -179,17 +178,17 @@ class Refusal(DocumentPart, frozen=True):
 
 
 def ranked(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """What is faster beyond doubt, what may not be, and what is no advice, in this order.
+    """Rank predictions: first what is certainly faster, then what may not be, then what is not advice.
 
-    Of each what leaves the training as it is comes first. Then what is beyond doubt goes by what it gains at
-    least: of like gains the proven ones come first, then the least effort. All else goes by what is
-    proven, then by the gain.
+    Within each, edits that leave the training unchanged come first. Certain gains are then ordered by their
+    lower ends: among similar gains, proven ones come first, then the least effort. All others are ordered by
+    proof, then by gain.
     """
     return sorted(predictions, key=_place)
 
 
 def _place(prediction: Prediction) -> tuple[object, ...]:
-    """Where a prediction stands in the ranking."""
+    """Return the sort key of a prediction in the ranking."""
     block, effort = list(BLOCKS).index(prediction.block), list(EFFORTS).index(prediction.effort)
     sure = prediction.is_advice and prediction.effect == "faster"
     least = prediction.speedup_at(prediction.gain_low_ns)
@@ -205,23 +204,23 @@ def _place(prediction: Prediction) -> tuple[object, ...]:
 
 
 def _order_of_gain(speedup: float) -> int:
-    """The power of two that a gain in percent reaches: gains between the same two are like gains."""
+    """Return the power of two that a gain in percent reaches: gains with equal powers count as similar."""
     return math.floor(math.log2(min(max(100 * (speedup - 1), 0.1), 1e6)))
 
 
 def baseline_steps(
     graph: Graph, timeline: Timeline | None = None, selection: Selection = ALL, usual_ns: float | None = None
 ) -> pl.DataFrame:
-    """When the replayed steps of the unchanged graph end, as `step_ends`.
+    """Return when the replayed steps of the unchanged graph end, as `step_ends`.
 
     Args:
-        timeline: its replay, if it is at hand.
-        usual_ns: as of `device_step_ns`: how long steps take that wait for no host.
-        selection: the steps that predictions are the mean of, the usual ones where it names none; where
-            these are not all, `counted` has them.
+        timeline: its replay, where known already.
+        selection: steps over which predictions are the mean; the usual ones where it names none. Where these
+            are not all steps, column `counted` marks them.
+        usual_ns: length of steps that do not wait for a host, as from `device_step_ns`.
 
     Raises:
-        Unanswerable: there is no whole step, or none that counts takes any time.
+        Unanswerable: there is no complete step, or none that counts takes any time.
     """
     timeline = timeline or replayed(graph)
     steps = step_ends(graph, timeline.start, timeline.end)
@@ -243,22 +242,22 @@ def predict(
     """Apply edits one after the other, replay, and compare with the baseline.
 
     Args:
-        baseline: `baseline_steps` of its graph.
+        baseline: `baseline_steps` of the job's graph.
 
     Raises:
-        Unanswerable: an edit needs what the run lacks, or the whole graph of a job by condensed ranks.
+        Unanswerable: an edit needs what the run lacks, or the whole graph of a job with condensed ranks.
     """
     return compare(apply_all(job_of(job).with_kept_tables(), edits), baseline, trust)
 
 
 @dataclass(frozen=True)
 class Applied(Generic[J]):
-    """Edits that were applied one after the other.
+    """Edits applied one after the other.
 
     Attributes:
         before: the job without them.
         edits: in their order.
-        changes: what each made, on top of those before it.
+        changes: result of each, on top of those before it.
     """
 
     before: J
@@ -267,17 +266,17 @@ class Applied(Generic[J]):
 
     @property
     def after(self) -> J:
-        """The job under all of them."""
+        """The job under all edits."""
         return self.changes[-1].job if self.changes else self.before
 
     @property
     def graphs(self) -> list[Graph]:
-        """The graph of the job, and as it is after each edit."""
+        """Graphs of the job before and after each edit."""
         return [self.before.graph, *(change.job.graph for change in self.changes)]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of it, a line each."""
+        """Notes of the edits, and on sizes beyond those of the run, a line each."""
         lines = (
             (*change.notes, *beyond_sizes(graph, change.job.graph))
             for graph, change in zip(self.graphs, self.changes)
@@ -285,10 +284,10 @@ class Applied(Generic[J]):
         return tuple(chain(*lines))
 
     def others(self, alternatives: Callable[[Changed[J]], Iterable[J]]) -> Iterator[J]:
-        """The jobs that each edit could have made instead, with the edits after it on top.
+        """Yield the jobs that each edit could have made instead, with the later edits on top.
 
         Args:
-            alternatives: of what an edit made, its `ends` or its `limits`.
+            alternatives: returns the `ends` or the `limits` of a change.
         """
         for number, change in enumerate(self.changes, 1):
             for job in alternatives(change):
@@ -302,7 +301,7 @@ def apply_all(job: ReplayedJob | Graph, edits: Sequence[Edit]) -> Applied[Replay
     """Apply edits one after the other.
 
     Raises:
-        Unanswerable: as of `predict`.
+        Unanswerable: as in `predict`.
     """
     before = after = job_of(job)
     changes: list[Changed[ReplayedJob]] = []
@@ -313,19 +312,19 @@ def apply_all(job: ReplayedJob | Graph, edits: Sequence[Edit]) -> Applied[Replay
 
 
 def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Prediction:
-    """Replay a job under edits, and compare.
+    """Replay a job under edits, and compare it with the baseline.
 
     Args:
         baseline: `baseline_steps` of the job without them.
 
     Raises:
-        Unanswerable: they leave nothing that takes time.
+        Unanswerable: no step would take any time.
     """
     before, after, slowdowns = applied.before, applied.after, slowdowns_of(trust)
     timelines: Iterable[Timeline] = before.replays(after, slowdowns)
     if trust.rendezvous is not None and before.has_same_nodes(after):
         timelines = chain(timelines, as_missing_ranks_may_come(after.graph, trust.rendezvous))
-    # By `map`, which holds no timeline while the next one is made.
+    # `map` does not keep a timeline while the next one is made.
     after_ns, *may_be_ns = map(partial(steps_under, baseline, before, after), timelines)
     refuse_nothing_left(after_ns)
     ends_ns, limits_ns = (
@@ -344,7 +343,7 @@ def compare(applied: Applied[J], baseline: pl.DataFrame, trust: Trust) -> Predic
 
 
 def refuse_nothing_left(steps_ns: Ints) -> None:
-    """Refuse a changed job whose steps take no time.
+    """Raise if the steps of a changed job take no time.
 
     Args:
         steps_ns: [S] their lengths.
@@ -358,16 +357,16 @@ def refuse_nothing_left(steps_ns: Ints) -> None:
 
 @dataclass(frozen=True, eq=False)
 class HostFactors:
-    """Hosts work a multiple of the time that they are taken to work.
+    """Factors on the work of hosts.
 
     Attributes:
-        factors: `factor` by `rank`; ranks that it does not have are as the others in the mean.
+        factors: `factor` by `rank`; other ranks have the mean.
     """
 
     factors: pl.DataFrame
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with these durations of CPU work."""
+        """Return the graph with CPU work longer by these factors."""
         nodes = graph.nodes
         by_rank = np.full(int(nodes.rank.max(initial=0)) + 1, self.factors["factor"].mean())
         of_job = self.factors.filter(pl.col("rank") < by_rank.size)
@@ -380,13 +379,13 @@ class HostFactors:
 def _steps_with_hosts(
     baseline: pl.DataFrame, applied: Applied[J], hosts: HostFactors, slowdowns: tuple[float, ...]
 ) -> tuple[float, float]:
-    """Ns of the mean step without and with edits, where hosts work as long as they may instead."""
+    """Return the mean step without and with edits, ns, where hosts work by other factors."""
     before = applied.before
 
     def mean_ns(job: J) -> float:
         return float(changed_steps_ns(baseline, before, job.with_change(hosts), slowdowns).mean())
 
-    # Of the job without edits it is the same for all that are compared with it.
+    # The job without edits is shared by all predictions that are compared with it.
     columns = (before.graph.nodes.duration, before.graph.edges.lag, baseline, hosts.factors)
     name = ("steps with hosts", float(hosts.factors["factor"].sum()))
     base_ns = once(before.graph, name, columns, lambda: mean_ns(before))
@@ -394,7 +393,7 @@ def _steps_with_hosts(
 
 
 def slowdowns_of(trust: Trust) -> tuple[float, ...]:
-    """Of kernels by communication: as estimated, and at both bounds; none where that is not known."""
+    """Return slowdowns of kernels by communication: the estimate and both bounds; empty where unknown."""
     overlap = trust.overlap
     return () if overlap is None else (overlap.factor, overlap.low, overlap.high)
 
@@ -406,12 +405,12 @@ def _with_interval(
     replayed_ns: tuple[Ints, Sequence[Ints], Sequence[float], Sequence[float]],
     hosts_ns: Sequence[tuple[float, float]],
 ) -> Prediction:
-    """What edits do to the step, and how sure that is.
+    """Combine replays and uncertainties into a prediction.
 
     Args:
-        baseline: `baseline_steps` of the job without them.
-        replayed_ns: [S] the steps then, and what else they may come to; mean steps at the ends of what the
-            edits leave open, and those that they cannot be faster than.
+        baseline: `baseline_steps` of the job without edits.
+        replayed_ns: [S] changed steps, and alternatives to them; mean steps at the ends of what the edits
+            leave open, and mean steps that the changed job cannot be faster than.
         hosts_ns: mean steps without and with the edits, where recording cost hosts more, or less.
     """
     graphs, edits = applied.graphs, applied.edits
@@ -425,7 +424,7 @@ def _with_interval(
     measured = measured_ns(trust, baseline) / trust.taken_out or base
     run = graphs[0].run
     if run is not None and run.manifest.is_pretended:
-        measured = base  # which has no communication
+        measured = base  # a pretended run has no communication in its measured steps
     misfit = max(trust.error_pct / 100, abs(base / measured - 1)) * predicted
     misfit += trust.doubt_pct / 100 * predicted
     between = [float(changed_durations(baseline, graph, replay(graph).end).mean()) for graph in graphs[1:-1]]
@@ -441,7 +440,7 @@ def _with_interval(
     by_edits = [base - end / samples for end in ends]
     by_hosts = [gain_ns, *(base * (1 - after / before / samples) for before, after in hosts_ns if before)]
     longest = max([base, *(before for before, _ in hosts_ns)])
-    # What edits leave open has nothing to do with what recording cost.
+    # What edits leave open is independent of the cost of recording.
     less = math.hypot(gain_ns - min(by_edits), gain_ns - min(by_hosts))
     more = math.hypot(max(by_edits) - gain_ns, max(by_hosts) - gain_ns)
     doubted = sum(PROVEN_DOUBT * ns if shown else ns for shown, ns in zip(proven, doubts))
@@ -462,7 +461,7 @@ def _with_interval(
 
 
 def measured_ns(trust: Trust, baseline: pl.DataFrame) -> float:
-    """How long the steps that count take, as measured: their mean; 0 where none was.
+    """Return the measured mean of the steps that count, ns; 0 where none was measured.
 
     Args:
         baseline: `baseline_steps`.
@@ -475,15 +474,15 @@ def measured_ns(trust: Trust, baseline: pl.DataFrame) -> float:
 
 
 def _unsure(before_ns: Ints, saved_ns: Floats, doubted_ns: float) -> float:
-    """Half of the 90% interval of a gain, but for what misfit and overlap leave open, ns.
+    """Return half of the 90% interval of a gain, ns, without the parts of misfit and overlap.
 
-    What is independent adds up in squares: how gains vary from step to step, by how much recordings of one
-    job differ (with its steps, and in any case), and what the edit assumes. Single slow steps, which are slow
-    before and after, do not count.
+    Independent parts add in squares: the variation of gains from step to step, the difference between
+    recordings of one job (in proportion to its steps, and in any case), and the assumptions of the edit.
+    Single slow steps, which are slow before and after, do not count.
 
     Args:
-        before_ns: [S] how long each step takes.
-        saved_ns: [S] what it gains.
+        before_ns: [S] length of each step.
+        saved_ns: [S] gain of each.
     """
     deviation = float(saved_ns.std(ddof=1)) if saved_ns.size > 1 else 0.0
     lasting = RUN_TO_RUN * MAD_TO_SIGMA * float(np.median(np.abs(before_ns - np.median(before_ns))))
@@ -492,39 +491,40 @@ def _unsure(before_ns: Ints, saved_ns: Floats, doubted_ns: float) -> float:
 
 
 def predicted_timeline(applied: Applied[J], trust: Trust) -> Timeline:
-    """The replay of a job under edits whose steps `compare` predicts: to show what they consist of."""
+    """Return the replay of a job under edits whose steps `compare` predicts."""
     return next(applied.before.replays(applied.after, slowdowns_of(trust)))
 
 
 def _doubts(edits: Sequence[Edit], steps: Sequence[float]) -> list[float]:
-    """What of the gain rests on what the edits assume, ns: each one's share of what it alone changed.
+    """Return the share of the gain that rests on each edit's assumptions, ns, of what that edit changed.
 
     Args:
         edits: in order.
+        steps: mean steps before the first and after each edit, ns.
     """
     return [edit.doubt * abs(after - before) for edit, (before, after) in zip(edits, pairwise(steps))]
 
 
 def _deviation(steps_ns: NDArray[np.int64]) -> float:
-    """The standard deviation of steps; 0 of a single one."""
+    """Return the standard deviation of steps; 0 for a single one."""
     return float(steps_ns.std(ddof=1)) if steps_ns.size > 1 else 0.0
 
 
 def _standard_error(gain: NDArray[np.int64], after_ns: NDArray[np.int64]) -> float:
-    """Of the mean step that a run of the changed job would show: its own steps vary, and so do the gains."""
+    """Return the standard error of the changed job's mean step: its steps vary, and so do the gains."""
     return float(np.hypot(_deviation(gain), _deviation(after_ns)) / np.sqrt(gain.size))
 
 
 def steps_under(baseline: pl.DataFrame, before: ReplayedJob, after: ReplayedJob, timeline: Timeline) -> Ints:
-    """[S] ns, how long each step of a changed job takes; 0 where all of it moved before the first step.
+    """Return [S] the length of each step of a changed job, ns; 0 where all of it moved before the first step.
 
-    In a window of few steps a host that began it ahead of its device would hide how long it takes itself: the
-    mean step does not become shorter than the slowest host needs for one if it never waits for a device.
+    In a window of few steps, a host that begins ahead of its device would hide its own time: the mean step
+    does not become shorter than the slowest host needs for one without waiting for a device.
 
     Args:
-        baseline: `baseline_steps` of the job as it was.
-        before, after: the job, and as it is changed.
-        timeline: the replay of the changed one.
+        baseline: `baseline_steps` of the unchanged job.
+        before, after: the job before and after the change.
+        timeline: the replay of the changed job.
     """
     steps_ns = changed_durations(baseline, timeline.graph, timeline.end)
     if not steps_ns.size or (mean_ns := float(steps_ns.mean())) >= before.pace_ns:
@@ -536,11 +536,11 @@ def steps_under(baseline: pl.DataFrame, before: ReplayedJob, after: ReplayedJob,
 def changed_steps_ns(
     baseline: pl.DataFrame, before: ReplayedJob, after: ReplayedJob, slowdowns: Sequence[float]
 ) -> Ints:
-    """[S] ns, how long each step of a changed job takes by its likeliest replay.
+    """Return [S] the length of each step of a changed job by its likeliest replay, ns.
 
     Args:
-        baseline: `baseline_steps` of the job as it was.
-        before, after: the job, and as it is changed.
-        slowdowns: as of `slowdowns_of`.
+        baseline: `baseline_steps` of the unchanged job.
+        before, after: the job before and after the change.
+        slowdowns: as from `slowdowns_of`.
     """
     return steps_under(baseline, before, after, next(before.replays(after, slowdowns[:1])))

@@ -1,9 +1,9 @@
-"""How edits change a job rank by rank, so that one that is too large to be held as a whole answers them.
+"""Edits rank by rank, so that jobs too large for one graph can answer them.
 
-In: a job of which each rank has a graph of its own, and one joins them, with all transfers. Out: what an edit
-does to these. An edit that changes each rank by itself derives from `RankwiseEdit`, one that changes nothing
-but transfers from `TransferEdit`: of most, that says it all. `Edit.within_ranks` is for those that change
-only some ranks, or have to know what all hold before they change one.
+Takes a job with a graph for each rank, and one that joins them, with all transfers; describes what an edit
+changes in these. An edit that changes each rank separately derives from `RankwiseEdit`, one that changes only
+transfers from `TransferEdit`: most need nothing else. `Edit.within_ranks` is for edits that change only some
+ranks, or need facts of all ranks before they change one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Counts = dict[str, float]
 
 @dataclass(frozen=True)
 class RankChanges:
-    """What an edit does to a job of many ranks.
+    """Effect of an edit on a job of many ranks.
 
     Attributes:
-        ranks: returns those that it may change, given the graph that joins all; None where it changes that
-            graph itself.
-        change: returns what it does to the graph of a rank, given the job, whose `map_ranks` asks all ranks;
+        ranks: returns the ranks that it may change, given the graph that joins all; None where it changes
+            that graph itself.
+        change: returns the change of each rank's graph, given the job, whose `map_ranks` reads all ranks;
             None where that is the edit itself.
     """
 
@@ -44,37 +44,37 @@ OF_TRANSFERS = RankChanges(ranks=None)
 
 
 class RankwiseEdit(Edit):
-    """An edit that changes each rank by itself, and finds what is worth changing in the graph of one."""
+    """An edit that changes each rank separately, and finds its candidates in the graph of one."""
 
     def within_ranks(self) -> RankChanges | None:
-        """The edit itself, in all ranks."""
+        """Return the edit itself, for all ranks."""
         return RankChanges()
 
 
 class TransferEdit(Edit):
-    """An edit that changes nothing but transfers."""
+    """An edit that changes only transfers."""
 
     def within_ranks(self) -> RankChanges | None:
-        """The edit itself, in the graph that joins the ranks."""
+        """Return the edit itself, for the graph that joins the ranks."""
         return OF_TRANSFERS
 
 
 @dataclass(frozen=True)
 class CountedEdit(RankwiseEdit):
-    """An edit that changes each rank by itself, for which numbers of the whole job matter.
+    """An edit that changes each rank separately, given counts over the whole job.
 
     Attributes:
-        counted: these numbers, the sums of `counts` of all ranks; None where the graph is of the whole job.
+        counted: sums of `counts` over all ranks; None where the graph is of the whole job.
     """
 
     counted: Counts | None = dataclasses.field(default=None, kw_only=True, compare=False, repr=False)
 
     @abstractmethod
     def counts(self, graph: Graph) -> Counts:
-        """What a graph shows, of the whole job or of one of its ranks."""
+        """Return the counts of a graph, of the whole job or of one of its ranks."""
 
     def counts_of_job(self, graph: Graph) -> Counts:
-        """`counts` of the whole job, of one graph once.
+        """Return `counts` of the whole job, computed once per graph.
 
         Args:
             graph: of the job, or of one of its ranks.
@@ -86,7 +86,7 @@ class CountedEdit(RankwiseEdit):
         return once(graph, ("counts", self), columns, lambda: self.counts(graph))
 
     def within_ranks(self) -> RankChanges | None:
-        """The edit with what all ranks count."""
+        """Return the edit with the counts of all ranks."""
         return RankChanges(change=self._with_counts)
 
     def _with_counts(self, job: ReplayedJob) -> Self:

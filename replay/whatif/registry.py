@@ -1,13 +1,13 @@
-"""Which edits there are, by family; an edit from its text, and the text that lists them all.
+"""Registry of all edits, by family; makes an edit from its text, and the text that lists all edits.
 
-In: what the user typed. Out: an edit, or one line that names the nearest thing that exists.
+Takes what the user typed; returns an edit, or raises one line that names the nearest existing one.
 
-Each edit declares its keys, help and documentation itself. A new edit is a class in the file of its family
-and its name in the list here, or among the edits of an extension: the parser, the command's help and
-`docs/reference/edits.md` follow. The list names modules and classes as text, and an edit is imported when it
-is asked for: importing all of them takes as long as to predict one.
-`python -m dpro.replay.whatif.registry docs/reference/edits.md` writes the generated part of the page again; a
-test holds the two together.
+Each edit declares its keys, help and documentation itself. A new edit is a class in the module of its family
+and its name in `FAMILIES`, or among the edits of an extension: the parser, the command's help and
+`docs/reference/edits.md` follow. Modules and classes are listed as text, and an edit is imported on first
+use, since importing all of them takes as long as a prediction.
+`python -m dpro.replay.whatif.registry docs/reference/edits.md` writes the generated part of that page again;
+a test compares the two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dpro.replay.whatif.grammar import (
     values_of,
 )
 
-C = TypeVar("C")  # what is changed
+C = TypeVar("C")  # server or recovery that a change applies to
 
 FAMILIES: dict[str, dict[str, str]] = {
     "Selected work": {
@@ -85,7 +85,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "coalesce": "coalescing:Coalesce",
         "prefetch": "synchronisation:Prefetch",
     },
-    "Fabric": {},  # its place in the order: the extension `fabric` brings these
+    "Fabric": {},  # kept for its position: the extension `fabric` adds the edits
     "Gradients": {
         "bucket": "gradients:Bucket",
         "priority": "gradients:Priority",
@@ -101,11 +101,11 @@ for _extension in installed().extensions.values():
 FAMILIES = {family: edits for family, edits in FAMILIES.items() if edits}
 EDITS = {name: place for family in FAMILIES.values() for name, place in family.items()}
 
-MAX_NAMED = 20  # changes that a line names
+MAX_NAMED = 20  # changes listed in an error
 
 
 def kind_named(name: str) -> type[Edit]:
-    """The class of an edit, imported when it is first asked for.
+    """Return the class of an edit, importing it on first use.
 
     Raises:
         KeyError: there is no edit of that name.
@@ -116,7 +116,7 @@ def kind_named(name: str) -> type[Edit]:
 
 
 def all_kinds() -> list[type[Edit]]:
-    """The classes of all edits, in the order of the families."""
+    """Return the classes of all edits, in the order of the families."""
     return list(map(kind_named, EDITS))
 
 
@@ -124,7 +124,7 @@ def parse_edit(text: str) -> Edit:
     """Make an edit from its text.
 
     Raises:
-        UsageError: no such edit or key (with the nearest one), or a value that is not what it should be.
+        UsageError: no such edit or key (with the nearest one), or an invalid value.
     """
     name, rest = split_edit(text)
     if name not in EDITS:
@@ -136,9 +136,9 @@ def parse_edit(text: str) -> Edit:
 
 
 def changes_by_command() -> dict[str, Mapping[str, KnownChange[Any]]]:
-    """Changes of recoveries and servers, which have no graph, by the command that predicts them and by name.
+    """Return the changes of recoveries and servers, which have no graph, by predicting command and by name.
 
-    Without those of commands that lack what they need: the extra `replay`.
+    Commands that lack a dependency (the extra `replay`) are left out.
     """
     changes = {}
     for command, place in places("changes").items():
@@ -152,10 +152,10 @@ def apply_change(before: C, text: str, changes: Mapping[str, KnownChange[C]]) ->
 
     Args:
         text: as an edit is written.
-        changes: that there are, by name.
+        changes: available ones, by name.
 
     Raises:
-        UsageError: there is no such change, or its values are none.
+        UsageError: there is no such change, or a value is invalid.
     """
     name, rest = split_edit(text)
     if name not in changes:
@@ -165,11 +165,11 @@ def apply_change(before: C, text: str, changes: Mapping[str, KnownChange[C]]) ->
 
 
 def no_change(name: str, there_are: Collection[str], what: str) -> UsageError:
-    """That a command does not predict a change, and which one does, or the change that was perhaps meant.
+    """Return the error for an unknown change, with the command that predicts it, or the nearest known change.
 
     Args:
-        there_are: names of the changes that it does predict.
-        what: it calls them.
+        there_are: names of the changes that the command does predict.
+        what: its word for them.
     """
     if name == "layout":
         return UsageError("layouts are ranked by `dpro plan RUN --gpus N --keep tp=4`, not by an edit")
@@ -189,7 +189,7 @@ BEGIN, END = "<!-- edits: generated -->\n", "<!-- end of edits -->\n"
 
 
 def help_rows() -> list[tuple[str, str]]:
-    """(example, what it does, and whether it is unproven) of every edit, in the order of the families."""
+    """Return (example, summary, marked if unproven) of every edit, in the order of the families."""
     return [(edit.example, _summary(edit)) for edit in all_kinds()]
 
 
@@ -198,7 +198,7 @@ def _summary(edit: type[Edit]) -> str:
 
 
 def list_text() -> str:
-    """All edits with their keys, for a terminal."""
+    """List all edits with their keys, for a terminal."""
     lines = []
     for family, names in FAMILIES.items():
         lines.append(family)
@@ -218,7 +218,7 @@ def list_text() -> str:
 
 
 def markdown() -> str:
-    """All edits, for the page about them."""
+    """Return the page about all edits."""
     lines = []
     for family, names in FAMILIES.items():
         lines += [f"## {family}", ""]
@@ -240,7 +240,7 @@ def markdown() -> str:
 
 
 def proof_of(edit: type[Edit]) -> str:
-    """What recordings before and after such a change there are, in words."""
+    """Describe the recordings before and after such a change."""
     if edit.proof:
         return f"proven by jobs recorded before and after: {edit.proof}"
     return (
@@ -251,7 +251,7 @@ def proof_of(edit: type[Edit]) -> str:
 
 
 def own_keys(edit: type[Edit]) -> list[Key]:
-    """The keys of an edit without those of its selection."""
+    """Return the keys of an edit without those of its selection."""
     others = _keys_of_selections() if _selects(edit) else {}
     return [key for name, key in keys_of(edit).items() if name not in others]
 
@@ -261,7 +261,7 @@ def _selects(edit: type[Edit]) -> bool:
 
 
 def _keys_of_selections() -> dict[str, Key]:
-    from dpro.replay.whatif.graph_ops.selected import NodeSelection  # completion of words does without
+    from dpro.replay.whatif.graph_ops.selected import NodeSelection  # completion of words does not need it
 
     return keys_of(NodeSelection)
 
@@ -277,7 +277,7 @@ def _default(key: Key) -> str:
 
 
 def generate(page: str) -> str:
-    """A page with the part between its two marks made again."""
+    """Return a page with the part between its two markers generated again."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{markdown()}\n{END}{after}"

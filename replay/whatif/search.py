@@ -1,19 +1,19 @@
-"""Which edits are worth trying on a run: each for itself, and those that can be done together.
+"""Search for edits worth making on a run: each by itself, and the best combinations.
 
-In: a graph, and the ranks that findings name. Out: predictions, what the run cannot answer, and what cannot
-gain. Every edit there is names its candidates for this run. Those whose bound shows that they gain nothing
-are not replayed. The others are replayed, and those that gain are predicted with their intervals, and ranked
-by what they gain for certain. Of condensed ranks, for which bounds are not known, all of it is predicted.
+Takes a graph, and the ranks that findings name; returns predictions, edits that the run cannot answer, and
+edits that cannot gain. Every edit names its candidates for this run. Those whose bound shows no gain are not
+replayed. The others are replayed, and those that gain are predicted with their intervals, and ranked by their
+certain gain. With condensed ranks, for which bounds are not known, all candidates are predicted.
 
-The best pair of all is found by branch and bound, best first (Land and Doig, An automatic method of solving
-discrete programming problems, 1960), since two edits may save the same time, or make room for each other. No
-pair gains more than both take from the critical path as it is, nor more than what one gains and what the
-other can take from the critical path of the graph that the first one makes: there an edit may gain much that
-gains nothing by itself. Bounds are worked out for a pair only as long as it may still be the best, the cheap
-ones first, and what remains is replayed.
+The best pair is found by branch and bound, best first (Land and Doig, An automatic method of solving discrete
+programming problems, 1960), since two edits may save the same time, or make room for each other. No pair
+gains more than both take from the critical path as it is, nor more than the gain of one plus what the other
+can take from the critical path of the graph that the first one makes: there an edit may gain much that gains
+nothing by itself. Bounds of a pair are computed only as long as it may still be the best, the cheap ones
+first, and the remaining pairs are replayed.
 
-What gains most on top of a pair is taken with it, each time by a replay of all that is taken so far. Nothing
-is random: the same run gives the same answer.
+A pair is extended by the edit that gains most on top of it, each time by a replay of the whole set. Nothing
+is random: one run always gives one answer.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ from dpro.replay.whatif.registry import EDITS, all_kinds
 from dpro.stages import Progress, ignore
 from dpro.units import format_duration, ms
 
-MIN_GAIN = 0.002  # of the step: what cannot gain more is not worth an interval
+MIN_GAIN = 0.002  # of the step: edits that cannot gain more get no interval
 
 
 class EditSets:
     """Gains and predictions of sets of edits.
 
     Attributes:
-        facts: what the run shows.
+        facts: of the run.
         changed: graphs that single edits have made of its graph.
-        least_after: what is left at least by a first edit and a second one on top of it, ns; and whether the
-            graph of the second was known then.
-        left: how many more sets of several edits may be tried.
+        least_after: least time left by a first edit and a second one on top of it, ns; the key says whether
+            the graph of the second was known then.
+        left: number of further sets of several edits that may be tried.
         trust: of the replay.
     """
 
-    compares_pairs = True  # pairs with each other, each by a replay
+    compares_pairs = True  # whether pairs are compared with each other, each by a replay
 
     def __init__(self, facts: RunFacts, trust: Trust, report: Progress = ignore) -> None:
         """Begin with nothing tried.
 
         Args:
-            report: is called with how many were made, and how many there will be at most.
+            report: called with the number of replays made, and their possible total.
         """
         self.facts, self.trust, self.left = facts, trust, 0
         self.changed: dict[Edit, Graph] = {}
@@ -77,16 +77,16 @@ class EditSets:
         self._taken: dict[tuple[Edit, bool], float] = {}
 
     def bounds(self, kinds: Collection[type[Edit]]) -> tuple[dict[Edit, float], list[Refusal]]:
-        """What edits propose, and the most that each can gain, ns of the mean step; what has nothing to."""
+        """Return candidates with upper bounds of their gain, ns of the mean step, and kinds without any."""
         edits, refused = candidates(self.facts, kinds)
         bounds, refusals = bounds_of(self.facts, edits)
         return bounds, refused + refusals
 
     def single_gains(self, edits: Sequence[Edit], left: int) -> tuple[dict[Edit, float], list[Refusal]]:
-        """What each edit gains, ns of the time for a batch of today's size, and what the run cannot answer.
+        """Return each edit's gain, ns of the time for a batch of today's size, and refusals.
 
         Args:
-            left: how many sets of several edits may be tried after that.
+            left: number of sets of several edits that may be tried after that.
         """
         self.left = left
         gains, refused = self._single_gains(edits)
@@ -97,18 +97,18 @@ class EditSets:
         return replayed_gains(self.facts, edits, self.count, self.changed)
 
     def knows(self, edit: Edit) -> bool:
-        """Whether it was tried by itself."""
+        """Return whether an edit was tried by itself."""
         return frozenset([edit]) in self._gains
 
     def count(self) -> None:
-        """Report one more."""
+        """Report one more replay."""
         self._made += 1
         self._report(self._made, self._made + max(self.left, 0))
 
     def together(self, edits: Iterable[Edit]) -> float | None:
-        """What these gain together, ns of the time for a batch of today's size.
+        """Return the gain of edits together, ns of the time for a batch of today's size.
 
-        None where one leaves nothing for another to change, or no budget is left.
+        None where one leaves nothing for another to change, or the budget is used up.
 
         Args:
             edits: in any order.
@@ -136,7 +136,7 @@ class EditSets:
         return gain_of(self.facts, changed, replay(changed).end, samples)
 
     def taken_anywhere_ns(self, edit: Edit, was: Ints, then: Ints) -> float:
-        """What an edit takes from all durations, or from all lags, of the run's graph.
+        """Return the sum of what an edit takes from all durations, or from all lags, of the run's graph.
 
         Args:
             was: [K] ns as they are.
@@ -148,23 +148,23 @@ class EditSets:
         return self._taken[place]
 
     def answer(self, edits: Iterable[Edit]) -> Prediction:
-        """Predict these edits together.
+        """Predict edits together.
 
         Args:
             edits: one or more, in any order.
 
         Raises:
-            Unanswerable: one leaves nothing for another to change, or they leave nothing that takes time.
+            Unanswerable: one leaves nothing for another to change, or no step would take any time.
         """
         applied = apply_all(ReplayedJob(self.facts.graph, self.changed), in_order(edits))
         return compare(applied, self.facts.baseline, self.trust)
 
 
 class PredictedSets(EditSets):
-    """The same of a job by condensed ranks, of which a set is predicted at once.
+    """Gains and predictions of sets of edits in a job of condensed ranks, where a set is predicted at once.
 
-    Edits that look at the graph of all ranks are refused. Those of the inside of ranks are proposed by the
-    rank that most of the critical path runs over.
+    Edits that need the graph of all ranks are refused. The rank with most of the critical path proposes edits
+    inside ranks.
     """
 
     compares_pairs = False
@@ -173,15 +173,15 @@ class PredictedSets(EditSets):
         """Begin with nothing tried.
 
         Args:
-            facts: that the joined graph shows.
-            report: as of `EditSets`.
+            facts: of the joined graph.
+            report: as in `EditSets`.
         """
         super().__init__(facts, trust, report)
         self._job = job
         self._answers: dict[frozenset[Edit], Prediction] = {}
 
     def bounds(self, kinds: Collection[type[Edit]]) -> tuple[dict[Edit, float], list[Refusal]]:
-        """As of `EditSets`; no bound is known."""
+        """Return candidates with infinite bounds, since none is known, and refusals."""
         graph, facts = self.facts.graph, self.facts
         rank = int(np.argmax(np.bincount(graph.nodes.rank + 1, facts.of_critical_path)[1:]))
         inside = facts_of(self._job.graph_of(rank, facts.timeline), suspects=facts.suspects)
@@ -191,7 +191,7 @@ class PredictedSets(EditSets):
                 refused.append(Refusal(kind.name, WHOLE_ONLY))
                 continue
             edits, reasons = candidates(inside if issubclass(kind, RankwiseEdit) else facts, [kind])
-            if not edits and not reasons:  # what compares ranks, one shows not
+            if not edits and not reasons:  # one rank does not show what compares ranks
                 edits, reasons = candidates(facts, [kind])
             bounds |= dict.fromkeys(edits, math.inf)
             refused += reasons
@@ -219,14 +219,14 @@ class PredictedSets(EditSets):
         return answer
 
     def answer(self, edits: Iterable[Edit]) -> Prediction:
-        """As of `EditSets`, of edits whose gain is known."""
+        """Return the prediction of edits whose gain is known."""
         return self._answers[frozenset(edits)]
 
 
 def candidates(
     facts: RunFacts, kinds: Iterable[type[Edit]] | None = None
 ) -> tuple[list[Edit], list[Refusal]]:
-    """What each kind of edit proposes for a run, and what has nothing to propose.
+    """Return the candidates of each kind of edit for a run, and the kinds that have none, with reasons.
 
     Args:
         kinds: the edits to consider, all where None.
@@ -243,7 +243,7 @@ def candidates(
 
 
 def bounds_of(facts: RunFacts, edits: Iterable[Edit]) -> tuple[dict[Edit, float], list[Refusal]]:
-    """The most that each edit can gain, ns of the mean step, and what the run cannot answer."""
+    """Return an upper bound of each edit's gain, ns of the mean step, and what the run cannot answer."""
     bounds, refused = dict[Edit, float](), []
     for edit in edits:
         try:
@@ -259,12 +259,12 @@ def replayed_gains(
     count: Callable[[], None] = lambda: None,
     changed_by: dict[Edit, Graph] | None = None,
 ) -> tuple[dict[Edit, float], list[Refusal]]:
-    """What each edit gains by a replay, ns of the time for a batch of today's size.
+    """Return the gain of each edit by a replay, ns of the time for a batch of today's size.
 
     Args:
-        count: is called for each that was replayed or refused.
-        changed_by: is given the changed graphs of those that gain, and of those that have the nodes of the
-            unchanged one, if it is there.
+        count: called for each edit that was replayed or refused.
+        changed_by: where given, receives the changed graphs of edits that gain, and of those that keep the
+            nodes of the unchanged graph.
 
     Returns:
         Gains, in the order of the edits, and what the run cannot answer.
@@ -274,7 +274,7 @@ def replayed_gains(
         count()
         try:
             changed = edit.apply(graph)
-        except (Unanswerable, GraphError) as error:  # one edit that fails is no reason to say nothing
+        except (Unanswerable, GraphError) as error:  # one failing edit must not end the search
             refused.append(Refusal(str(edit), str(error)))
             continue
         gains[edit] = gain_of(facts, changed, replay(changed).end, edit.samples(graph))
@@ -285,12 +285,12 @@ def replayed_gains(
 
 
 def is_slim(graph: Graph, changed: Graph) -> bool:
-    """Whether a changed graph shares its nodes with its origin: keeping it takes little memory."""
+    """Return whether a changed graph shares its nodes with its origin: keeping it takes little memory."""
     return changed.has_nodes_of(graph)
 
 
 def gain_of(facts: RunFacts, changed: Graph, end: Ints, samples: float) -> float:
-    """What is saved of the time for a batch of today's size, by the replay of a changed graph.
+    """Return the time saved for a batch of today's size, by the replay of a changed graph, ns.
 
     Args:
         end: [N] ns of its nodes.
@@ -300,24 +300,24 @@ def gain_of(facts: RunFacts, changed: Graph, end: Ints, samples: float) -> float
 
 
 def goes_with(edit: Edit, taken: Iterable[Edit]) -> bool:
-    """Whether an edit can be combined with others: not twice the same kind."""
+    """Return whether an edit can be combined with others: no kind occurs twice."""
     return all(type(edit) is not type(other) for other in taken)
 
 
 def in_order(edits: Iterable[Edit]) -> list[Edit]:
-    """In the order of the registry, so that a set of edits has one text."""
+    """Sort edits in the order of the registry, so that a set of edits has one text."""
     order = {name: number for number, name in enumerate(EDITS)}
     return sorted(edits, key=lambda edit: (order[edit.name], str(edit)))
 
 
-NEAR = 0.002  # of the time that is left: a pair that may be better by no more is as good
+NEAR = 0.002  # of the time that is left: a pair better by less counts as equal
 
 
 def best_pair(sets: EditSets, edits: Collection[Edit]) -> frozenset[Edit]:
-    """The two edits that gain most together; of those that gain as much within `NEAR` any.
+    """Find the two edits that gain most together; within `NEAR` of the best, any pair.
 
     Returns:
-        The pair, or nothing where none gains more than the best single edit.
+        The pair, or an empty set where none gains more than the best single edit.
     """
     limits, base_ns = _Limits(sets), sets.facts.base_ns
     queue = list[tuple[float, int, bool, list[Edit], frozenset[Edit]]]()
@@ -343,7 +343,7 @@ def best_pair(sets: EditSets, edits: Collection[Edit]) -> frozenset[Edit]:
 
 
 class _Limits:
-    """What edits leave at least of the time for a batch of today's size."""
+    """Lower bounds of the time left by edits, for a batch of today's size."""
 
     def __init__(self, sets: EditSets) -> None:
         self._sets = sets
@@ -351,12 +351,12 @@ class _Limits:
         self._taken: dict[tuple[Edit, bool], float] = {}
 
     def left_ns(self, edit: Edit) -> float:
-        """What one that was replayed leaves; all where it was not."""
+        """Return the time left by an edit that was replayed; the whole step where it was not."""
         gain = self._sets.together([edit]) if self._sets.knows(edit) else None
         return self._sets.facts.base_ns - (gain or 0.0)
 
     def firsts(self, pair: Collection[Edit]) -> list[Edit]:
-        """Those of two whose graphs are at hand; first those after which bounds take least to work out."""
+        """Return the edits of a pair whose graphs are known; first those after which bounds are cheapest."""
         before, changed = self._sets.facts.graph, self._sets.changed
         made = [edit for edit in pair if edit in changed]
         return sorted(
@@ -365,7 +365,7 @@ class _Limits:
         )
 
     def least_ns(self, pair: Collection[Edit]) -> float:
-        """What two leave at least, of themselves or by what both take from the critical path as it is."""
+        """Return a lower bound of what two edits leave, by joint bound and present critical path."""
         facts = self._sets.facts
         one, other = pair
         on_path = sum(map(self._taken_ns, pair))
@@ -376,14 +376,14 @@ class _Limits:
         return max(facts.base_ns - most, 0.0)
 
     def _taken_ns(self, edit: Edit) -> float:
-        """What an edit takes from the critical path as it is, as far as its graph is at hand."""
+        """Return ns that an edit takes off the present critical path; infinite while its graph is unknown."""
         place = (edit, edit in self._sets.changed)
         if place not in self._taken:
             self._taken[place] = taken(self._sets, self._sets.facts, edit)[0]
         return self._taken[place]
 
     def least_after_ns(self, first: Edit, pair: frozenset[Edit]) -> float:
-        """What two leave at least by what the second can take from the critical path under the first."""
+        """Return the least time left if the second edit shortens the critical path under the first."""
         (second,) = pair - {first}
         place = (first, second, second in self._sets.changed)
         if place not in self._sets.least_after:
@@ -391,7 +391,6 @@ class _Limits:
         return self._sets.least_after[place]
 
     def _least_on_top_ns(self, first: Edit, second: Edit) -> float:
-        """As `least_after_ns`, worked out."""
         before = self._sets.facts
         if first not in self._after:
             changed = self._sets.changed[first]
@@ -410,15 +409,15 @@ class _Limits:
 
 
 def taken(sets: EditSets, facts: RunFacts, edit: Edit, samples: float = 1.0) -> tuple[float, bool]:
-    """What an edit can take from the critical path of a graph: what it took from the same work as it was.
+    """Return an upper bound of what an edit takes from a critical path, by what it took from the same work.
 
-    Of what takes longer by now it can take as large a part. What the run has not can go away, but in all no
-    more than the edit took anywhere.
+    Work that takes longer now can shrink in proportion. Work that the run lacks can disappear, but in total
+    by no more than the edit took anywhere.
 
     Args:
         sets: has the graph that the edit makes of the run's.
         facts: of the run, or of a graph that another edit made of the run's.
-        edit: one that leaves all dependencies and the batch; of others infinite.
+        edit: infinite unless it keeps all dependencies and the batch.
 
     Returns:
         ns of the mean step, and whether the run has all of the path.
@@ -438,7 +437,7 @@ def taken(sets: EditSets, facts: RunFacts, edit: Edit, samples: float = 1.0) -> 
     total = anywhere = 0.0
     has_all = all((place >= 0).all() for place in same)
     for (was, then, lasts), place in zip(columns, same):
-        longer = np.maximum(lasts / np.maximum(was[place], 1), 1)  # by what it takes longer by now
+        longer = np.maximum(lasts / np.maximum(was[place], 1), 1)  # growth of its duration since
         can = np.where(place >= 0, np.maximum(was[place] - then[place], 0) * longer, np.inf)
         total += float(np.minimum(can, np.maximum(lasts, 0)).sum())
         anywhere += total if has_all else samples * sets.taken_anywhere_ns(edit, was, then)
@@ -446,13 +445,13 @@ def taken(sets: EditSets, facts: RunFacts, edit: Edit, samples: float = 1.0) -> 
 
 
 def _keeps_dependencies(graph: Graph, changed: Graph) -> bool:
-    """Whether a changed graph differs in durations and lags alone."""
+    """Return whether a changed graph differs only in durations and lags."""
     kept = changed.edges.source is graph.edges.source and changed.nodes.earliest is graph.nodes.earliest
     return kept and is_slim(graph, changed)
 
 
 def _as_before(before: Graph, graph: Graph, nodes: Ints) -> Ints:
-    """Which nodes of the unchanged graph some of another are, or are copies of; -1 for others."""
+    """Return the nodes of the unchanged graph that nodes of another are, or are copies of; -1 for others."""
     if is_slim(before, graph):
         return nodes
     columns = (before.nodes.lane, before.nodes.kind, before.nodes.measured_start, before.nodes.measured_end)
@@ -464,7 +463,7 @@ def _as_before(before: Graph, graph: Graph, nodes: Ints) -> Ints:
 
 
 def _what(lane: Ints, kind: Ints, start: Ints, end: Ints) -> Ints:
-    """A number of each node that is hardly that of another: it may leave the range of int64."""
+    """Return a nearly unique key of each node; it may wrap around in int64."""
     return ((start * 1_000_003 + end) * 1_009 + lane) * 31 + kind
 
 
@@ -474,7 +473,7 @@ def _sorted(keys: Ints) -> tuple[Ints, Ints]:
 
 
 def _edges_as_before(before: Graph, graph: Graph, edges: Ints) -> Ints:
-    """The edges of the unchanged graph between the same nodes as some of another; -1 where there is none."""
+    """Return the edges of the unchanged graph between the same nodes as edges of another; -1 without one."""
     source, target, count = before.edges.source, before.edges.target, before.num_nodes
     if graph.edges.source is source:
         return edges
@@ -487,10 +486,10 @@ def _edges_as_before(before: Graph, graph: Graph, edges: Ints) -> Ints:
 
 
 MAX_TOGETHER = 4
-MAX_PAIRED = 6  # of the best edits each two are compared with their sum
-WORTH = 0.01  # of the step: what an edit has to save on top of those taken before
-ADDS = 0.05  # of the step: what each has to save on top of the others
-INTERACT = 0.01  # of the step: by how much two together differ from their sum to be worth saying
+MAX_PAIRED = 6  # best edits whose pairs are compared with the sum of their gains
+WORTH = 0.01  # of the step: saving required of an edit on top of those taken before
+ADDS = 0.05  # of the step: saving required of each edit on top of the others
+INTERACT = 0.01  # of the step: difference between a pair and its sum that is reported
 BUDGET = 100  # replays
 
 
@@ -499,8 +498,8 @@ class Interaction(DocumentPart, frozen=True):
 
     Attributes:
         edits: the two.
-        together_ms: what they save per step together.
-        apart_ms: the sum of what each saves by itself.
+        together_ms: saving per step of both together.
+        apart_ms: sum of the savings of each by itself.
     """
 
     edits: list[str]
@@ -513,7 +512,7 @@ class SmallGain(DocumentPart, frozen=True):
 
     Attributes:
         edit: as `--edit` accepts it.
-        at_most_ms: what it gains at most of the mean step, by a bound or by a replay.
+        at_most_ms: largest gain in the mean step, by a bound or by a replay.
     """
 
     edit: str
@@ -522,13 +521,13 @@ class SmallGain(DocumentPart, frozen=True):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
-        predictions: as `ranked`; of ranks only those whose healing gains beyond noise, or that are named.
-        refused: what the run cannot answer; of edits of one kind that are refused for one reason, the first.
+        predictions: as `ranked`; healed ranks only where the gain exceeds noise, or a finding names the rank.
+        refused: what the run cannot answer; of edits of one kind refused for one reason, only the first.
         interactions: pairs of the best edits whose gains do not add up.
-        untried: edits that the budget left no room for.
+        untried: edits beyond the budget.
         little: edits that gain next to nothing.
     """
 
@@ -551,16 +550,17 @@ def explore(
     """Predict every candidate that may gain, and the best of them together.
 
     Args:
-        budget: how many changed jobs to replay at most.
-        report: is called with how many were, and how many will be at most.
-        baseline: `baseline_steps` of its graph, if it is at hand or not of all steps.
+        budget: largest number of changed jobs to replay.
+        report: called with the number of replays made, and their possible total.
+        suspects: ranks that findings name as slow.
+        baseline: `baseline_steps` of its graph, where known already or not of all steps.
         kinds: the edits to consider; None for all.
 
     Raises:
-        Unanswerable: there is no whole step.
+        Unanswerable: there is no complete step.
     """
     job = job_of(job).with_kept_tables()
-    # What is found for edits takes as much memory as the graph several times over: it ends with the search.
+    # Facts found for edits take several times the memory of the graph: they are dropped after the search.
     job = dataclasses.replace(job, graph=with_own_known(job.graph))
     facts = facts_of(job.graph, baseline, suspects)
     by_rank = job.by_rank
@@ -590,7 +590,7 @@ def explore(
 
 
 def once_each(refused: Iterable[Refusal]) -> list[Refusal]:
-    """Of edits of one kind that are refused for one reason the first."""
+    """Return, of edits of one kind refused for one reason, the first."""
     first: dict[tuple[str, str], Refusal] = {}
     for refusal in refused:
         first.setdefault((refusal.edit.partition(":")[0], refusal.reason), refusal)
@@ -598,9 +598,9 @@ def once_each(refused: Iterable[Refusal]) -> list[Refusal]:
 
 
 def usable(singles: list[Prediction], base_ns: float) -> list[Prediction]:
-    """Those that can be done to a job, and save enough, in the order in which they are taken.
+    """Return the predictions that are advice and save enough, in the order in which they are combined.
 
-    What is faster beyond doubt, then what is proven, then what leaves the training as it is, then the gain.
+    First what is certainly faster, then proven, then without effect on the training, then by gain.
     """
     advice = [single for single in ranked(singles) if single.is_advice and single.gain_ns >= WORTH * base_ns]
 
@@ -611,7 +611,7 @@ def usable(singles: list[Prediction], base_ns: float) -> list[Prediction]:
 
 
 def _with_room(sets: EditSets, refused: Iterable[Edit], every: Iterable[Edit]) -> list[Prediction]:
-    """What edits gain that there is memory for only with others that free some; of each the best."""
+    """Predict edits for which only others free enough memory, each with the best of those."""
     room = [edit for edit in every if edit.memory == "frees"]
     answers = []
     for edit in refused:
@@ -626,13 +626,13 @@ def _with_room(sets: EditSets, refused: Iterable[Edit], every: Iterable[Edit]) -
 
 
 def heals_the_healthy(prediction: Prediction, suspects: Collection[int]) -> bool:
-    """Whether it heals a rank that no finding names, and the step as it is lies in its interval."""
+    """Return whether it heals a rank that no finding names, without a certain gain."""
     edit = prediction.edits[0]
     return isinstance(edit, Heal) and edit.place.rank not in suspects and prediction.effect != "faster"
 
 
 def _interactions(sets: EditSets, usable: list[Prediction], gains: Mapping[Edit, float]) -> list[Interaction]:
-    """Of each two of the best those that do not save together what they do in sum."""
+    """Return pairs of the best edits whose joint saving differs from the sum of their savings."""
     if not sets.compares_pairs:
         return []
     interactions = []
@@ -646,7 +646,7 @@ def _interactions(sets: EditSets, usable: list[Prediction], gains: Mapping[Edit,
 
 
 def _best_of_each(usable: list[Prediction]) -> list[Prediction]:
-    """Of several edits of one kind the best; what gains most first."""
+    """Return the best edit of each kind, by gain."""
     kept: list[Prediction] = []
     for single in sorted(usable, key=lambda other: -other.speedup):
         if goes_with(single.edits[0], [other.edits[0] for other in kept]):
@@ -657,11 +657,11 @@ def _best_of_each(usable: list[Prediction]) -> list[Prediction]:
 def _together(
     sets: EditSets, usable: list[Prediction], gains: Mapping[Edit, float], advice: Collection[Edit]
 ) -> list[Prediction]:
-    """What edits save together, one more at a time: all, those that leave the training as it is, proven ones.
+    """Predict growing sets of edits: of all, of those without effect on the training, and of proven ones.
 
     Args:
-        usable: single edits in the order in which they are taken.
-        advice: all that the best pair may be of, which edits may be that gain nothing by themselves.
+        usable: single edits in the order in which they are combined.
+        advice: candidates of the best pair, including edits that gain nothing by themselves.
     """
     chosen = dict.fromkeys(map(tuple, _sets_together(sets, usable, advice)))
     answers = []
@@ -680,14 +680,14 @@ def _together(
 
 
 def _each_adds(sets: EditSets, edits: Sequence[Edit]) -> bool:
-    """Whether none of some edits can be left out without losing `ADDS`."""
+    """Return whether leaving out any of the edits would lose at least `ADDS`."""
     all_ns = sets.together(edits) or 0.0
     fewer = [sets.together(set(edits) - {edit}) or 0.0 for edit in edits]
     return all_ns >= max(fewer) + ADDS * sets.facts.base_ns
 
 
 def _sets_together(sets: EditSets, usable: list[Prediction], advice: Collection[Edit]) -> list[list[Edit]]:
-    """Sets of edits, each with one more than that before it; as of `_together`."""
+    """Return sets of edits, each with one more than the one before it; arguments as in `_together`."""
     ordered = [single.edits for single in usable]
     if not sets.compares_pairs:
         return _one_more(sets, list(ordered[0]), ordered[1:]) if ordered else []
@@ -704,18 +704,18 @@ def _sets_together(sets: EditSets, usable: list[Prediction], advice: Collection[
 def _from_best_pair(
     sets: EditSets, edits: Collection[Edit], ordered: Iterable[Sequence[Edit]]
 ) -> list[list[Edit]]:
-    """The best two of some edits, and these with one more at a time; nothing where no two gain more than one.
+    """Return the best pair, and its extensions by one edit at a time; nothing where no pair gains.
 
     Args:
-        edits: all that the pair may be of.
-        ordered: what is taken with it, in order.
+        edits: candidates of the pair.
+        ordered: candidates of the extensions, in order.
     """
     pair = best_pair(sets, edits)
     return _one_more(sets, in_order(pair), ordered) if pair else []
 
 
 def _one_more(sets: EditSets, first: list[Edit], others: Iterable[Sequence[Edit]]) -> list[list[Edit]]:
-    """The first edits where they are several, and these with one more at a time that saves more."""
+    """Return `first` where it has several edits, and its extensions by one more edit that saves enough."""
     taken, chosen = first, [first] if len(first) > 1 else []
     so_far = sets.together(taken)
     for edits in others:

@@ -1,7 +1,7 @@
-"""How the step time follows the speed of each part of the machine, and from where on it no longer does.
+"""Sensitivity of the step time to the speed of each part of the machine, with the break-even of each.
 
-In: a graph. Out: a curve per part: the network, GPU kernels, the host's CPU, the input pipeline. Its
-break-even is where nearly all that can be gained has been, and what limits the step from there on.
+Takes a graph; returns a curve per part: the network, GPU kernels, the host's CPU, the input pipeline. The
+break-even is the factor at which nearly all of the possible gain is reached, with the next limit of the step.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from dpro.replay.whatif.predict import baseline_steps
 from dpro.units import ms
 
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 30.0, 1000.0)
-NEARLY_ALL = 0.9  # of the gain that there is
-MIN_GAIN = 0.01  # of the step: a part that gains less limits nothing
+NEARLY_ALL = 0.9  # of the possible gain
+MIN_GAIN = 0.01  # of the step: a part with less gain is not a limit
 
 
 class Curve(DocumentPart, frozen=True):
-    """How the step follows the speed of one part of the machine.
+    """Step time over the speed of one part of the machine.
 
     Attributes:
         part: network, kernels, host or input.
         base_ms: mean step as it is.
-        factors: how many times as fast the part is.
+        factors: speed-ups of the part.
         step_ms: mean step for each of the factors.
-        break_even: from this factor on hardly anything more is gained; null where the part limits nothing.
-        then: what limits the step from there on; null where the part limits nothing.
+        break_even: factor beyond which hardly any gain is left; null where the part is not a limit.
+        then: part that limits the step beyond `break_even`; null where the part is not a limit.
     """
 
     part: str
@@ -49,10 +49,10 @@ class Curve(DocumentPart, frozen=True):
 
 
 def sensitivity(graph: Graph) -> list[Curve]:
-    """A curve for each part of the machine that the run shows.
+    """Return a curve for each part of the machine that the run shows.
 
     Raises:
-        Unanswerable: there is no whole step.
+        Unanswerable: there is no complete step.
     """
     baseline = baseline_steps(graph)
     base = _mean_step(graph, baseline)
@@ -88,7 +88,7 @@ PARTS = tuple(PART_WORDS)
 
 
 def edit_of(part: str, factor: float) -> Edit:
-    """The edit that makes a part this many times as fast."""
+    """Return the edit that speeds up a part by a factor."""
     if part == "network":
         return Network(bandwidth=factor, latency=1 / factor)
     if part == "kernels":
@@ -105,28 +105,28 @@ def _mean_step(changed: Graph, baseline: pl.DataFrame) -> float:
 
 
 def break_even(base: float, factors: tuple[float, ...], steps: list[float]) -> float | None:
-    """The factor at which nearly all of the gain has been made, between the two that were tried around it.
+    """Return the factor at which nearly all of the gain is reached, interpolated between tried factors.
 
     Args:
         base: step time at a factor of 1.
         factors, steps: ascending, and the step time at each.
 
     Returns:
-        None where there is no gain to speak of.
+        None where the gain is negligible.
     """
     gain = base - np.array([base, *steps])
     if gain[-1] < MIN_GAIN * base:
         return None
     share = np.maximum.accumulate(gain / gain[-1])
-    speed = 1 / np.array([1.0, *factors])  # a step that is limited by it follows the time, not the speed
+    speed = 1 / np.array([1.0, *factors])  # a step limited by the part is linear in its time, not its speed
     return float(1 / np.interp(NEARLY_ALL, share, speed))
 
 
 def limiting_part(graph: Graph, but: str = "") -> str:
-    """Which part of the machine most of the critical path is, other than one.
+    """Return the part of the machine with most of the critical path, leaving out one.
 
     Args:
-        but: a part that is not meant.
+        but: the part to leave out.
     """
     spent = time_on_critical_path(replay(graph))
     total = dict(zip(PARTS, np.bincount(parts_of(graph), spent, minlength=len(PARTS)).tolist()))
@@ -135,7 +135,7 @@ def limiting_part(graph: Graph, but: str = "") -> str:
 
 
 def parts_of(graph: Graph) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """[N] index into `PARTS` of what each node keeps busy."""
+    """Return [N] index into `PARTS` of the part that each node keeps busy."""
     kind = graph.nodes.kind
     part = np.full(graph.num_nodes, PARTS.index("host"), np.int64)
     part[np.isin(kind, GPU_KINDS)] = PARTS.index("kernels")
@@ -145,7 +145,7 @@ def parts_of(graph: Graph) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def curve_sentence(curve: Curve) -> str:
-    """What a curve says, in a sentence."""
+    """Word a curve as a sentence."""
     part = PART_WORDS[curve.part]
     if curve.break_even is None or curve.then is None:
         return f"{part}: not a limit; {FASTER[curve.part]} would not help"

@@ -1,1 +1,1 @@
-"""The network of a job as flows see it."""
+"""Flow-level model of a job's network."""

@@ -1,15 +1,15 @@
-"""Connections: which links they cross, what links carry, where connections meet, and how fast they are then.
+"""Connections: the links that they cross, the load of links, meetings of connections, and their rates there.
 
-A connection is flows of the same ports, one after the other, which routers send one way. In: flows of
-communications, next hops, and paths as far as they are known. Out: the choice that follows known paths; where
-none is known, how likely a flow crosses a link, or its load under many hashes; per link, bytes and the time
-in which anything crosses it; and meetings: connections that cross one link at the same time.
+A connection is a sequence of flows between two ports that routers send along one path. Takes flows of
+communications, next hops, and the known paths; returns the choice that follows known paths; where none is
+known, the probability that a flow crosses a link, or its load under many hashes; per link, bytes and busy
+time; and meetings: connections that cross one link at the same time.
 
-How fast communications are that share links is max-min fairness by progressive filling, as time goes on: of
-what each puts on links, and what links carry, rates; and, given when communications begin and how much they
-have to move, when they end. All rates grow evenly until a link is full; those that cross it stay, the others
-grow on (Bertsekas and Gallager, Data Networks, 2nd edition, section 6.5.2). A ring is as fast as its slowest
-flow, so a communication is one thing that loads several links, in the proportion of its flows.
+Communications that share links run at max-min fair rates, by progressive filling: rates follow from their
+loads and the links' capacities, and ends from their beginnings and bytes. All rates grow evenly until a link
+is full; communications across it stay there, the others grow on (Bertsekas and Gallager, Data Networks, 2nd
+edition, section 6.5.2). A ring is as fast as its slowest flow, so a communication loads several links at
+once, in proportion to its flows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ FULL = 1e-9  # share of a link's capacity below which nothing is left
 def _fill(
     running: Any, indptr: Any, links: Any, share: Any, capacity: Any, left: Any, growing: Any, rate: Any
 ) -> None:
-    # `growing` [L] holds zeros, before and after; `left` [L] is scratch: most links are crossed by nothing.
+    # `growing` [L] is zero before and after. `left` [L] is scratch, set only for touched links, since most
+    # links are crossed by none.
     size = 0
     for call in running:
         size += indptr[call + 1] - indptr[call]
@@ -59,7 +60,7 @@ def _fill(
         for link in touched[:count]:
             if growing[link] > FULL:
                 step = min(step, left[link] / growing[link])
-        if step == np.inf:  # what is left crosses no link at all
+        if step == np.inf:  # the remaining communications cross no link
             for call in running:
                 if rate[call] < 0:
                     rate[call] = np.inf
@@ -75,7 +76,7 @@ def _fill(
                     rate[call] = level
                     remaining -= 1
                     break
-            if rate[call] >= 0:  # what it does not take of other links is free for the next round
+            if rate[call] >= 0:  # its unused share of other links is free for the next round
                 for entry in range(indptr[call], indptr[call + 1]):
                     growing[links[entry]] -= share[entry]
     for link in touched[:count]:
@@ -83,7 +84,7 @@ def _fill(
 
 
 def max_min_rates(load: Load, capacity: Floats) -> Floats:
-    """[C] rate of each communication while all run: bytes that its busiest rank sends per unit of time.
+    """Return [C] the rate of each communication while all run: bytes of its busiest rank per unit of time.
 
     Args:
         capacity: [L] of each link, more than 0, bytes per unit of time.
@@ -138,10 +139,10 @@ def _flow(
 
 
 def ends_of(begin: Floats, work: Floats, load: Load, capacity: Floats) -> Floats:
-    """[C] when each communication ends.
+    """Return [C] when each communication ends, at max-min fair rates.
 
     Args:
-        begin: [C] when each begins.
+        begin: [C] beginning of each.
         work: [C] bytes that the busiest rank of each sends.
         capacity: [L] of each link, bytes per unit of time.
     """
@@ -182,10 +183,10 @@ def _moved(
 
 
 def moved_by(begin: Floats, end: Floats, load: Load, capacity: Floats) -> Floats:
-    """[C] bytes that the busiest rank of each communication has sent when it ends.
+    """Return [C] bytes that the busiest rank of each communication has sent when it ends.
 
     Args:
-        begin, end: [C] when each runs; each crosses a link.
+        begin, end: [C] of each; each crosses a link.
         capacity: [L] of each link, bytes per unit of time.
     """
     events = np.concatenate([begin, end]).astype(np.float64)
@@ -205,7 +206,7 @@ class Connections:
 
     Attributes:
         of: [F] the connection of each flow.
-        flows: one flow for each connection, which stands for it.
+        flows: one representative flow of each connection.
         number: [K] of each among those between its ports.
     """
 
@@ -215,7 +216,7 @@ class Connections:
 
 
 def connections_of(flows: Flows) -> Connections:
-    """The connections of flows, ordered by their ports."""
+    """Return the connections of flows, ordered by their ports."""
     ends = np.stack([flows.begin, flows.end, flows.key])
     rows, first, of = np.unique(ends, axis=1, return_index=True, return_inverse=True)
     columns = {name: getattr(flows, name)[first] for name in ("begin", "end", "share", "key")}
@@ -233,8 +234,8 @@ class KnownPaths:
 
     Attributes:
         of: [F] the connection of each flow.
-        steps: by connection and switch, the place of its link in the group of links that lead on.
-        missing: [K] connections that leave their hosts on a path that is not known.
+        steps: by connection and switch, the index of its link in the equal-cost group.
+        missing: [K] connections that leave their hosts on an unknown path.
     """
 
     of: Ints
@@ -242,7 +243,7 @@ class KnownPaths:
     missing: Ints
 
     def choice(self, otherwise: Choice) -> Choice:
-        """What `routes.paths` asks."""
+        """Return the choice for `paths` that follows known paths, and `otherwise` elsewhere."""
         if not self.steps:
             return otherwise
 
@@ -255,7 +256,7 @@ class KnownPaths:
 
 
 def known_paths(flows: Flows, routes: Routes, entries: Sequence[PathEntry]) -> KnownPaths:
-    """The known paths of connections.
+    """Return the known paths of connections.
 
     Raises:
         Unanswerable: a path names a link that the fabric lacks, or that is on no shortest path to its end.
@@ -276,7 +277,7 @@ def known_paths(flows: Flows, routes: Routes, entries: Sequence[PathEntry]) -> K
 
 
 def _places(routes: Routes, end: int, entry: PathEntry) -> dict[int, int]:
-    """By switch on a path, the place of its link in the group of links that lead on."""
+    """Return the index of a path's link in the equal-cost group of each switch."""
     network = routes.network
     places: dict[int, int] = {}
     if routes.into[end] == NO_LINK:
@@ -295,7 +296,7 @@ def _places(routes: Routes, end: int, entry: PathEntry) -> dict[int, int]:
 
 
 def path_entries(flows: Flows, routes: Routes, choose: Choice) -> list[PathEntry]:
-    """The path of each connection that leaves its host."""
+    """Return the path of each connection that leaves its host."""
     connections, network = connections_of(flows), routes.network
     first = np.unique(connections.of, return_index=True)[1]
     row, links = crossed(
@@ -312,17 +313,17 @@ def path_entries(flows: Flows, routes: Routes, choose: Choice) -> list[PathEntry
     ]
 
 
-# How likely a flow crosses a link: 1 on the way that all its paths share, one over their number elsewhere.
+# Probability that a flow crosses a link: 1 on links shared by all its paths, else 1 / number of paths.
 
 
 def crossings(flows: Flows, routes: Routes, entries: Sequence[PathEntry] = ()) -> csr_matrix:
-    """[F, L] probability that a flow crosses a link.
+    """Return [F, L] the probability that a flow crosses a link.
 
     Args:
-        entries: paths of connections; of several between two ports each is as likely.
+        entries: known paths of connections; several between two ports are equally likely.
 
     Raises:
-        Unanswerable: no path leads from a port to another, or a known one names a link that is not there.
+        Unanswerable: no path leads from a port to another, or a known path names a link that does not exist.
     """
     from scipy.sparse import csr_matrix, diags
 
@@ -353,7 +354,7 @@ def crossings(flows: Flows, routes: Routes, entries: Sequence[PathEntry] = ()) -
 
 
 def _along(entry: PathEntry, routes: Routes, begin: int, end: int) -> list[int]:
-    """The links of a known path from port to port."""
+    """Return the links of a known path from port to port."""
     between = []
     for name in entry.links:
         link = routes.network.link_named(name)
@@ -364,20 +365,20 @@ def _along(entry: PathEntry, routes: Routes, begin: int, end: int) -> list[int]:
 
 
 def hops_of(crossing: csr_matrix) -> Ints:
-    """[F] the number of links that each flow crosses, from port to port."""
+    """Return [F] the number of links that each flow crosses, from port to port."""
     hops: Ints = np.rint(np.asarray(crossing.sum(axis=1)).ravel()).astype(np.int64)
     return hops
 
 
-# What links carry.
+# Load of links.
 
 
 class Usage(NamedTuple):
-    """[L] per link.
+    """Load of each link, [L].
 
     Attributes:
-        sent: bytes that cross it.
-        busy: time in which a communication crosses it.
+        sent: bytes across it.
+        busy: time in which at least one communication crosses it.
     """
 
     sent: Floats
@@ -389,8 +390,8 @@ class Meeting:
     """Connections that cross a link at the same time.
 
     Attributes:
-        connections: those that do so at any time, by number.
-        together: for how long two or more of them do.
+        connections: numbers of those that do so at any time.
+        together: total time in which two or more do.
     """
 
     link: int
@@ -399,10 +400,10 @@ class Meeting:
 
 
 def usage(load: Load, begin: Floats, end: Floats, sent: Floats, num_links: int) -> Usage:
-    """How much links carry.
+    """Return the bytes and the busy time of each link.
 
     Args:
-        begin, end: [C] when each communication runs.
+        begin, end: [C] of each communication.
         sent: [C] bytes that the busiest rank of each sends.
     """
     of = np.repeat(np.arange(begin.size), np.diff(load.indptr))
@@ -412,7 +413,7 @@ def usage(load: Load, begin: Floats, end: Floats, sent: Floats, num_links: int) 
     busy = np.zeros(num_links)
     firsts = np.flatnonzero(np.diff(link, prepend=-1))
     for first, last in zip(firsts.tolist(), [*firsts[1:].tolist(), link.size]):
-        # What of each interval no earlier one of this link covers.
+        # Count the part of each interval that no earlier one of this link covers.
         covered = np.maximum.accumulate(until[first:last])
         before = np.concatenate([[-np.inf], covered[:-1]])
         busy[link[first]] = np.maximum(until[first:last] - np.maximum(since[first:last], before), 0).sum()
@@ -420,12 +421,12 @@ def usage(load: Load, begin: Floats, end: Floats, sent: Floats, num_links: int) 
 
 
 def meetings(flows: Flows, row: Ints, links: Ints, kind: Ints, begin: Floats, end: Floats) -> list[Meeting]:
-    """Connections that meet, by link: the longest first.
+    """Return the meetings of connections by link, the longest first.
 
     Args:
-        row, links: flows, and links that each crosses, as `flows.crossed` gives them.
+        row, links: flows, and links that each crosses, as from `flows.crossed`.
         kind: [C] of each communication.
-        begin, end: [C] when each runs.
+        begin, end: [C] of each communication.
     """
     by_kind = np.argsort(kind, kind="stable")
     since, until = begin[by_kind], end[by_kind]
@@ -447,12 +448,12 @@ def meetings(flows: Flows, row: Ints, links: Ints, kind: Ints, begin: Floats, en
 
 
 def _together(connection: Ints, since: Floats, until: Floats) -> tuple[set[int], float]:
-    """Which connections run beside another one, and for how long any two do."""
+    """Return the connections that run beside another one, and the total time in which two or more run."""
     events = sorted(
         [(time, 1, number) for time, number in zip(since.tolist(), connection.tolist())]
         + [(time, -1, number) for time, number in zip(until.tolist(), connection.tolist())],
         key=lambda event: event[:2],
-    )  # at one time ends come before begins
+    )  # at equal times, ends come before begins
     running: dict[int, int] = {}
     met: set[int] = set()
     together, last = 0.0, 0.0
@@ -467,16 +468,16 @@ def _together(connection: Ints, since: Floats, until: Floats) -> tuple[set[int],
     return met, together
 
 
-# What flows load by hashes that are not known: the same flows under many seeds.
+# Loads by unknown hashes: the flows under many seeds.
 
 SEEDS = 40
 
 
 def hashed_loads(flows: Flows, routes: Routes, entries: Sequence[PathEntry] = ()) -> list[Load]:
-    """The load by the hash of each seed: first the one under which all communications at once are fastest.
+    """Return the load by the hash of each seed, ordered by how fast all communications run, fastest first.
 
     Raises:
-        Unanswerable: no path leads from a port to another, or a known one is none.
+        Unanswerable: no path leads from a port to another, or a known path is invalid.
     """
 
     paths = known_paths(flows, routes, entries)
@@ -490,7 +491,7 @@ def hashed_loads(flows: Flows, routes: Routes, entries: Sequence[PathEntry] = ()
 
 
 def quantile(loads: Sequence[Load], share: float) -> Load:
-    """The load at a share of the seeds.
+    """Return the load at a quantile of the seeds.
 
     Args:
         loads: in order.

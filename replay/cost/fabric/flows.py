@@ -1,12 +1,12 @@
-"""What communication puts on the fabric: flows between GPUs, and the links that each communication loads.
+"""Flows of communications between GPUs, and the load of each communication on the links of the fabric.
 
-In: which ranks take part, in which operation, and which GPU each rank computes on. Out: flows with their
-share of the bytes, and after routing the load on links per byte. A ring passes everything on from neighbour
-to neighbour (Thakur, Rabenseifner and Gropp, IJHPCA 19, 2005); across hosts NCCL makes a ring for each
-port, each with its share of the bytes, from and to the port of one number. Along trees each host exchanges
-half of the bytes with its parent, for each of two trees. In an all-to-all each pair has a flow of its own.
-Where the rings or trees of a group were recorded, its flows follow those, an equal part of the bytes along
-each, from and to the ports that the two GPUs are near to.
+Takes the ranks and the operation of each communication, and the GPU of each rank; returns flows with their
+share of the bytes, and after routing the load on links per byte. A ring passes all bytes from neighbour to
+neighbour (Thakur, Rabenseifner and Gropp, IJHPCA 19, 2005); across hosts NCCL makes one ring per port, each
+with its share of the bytes, between ports of equal number. Along trees each host exchanges half of the bytes
+with its parent, in each of two trees. In an all-to-all each pair has a flow. Where the rings or trees of a
+group were recorded, its flows follow them, with an equal part of the bytes along each, between the ports near
+the two GPUs.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Hop = tuple[int, int]  # two members of a group, by their number
 
 
 class Channels(NamedTuple):
-    """How the members of a group pass bytes on, as recorded; all members in the order of their ranks.
+    """Recorded channels of a group, by member; members are in the order of their ranks.
 
     Attributes:
-        rings: by channel, a member and the next one, to which it sends.
-        trees: by channel, members and their parents, or the other way round: both send.
+        rings: by channel, pairs of a member and the next one, to which it sends.
+        trees: by channel, pairs of a member and its parent, in either order: both send.
     """
 
     rings: tuple[tuple[Hop, ...], ...] = ()
@@ -48,11 +48,11 @@ class Flows:
     """Flows of several communications.
 
     Attributes:
-        of: [F] which communication each belongs to.
+        of: [F] the communication of each flow.
         begin, end: [F] nodes: ports of two hosts, or GPUs of one.
         share: [F] of the bytes that the busiest rank of its communication sends.
-        key: [F] what identifies a flow to routers: the same ranks have the same connection.
-        count: communications.
+        key: [F] identity of a flow for routers: flows of one connection have one key.
+        count: number of communications.
     """
 
     of: Ints
@@ -65,12 +65,12 @@ class Flows:
 
 @dataclass(frozen=True)
 class Load:
-    """What communications put on links.
+    """Load of communications on links.
 
     Attributes:
         indptr: [C + 1] communication i loads `links[indptr[i]:indptr[i + 1]]`.
         links: links, each once per communication.
-        share: what crosses each, over what the busiest rank sends.
+        share: bytes across each link, over those that the busiest rank sends.
     """
 
     indptr: Ints
@@ -79,7 +79,7 @@ class Load:
 
 
 def repeated(load: Load, rows: Ints) -> Load:
-    """The load of communications of which several are of one kind.
+    """Return the load of each communication from the load of each kind.
 
     Args:
         rows: [C] the kind of each communication.
@@ -97,12 +97,12 @@ def flows_of(
     algorithms: Sequence[str] = (),
     channels: Sequence[Channels] = (),
 ) -> Flows:
-    """The flows of communications.
+    """Return the flows of communications.
 
     Args:
         members: by communication, the GPU (its node) of each rank, in the order of ranks.
         algorithms: by communication, as recorded: all-reduces by TREE go along trees. Rings where not given.
-        channels: by communication, as recorded, `NOT_RECORDED` where they were not.
+        channels: by communication, as recorded, or `NOT_RECORDED`.
 
     Raises:
         Unanswerable: a GPU that sends to another host has no port.
@@ -125,7 +125,7 @@ def flows_of(
 def _made(
     fabric: Fabric, gpus: list[int], host_of: dict[int, int], op: str, algorithm: str, recorded: Channels
 ) -> list[_Flow]:
-    """The flows of one communication."""
+    """Return the flows of one communication."""
     if op in PAIRWISE:
         share = 1.0 / max(len(gpus) - 1, 1)
         return [
@@ -152,7 +152,7 @@ def _along(
     channels: Sequence[tuple[Hop, ...]],
     whole: float = 1.0,
 ) -> list[_Flow]:
-    """An equal part of `whole` along the hops of each channel; within hosts a chain where none has any."""
+    """Split `whole` evenly over channels, along their hops; without hops within hosts, add chains there."""
     share = whole / len(channels)
     hops_of_channels: list[_Flow] = [
         (begin, end, part, channel)
@@ -177,7 +177,7 @@ def _by_host(gpus: list[int], host_of: dict[int, int]) -> dict[int, list[int]]:
 
 
 def _of_tree(size: int) -> float:
-    """What a member sends along a tree one way, of what the busiest of a ring sends."""
+    """Return the bytes that a member sends one way along a tree, over those of the busiest in a ring."""
     return size / (2 * (size - 1)) if size > 1 else 0.0
 
 
@@ -191,7 +191,7 @@ _Flow = tuple[int, int, float, int]
 
 
 def _ring(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
-    """Hosts in order, as many rings between them as the host with the fewest ports in use has."""
+    """Return flows along hosts in order; the host with the fewest ports in use limits the rings."""
     by_host = _by_host(gpus, host_of)
     flows: list[_Flow] = [
         (one, other, 1.0, 0) for of_host in by_host.values() for one, other in pairwise(of_host)
@@ -207,7 +207,7 @@ def _ring(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flo
 
 
 def _trees(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
-    """All bytes up and down the chain of each host, half of them up and down each tree of hosts."""
+    """Return flows of all bytes both ways along each host's chain, and of half along each tree of hosts."""
     by_host, whole = _by_host(gpus, host_of), _of_tree(len(gpus))
     flows: list[_Flow] = [
         flow
@@ -228,13 +228,13 @@ def _trees(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Fl
 
 
 def parents(count: int) -> tuple[list[int], list[int]]:
-    """The parent of each host in both trees along which NCCL reduces, -1 of the root.
+    """Return the parent of each host in both of NCCL's reduction trees; -1 for the root.
 
-    Each host is inside one of them and a leaf of the other, so that each carries half of the bytes (Sanders,
-    Speck and Träff, Parallel Computing 35, 2009; NCCL's `graph/trees.cc`).
+    Each host is an inner node of one tree and a leaf of the other, so that each tree carries half of the
+    bytes (Sanders, Speck and Träff, Parallel Computing 35, 2009; NCCL's `graph/trees.cc`).
     """
     first = [_parent(host, count) for host in range(count)]
-    if count % 2 == 0:  # mirrored, so that leaves come inside
+    if count % 2 == 0:  # mirrored, so that leaves become inner nodes
         second = [-1 if up < 0 else count - 1 - up for up in first[::-1]]
     else:  # shifted by one
         second = [-1 if up < 0 else (up + 1) % count for up in (*first[-1:], *first[:-1])]
@@ -242,7 +242,7 @@ def parents(count: int) -> tuple[list[int], list[int]]:
 
 
 def _parent(host: int, count: int) -> int:
-    """In a binary tree whose leaves are the odd numbers: the lowest bit moves up by one."""
+    """Return the parent in a binary tree whose leaves are the odd numbers: the lowest bit moves up by one."""
     if host == 0:
         return -1
     bit = host & -host
@@ -257,7 +257,7 @@ def _between(fabric: Fabric, one: int, other: int, host_of: dict[int, int], shar
 
 
 def loaded(flows: Flows, routes: Routes, choose: Choice) -> Load:
-    """The load on links, each flow on one path.
+    """Return the load on links, each flow on one path.
 
     Raises:
         Unanswerable: no path leads from a port to another.
@@ -267,7 +267,7 @@ def loaded(flows: Flows, routes: Routes, choose: Choice) -> Load:
 
 
 def crossed(flows: Flows, routes: Routes, choose: Choice) -> tuple[Ints, Ints]:
-    """Flows that leave their host, and the links that each crosses in order: as many of both.
+    """Return pairs of a flow that leaves its host and a link on its path, in hop order, as two arrays.
 
     Raises:
         Unanswerable: no path leads from a port to another.
@@ -283,7 +283,7 @@ def crossed(flows: Flows, routes: Routes, choose: Choice) -> tuple[Ints, Ints]:
 
 
 def sprayed(flows: Flows, routes: Routes) -> Load:
-    """The load on links, each flow spread evenly over all equally short paths.
+    """Return the load on links, each flow spread evenly over all equally short paths.
 
     Raises:
         Unanswerable: no path leads from a port to another.
@@ -314,7 +314,7 @@ def sprayed(flows: Flows, routes: Routes) -> Load:
 
 
 def _spread(routes: Routes, here: int, to: int) -> tuple[Ints, Floats]:
-    """Links between two switches, and the share of a flow on each when every group is used evenly."""
+    """Return the links between two switches, and a flow's share on each if it splits evenly everywhere."""
     share_of: dict[int, float] = {}
     amounts = {here: 1.0}
     while amounts and to not in amounts:
@@ -333,7 +333,7 @@ def _spread(routes: Routes, here: int, to: int) -> tuple[Ints, Floats]:
 
 
 def inside(flows: Flows, fabric: Fabric) -> Bools:
-    """[F] whether both ends are GPUs of one host."""
+    """Return [F] a mask of the flows with both ends on GPUs of one host."""
     gpus = np.zeros(fabric.num_nodes, np.bool_)
     gpus[[gpu for of_host in fabric.gpus for gpu in of_host]] = True
     inside: Bools = gpus[flows.begin] & gpus[flows.end]
@@ -341,7 +341,7 @@ def inside(flows: Flows, fabric: Fabric) -> Bools:
 
 
 def _summed(flows: Flows, fabric: Fabric, row: Ints, links: Ints, share: Floats) -> Load:
-    """Loads of each communication on each link, those within hosts added."""
+    """Sum the shares of each communication on each link, adding flows within hosts."""
     within = np.flatnonzero(inside(flows, fabric))
     hubs = [
         fabric.links_from[ends][0]

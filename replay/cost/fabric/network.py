@@ -1,11 +1,11 @@
-"""A topology as arrays: nodes, links of one direction each, and the shortest paths over them.
+"""A topology as arrays: nodes, directed links, and the shortest paths over them.
 
-In: what `topology.toml` describes, and what has failed. Out: `Fabric`, and `Routes`: how far each switch is
-from each destination, so that the links that lead closer to it are known, which routers call an equal-cost
-group. A cable is two links, and cables side by side are links of their own, since a flow takes one of them.
-GPUs of a host meet at its hub (NVLink switch, or PCI); a GPU sends to other hosts through the port that it is
-near to, and what lies between the two is not modelled. A flow takes one link of the group at each switch
-(equal-cost multipath: RFC 2992), by a choice that the caller makes: a hash, a plan, or evenly over all.
+Takes the content of `topology.toml`, and failed links; returns `Fabric`, and `Routes`: the distance of each
+switch from each destination, which yields the links that lead closer (a router's equal-cost group). A cable
+is two links, and parallel cables are separate links, since a flow takes one of them. GPUs of a host meet at
+its hub (NVLink switch, or PCI); a GPU sends to other hosts through its nearest port, and the path between the
+two is not modelled. At each switch a flow takes one link of the group (equal-cost multipath: RFC 2992), which
+the caller chooses: by a hash, a plan, or evenly over all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Fabric:
         tiers: by the number of a switch, its tier.
         hosts: names of hosts, in the order of the file.
         gpus: by host, the nodes of its GPUs.
-        port: by the node of a GPU, the node of the port that it sends through; a GPU may have none.
+        port: by the node of a GPU, the node of its port; a GPU may have none.
         hub: by the node of a GPU, the hub of its host; the only GPU of a host has none.
         source, target: [L] nodes of each link.
         gbps: [L] 1e9 bytes/s.
@@ -68,21 +68,21 @@ class Fabric:
 
     @cached_property
     def links_from(self) -> dict[tuple[int, int], list[int]]:
-        """Links by the nodes that they lead from and to, in the order of the file."""
+        """Links by their source and target nodes, in the order of the file."""
         links: dict[tuple[int, int], list[int]] = defaultdict(list)
         for link, ends in enumerate(zip(self.source.tolist(), self.target.tolist())):
             links[ends].append(link)
         return dict(links)
 
     def link_name(self, link: int) -> str:
-        """A link as people write it: `leaf0 > spine3`, with its number where cables are side by side."""
+        """Return the readable name of a link: `leaf0 > spine3`, with its number among parallel cables."""
         begin, end = int(self.source[link]), int(self.target[link])
         beside = self.links_from[begin, end]
         number = f" #{beside.index(link)}" if len(beside) > 1 else ""
         return f"{self.names[begin]} > {self.names[end]}{number}"
 
     def link_named(self, name: str) -> int | None:
-        """The link that `link_name` calls so; None where there is none."""
+        """Return the link of a name from `link_name`; None without such a link."""
         ends, _, number = name.partition(" #")
         begin, _, end = ends.partition(" > ")
         if begin not in self.node_of or end not in self.node_of:
@@ -93,14 +93,14 @@ class Fabric:
 
 
 def between_switches(fabric: Fabric) -> Bools:
-    """[L] whether a link joins two switches."""
+    """Return [L] a mask of the links between two switches."""
     switch = fabric.kind == SWITCH
     between: Bools = switch[fabric.source] & switch[fabric.target]
     return between
 
 
 def fabric_of(topology: TopologyFile) -> Fabric:
-    """The arrays of a topology that was checked."""
+    """Build the arrays of a validated topology."""
     names: list[str] = []
     kind: list[int] = []
 
@@ -166,13 +166,13 @@ class Routes:
     """Next hops between switches, and the cable of each port.
 
     Attributes:
-        network: of which.
+        network: the fabric.
         place: [N] number of a switch among switches, -1 of other nodes.
-        out, into: [N] the link of a port to its switch, and from it; -1 of other nodes and where it failed.
-        column: [N] of `far`, of switches that ports are linked to: only those are destinations; -1 of others.
+        out, into: [N] the link from a port to its switch, and back; -1 of other nodes and failed links.
+        column: [N] column of `far`, of switches with ports: only those are destinations; -1 of others.
         far: [S, D] links between a switch and a destination, -1 where no path leads there.
         indptr: [S + 1] links to other switches from switch s are `links[indptr[s] : indptr[s + 1]]`.
-        links: those that work, in the order of the file.
+        links: working links between switches, by source switch, then in the order of the file.
     """
 
     network: Fabric
@@ -185,7 +185,7 @@ class Routes:
     links: Ints
 
     def choices(self, here: int, to: int) -> Ints:
-        """The links of the equal-cost group at a switch towards another, to which ports are linked."""
+        """Return the links of the equal-cost group at a switch towards another, which has ports."""
         row, column = int(self.place[here]), int(self.column[to])
         leaving: Ints = self.links[self.indptr[row] : self.indptr[row + 1]]
         nearer = self.far[self.place[self.network.target[leaving]], column]
@@ -194,10 +194,10 @@ class Routes:
 
 
 def routes_of(network: Fabric, failed: Ints | None = None) -> Routes:
-    """Next hops of all shortest paths.
+    """Compute the next hops of all shortest paths.
 
     Args:
-        failed: links that do not work; a cable that fails is two of them.
+        failed: links that do not work; a failed cable is two of them.
     """
     alive = np.ones(network.source.size, np.bool_)
     if failed is not None:
@@ -223,12 +223,12 @@ def routes_of(network: Fabric, failed: Ints | None = None) -> Routes:
 
 
 def _hops(begin: Ints, end: Ints, count: int, to: Ints) -> Hops:
-    """[S, D] links on a shortest path from each switch to each destination, -1 where none leads there.
+    """Return [S, D] links on a shortest path from each switch to each destination, -1 where none leads there.
 
     Args:
         to: [D] destinations.
     """
-    from scipy.sparse import csr_matrix  # only here: every command that knows the edits loads this module
+    from scipy.sparse import csr_matrix  # here, since every command that knows the edits loads this module
 
     joined = csr_matrix((np.ones(begin.size, np.float32), (begin, end)), shape=(count, count))
     far = np.full((count, to.size), -1, np.int16)
@@ -266,7 +266,7 @@ def _members(
     chosen: Any,
     link_of_flow: Any,
 ) -> None:
-    # The link of each flow is the one with number `chosen` in its equal-cost group.
+    # Each flow takes the link with number `chosen` in its equal-cost group.
     for flow in range(here.size):
         start, end = place[here[flow]], column[flow]
         left = chosen[flow]
@@ -280,13 +280,13 @@ def _members(
 
 
 def paths(routes: Routes, begin: Ints, end: Ints, choose: Choice) -> Ints:
-    """[F, H] links that each flow takes from port to port; -1 behind the last.
+    """Return [F, H] links of each flow from port to port; -1 after the last.
 
     Args:
         begin, end: [F] nodes of ports.
 
     Raises:
-        Unanswerable: no path leads from a port to another; they are named.
+        Unanswerable: no path leads from a port to another; the message names both.
     """
     network = routes.network
     names = network.names
@@ -320,13 +320,13 @@ def paths(routes: Routes, begin: Ints, end: Ints, choose: Choice) -> Ints:
 
 
 def hashed(keys: Ints, seed: int = 0) -> Choice:
-    """A choice by a hash of what identifies a flow, another at each switch: what routers do.
+    """Return a choice by a hash of the identity of a flow, different at each switch, as routers make it.
 
-    The hash mixes key, switch and seed (splitmix64: Steele, Lea and Flood, OOPSLA 2014); that of a real
-    router is not known, so a prediction is over many seeds.
+    The hash mixes key, switch and seed (splitmix64: Steele, Lea and Flood, OOPSLA 2014); a real router's hash
+    is not known, so a prediction uses many seeds.
 
     Args:
-        keys: [F] what identifies each flow, as its ports and addresses do.
+        keys: [F] identity of each flow, in place of its ports and addresses.
     """
 
     def choose(flows: Ints, switches: Ints, number: Ints) -> Ints:

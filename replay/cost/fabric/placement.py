@@ -1,10 +1,10 @@
-"""Where the ranks of a run are in its fabric, what they exchange there, and along which rings and trees.
+"""Placement of a run's ranks in its fabric: their exchanges, and the rings and trees of groups.
 
-In: a graph with its run, and the topology that the run keeps. Out: `Communications`: transfers that meet, the
-GPUs of their ranks, their operation, and the rings and trees of groups where NCCL's log or its Inspector
-recorded them. A rank computes on the GPU of its host that has the rank's local number. NCCL numbers the
-members of a communicator itself: which ranks of the job they are is known by their hosts and processes, or
-where only one group of the run fits.
+Reads a graph with its run and the run's topology; returns `Communications`: transfers that meet, the GPUs of
+their ranks, their operation, and the rings and trees of groups where NCCL's log or its Inspector recorded
+them. A rank computes on the GPU of its host that has the rank's local number. NCCL numbers the members of a
+communicator itself; their ranks in the job follow from hosts and processes, or from the only group of the run
+that fits.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from dpro.topology.nccl_log import LoggedCommunicator
 
 @dataclass(frozen=True)
 class Communications:
-    """What ranks exchange over the fabric.
+    """Exchanges of ranks over the fabric.
 
     Attributes:
         transfers: [T] nodes of the graph.
-        of: [T] which communication each belongs to.
-        members: by communication, the GPU of each rank that takes part, in the order of ranks.
+        of: [T] the communication of each transfer.
+        members: by communication, the GPU of each rank in it, in the order of ranks.
         ops: by communication, its operation.
         algorithms: by communication, as recorded, empty where unknown.
-        kind: [C] communications of the same GPUs, operation and algorithm are of one kind: they take the same
+        kind: [C] equal for communications of the same GPUs, operation and algorithm: they take the same
             paths.
         first: [K] one communication of each kind.
         sent: [C] bytes that the busiest rank of each sends, 0 where unknown.
-        channels: by communication, as recorded, `NOT_RECORDED` where they were not.
-        channels_from: where they were recorded, in words; empty where none were.
+        channels: by communication, as recorded, or `NOT_RECORDED`.
+        channels_from: source of the recorded channels, in words; empty without any.
     """
 
     transfers: Ints
@@ -85,10 +85,10 @@ class Communications:
 
 
 def fabric_of_run(run: Run | None) -> Fabric:
-    """The fabric that a run keeps.
+    """Return the fabric described by a run's topology.
 
     Raises:
-        Unanswerable: it keeps none.
+        Unanswerable: the run has none.
         InputError: its file is wrong.
     """
     if run is None or not (run.path / TOPOLOGY).is_file():
@@ -97,7 +97,7 @@ def fabric_of_run(run: Run | None) -> Fabric:
 
 
 def host_named(fabric: Fabric, name: str) -> int | None:
-    """The host that a run calls by a name, with or without its domain; None where the fabric lacks it."""
+    """Return the host that a run calls by a name, with or without domain; None where the fabric lacks it."""
     short = name.partition(".")[0]
     for host, listed in enumerate(fabric.hosts):
         if name == listed or short == listed.partition(".")[0]:
@@ -109,11 +109,11 @@ HOW_TO_SAY_HOSTS = "`dpro topology FILE --attach RUN --hosts map.csv` does"
 
 
 def gpus_of_ranks(run: Run, fabric: Fabric) -> dict[int, int]:
-    """The GPU (its node) that each rank computes on.
+    """Return the GPU (its node) of each rank.
 
     Raises:
-        Unanswerable: the run does not say where its ranks are, or has two in one place, or the fabric lacks a
-            host or a GPU.
+        Unanswerable: the run does not record where its ranks are, or has two on one GPU, or the fabric lacks
+            a host or a GPU.
     """
     gpus: dict[int, int] = {}
     taken: dict[int, int] = {}  # GPUs and their ranks
@@ -139,7 +139,7 @@ def gpus_of_ranks(run: Run, fabric: Fabric) -> dict[int, int]:
 
 
 def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
-    """What the ranks of a graph exchange with each other."""
+    """Return the exchanges between the ranks of a graph."""
     nodes, edges = graph.nodes, graph.edges
 
     is_transfer = (nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0) & (nodes.duration > 0)
@@ -170,7 +170,7 @@ def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
 
 
 def _algorithms(graph: Graph, transfers: Ints) -> tuple[str, ...]:
-    """By transfer, the algorithm that its collective was recorded with."""
+    """Return the recorded algorithm of each transfer's collective; empty where none was recorded."""
     if graph.run is None:
         return ("",) * transfers.size
     recorded = graph.run.table(COLLECTIVES, ["rank", "span_id", "algorithm"]).filter(
@@ -182,7 +182,7 @@ def _algorithms(graph: Graph, transfers: Ints) -> tuple[str, ...]:
 
 
 def _share(op: str, num_ranks: int) -> float:
-    """What the busiest rank sends, over the payload."""
+    """Return the bytes that the busiest rank sends, over the payload."""
     try:
         return cost(op, RING, num_ranks).share
     except Unanswerable:
@@ -194,11 +194,11 @@ class Placed:
     """A run in its fabric.
 
     Attributes:
-        routes: next hops as it is.
-        communications: what its ranks exchange.
-        flows: the flows of each kind of that.
-        gpus: by rank, in the order of ranks, the GPU that it computes on.
-        path_entries: paths that the run keeps.
+        routes: next hops in the present fabric.
+        communications: exchanges of its ranks.
+        flows: of each kind of communication.
+        gpus: GPU of each rank, in the order of ranks.
+        path_entries: paths kept in the run.
     """
 
     fabric: Fabric
@@ -210,28 +210,28 @@ class Placed:
 
     @cached_property
     def hashed(self) -> list[Load]:
-        """The load of the flows by the hash of each seed, as `hashed_loads` orders them."""
+        """Load of the flows by the hash of each seed, as `hashed_loads` orders them."""
         return hashed_loads(self.flows, self.routes)
 
     @cached_property
     def known_missing(self) -> bool:
-        """Whether the path of a connection is not known."""
+        """Whether the path of any connection is unknown."""
         return bool(known_paths(self.flows, self.routes, self.path_entries).missing.size)
 
     @cached_property
     def now(self) -> list[Load]:
-        """The same where known paths are kept."""
+        """Load of the flows by the hash of each seed, with known paths as they are."""
         return hashed_loads(self.flows, self.routes, self.path_entries) if self.path_entries else self.hashed
 
 
 def paths_of_run(run: Run) -> tuple[PathEntry, ...]:
-    """The paths that a run keeps."""
+    """Return the paths kept in a run."""
     kept = run.path / PATHS
     return tuple(read_paths(kept)) if kept.is_file() else ()
 
 
 def placed(graph: Graph) -> Placed:
-    """Where the ranks of a graph are in the fabric of its run, and what they exchange.
+    """Place the ranks of a graph and their exchanges in the fabric of its run.
 
     Raises:
         Unanswerable: the run has no topology, or the topology lacks a host, or no rank sends to another host.
@@ -253,7 +253,7 @@ def placed(graph: Graph) -> Placed:
     return once(graph, "placed", columns, compute)
 
 
-# Rings and trees as recorded.
+# Recorded rings and trees.
 
 LOG = "NCCL's log"
 INSPECTOR = "what NCCL's proxies sent"
@@ -265,7 +265,7 @@ class RecordedChannels(NamedTuple):
 
     Attributes:
         of: by the ranks of a group.
-        source: where they were recorded, in words; empty where none were.
+        source: of the channels, in words; empty without any.
     """
 
     of: Mapping[Ranks, Channels]
@@ -277,9 +277,9 @@ class PlacedGroups(NamedTuple):
 
     Attributes:
         groups: with their channels.
-        unknown: how many communicators have ranks that are not known.
-        incomplete: of how many the log lacks members, so that neither rings nor trees are known.
-        differing: of how many groups several communicators have other rings or trees than the others.
+        unknown: number of communicators with ranks that are not known.
+        incomplete: number of those with members missing in the log: neither rings nor trees are known.
+        differing: number of groups whose communicators differ in rings or trees.
     """
 
     groups: list[GroupChannels]
@@ -289,10 +289,10 @@ class PlacedGroups(NamedTuple):
 
 
 def channels_of_run(run: Run | None) -> RecordedChannels:
-    """The recorded channels of a run's groups: as NCCL's log has them, else as its proxies sent.
+    """Return the recorded channels of a run's groups: from NCCL's log, else from the sends of its proxies.
 
     Raises:
-        InputError: the file that the run keeps is wrong.
+        InputError: the file in the run is wrong.
     """
     if run is None:
         return RecordedChannels({}, "")
@@ -316,7 +316,7 @@ def _hops(group: GroupChannels) -> Channels:
 
 
 def _sent_along(run: Run) -> dict[Ranks, Channels]:
-    """By group, between which members the proxies of NCCL sent on each channel: hops between hosts alone."""
+    """Return, by group, the members between which NCCL's proxies sent, per channel: only between hosts."""
     sends = run.table(SENDS)
     if not sends.height:
         return {}
@@ -340,7 +340,7 @@ def _sent_along(run: Run) -> dict[Ranks, Channels]:
     for group, channel, rank, to, tree in hops.iter_rows():
         of = ranks[group]
         if tree and rank > to:
-            continue  # an edge of a tree is used both ways
+            continue  # an edge of a tree is used both ways; one direction is enough
         if rank in of and to in of:
             hops_of[of, tree][channel].append((of.index(rank), of.index(to)))
     return {
@@ -350,7 +350,7 @@ def _sent_along(run: Run) -> dict[Ranks, Channels]:
 
 
 def groups_of_log(run: Run, communicators: Sequence[LoggedCommunicator]) -> PlacedGroups:
-    """Communicators of a log as groups of a run's ranks."""
+    """Return the communicators of a log as groups of a run's ranks."""
     workers = run.table(WORKERS).select("host", "pid", "rank")
     rank_of = {(_short(host), pid): rank for host, pid, rank in workers.iter_rows() if host and pid}
     texts = run.table(COLLECTIVES, ["group_ranks"])["group_ranks"].unique()
@@ -383,7 +383,7 @@ def _short(host: str) -> str:
 def _members(
     size: int, seen: Mapping[int, int], groups: Sequence[Ranks], world_size: int | None
 ) -> Ranks | None:
-    """The rank of each member: all seen, else the one group of this size that fits those that are."""
+    """Return the rank of each member: all seen, or from the only group of its size that fits; else None."""
     if len(seen) == size and len(set(seen.values())) == size:
         return tuple(seen[member] for member in range(size))
     whole = [tuple(range(size))] if size == world_size else []
@@ -396,7 +396,7 @@ def _members(
 
 
 def _of_ranks(communicator: LoggedCommunicator, members: Ranks) -> GroupChannels:
-    """The channels of a communicator by the ranks of the job."""
+    """Return the channels of a communicator by ranks of the job."""
     ranks = sorted(members)
     member_of = {rank: member for member, rank in enumerate(members)}
     trees = [

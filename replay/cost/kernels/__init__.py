@@ -1,1 +1,1 @@
-"""How long operations take on devices, at any precision: measured, learned, fitted, or by the data sheet."""
+"""Times of operations on devices at any precision: measured, learned, fitted, or from the data sheet."""

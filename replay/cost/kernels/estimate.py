@@ -1,18 +1,17 @@
-"""How long operations take on a device: the one interface to everything in this package.
+"""Estimates of operation times on a device: the one interface to everything in this package.
 
-In: operations, a device, and what is known (`Sources`): tables of the user's, the ten numbers of devices,
-perhaps the same operations as they were measured on another device or at another precision
-(`MeasuredOperations`). Out: a row per operation: microseconds, an interval that is meant to hold 90%, by
-which method, or why nothing is predicted. The first method that can answer, does:
+Takes operations, a device, and `Sources`: the user's tables, the ten numbers of devices, and perhaps the
+operations as measured on another device or at another precision (`MeasuredOperations`). Returns a row per
+operation: microseconds, an interval meant to contain 90%, the method, or the reason why there is no
+prediction. The first method with an answer decides:
 
-    table     the user's table has this very shape on this device
-    trees     the user's table has this device; formula and trees say shapes that it lacks
+    table     the user's table has this shape on this device
+    trees     the user's table has this device; formula and trees predict the shapes that it lacks
     fitted    ten numbers of this device: shipped, or fitted to operations of the user's own trace
-    sheet     ten numbers that all measured devices share, with this device's data sheet
+    sheet     ten numbers shared by all measured devices, with this device's data sheet
 
-Where the operation was measured elsewhere, half of what the method misses there, in log, is what it is
-expected to miss here (`HALF`): a part of a miss belongs to the operation and its software, and a part to the
-device.
+Where an operation was measured elsewhere, half of the method's error there, in log, is expected here
+(`HALF`): a part of an error belongs to the operation and its software, and a part to the device.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ from dpro.replay.cost.kernels.formula import (
 from dpro.replay.cost.kernels.learned import LearnedTrees, covers, predicted_us
 from dpro.replay.cost.kernels.roofline import GPUS, GpuModel
 
-HALF = 0.5  # of a miss on the other device goes along
-BEYOND = 4.0  # times the largest operation that was measured: more is refused
-HOLDS_80 = 1.28  # standard deviations
-UNMEASURED = 0.25  # standard deviation, in log, where not even the kind or precision was measured
-NEAREST = {"fp16": "bf16", "tf32": "bf16", "fp32": "bf16"}  # whose numbers stand in
+HALF = 0.5  # share of the error on the other device that is expected here
+BEYOND = 4.0  # times the largest measured operation: larger ones are refused
+HOLDS_80 = 1.28  # standard deviations on either side that contain 80%
+UNMEASURED = 0.25  # standard deviation, in log, where neither kind nor precision was measured
+NEAREST = {"fp16": "bf16", "tf32": "bf16", "fp32": "bf16"}  # stand-ins for precisions without numbers
 SAME_OPERATION = ["batch", "m", "n", "k", "heads", "kv_heads", "read_bytes"]
 TIMES = ("us", "low_us", "high_us")
 SCHEMA = pl.Schema({**dict.fromkeys(TIMES, pl.Float64()), "method": pl.String(), "reason": pl.String()})
@@ -53,12 +52,12 @@ SCHEMA = pl.Schema({**dict.fromkeys(TIMES, pl.Float64()), "method": pl.String(),
 
 @dataclass(frozen=True)
 class Sources:
-    """What is known of devices.
+    """Measurements and models of devices.
 
     Attributes:
         tables: measured operations.
-        learned: what was learned from them, as by `learned.learn`.
-        coefficients: ten numbers by kind, dtype and device; those that ship, or the user's own before them.
+        learned: trees learned from the tables, as by `learned.learn`.
+        coefficients: ten numbers by kind, dtype and device; the user's own replace the shipped ones.
         sheets: data sheets by device.
     """
 
@@ -69,12 +68,12 @@ class Sources:
 
 
 class MeasuredOperations(NamedTuple):
-    """Operations as they were measured: the same rows as those that are asked for.
+    """Measured operations, one row for each operation of the request.
 
     Attributes:
-        device: on which.
+        device: on which they ran.
         operations: as they ran, perhaps at another precision.
-        us: [N] how long.
+        us: [N] measured.
     """
 
     device: str
@@ -83,7 +82,7 @@ class MeasuredOperations(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """[N] microseconds, NaN where a method does not answer; its bands, and the device's bias in log."""
+    """[N] microseconds, NaN where a method has no answer; its bands, and the device's bias in log."""
 
     us: Floats
     bands: Bands
@@ -97,14 +96,13 @@ def estimate(
     sources: Sources | None = None,
     given: MeasuredOperations | None = None,
 ) -> pl.DataFrame:
-    """Say how long each operation takes.
+    """Estimate the time of each operation.
 
     Args:
-        operations: as `operations.COLUMNS` has them.
+        operations: with the columns of `operations.COLUMNS`.
 
     Returns:
-        A row per operation with the columns of `SCHEMA`; where it is refused `us` is null, and `reason` says
-        why.
+        A row per operation with the columns of `SCHEMA`; of refused operations `us` is null, with a `reason`.
 
     Raises:
         Unanswerable: there is no data sheet of the device.
@@ -174,7 +172,7 @@ def _scaled(
     sources: Sources,
     given: MeasuredOperations | None,
 ) -> Iterator[_Answer]:
-    """What each method says, the best first; scaled by half of what it misses of the given."""
+    """Yield the answer of each method, best first, scaled by half of its error on the given measurements."""
     if given is None:
         yield from _by_tables(operations, kind, dtype, device, sources)
         yield _by_formula(operations, kind, dtype, device, sources)
@@ -196,12 +194,12 @@ def _scaled(
 
 
 def _half(one: _Answer, other_us: Floats, measured_us: Floats, bands: Bands) -> _Answer:
-    """What is predicted of one device, with half of the miss on the other."""
+    """Scale one device's prediction by half of the error, in log, on the other device."""
     return _Answer(one.us * (measured_us / other_us) ** HALF, bands, one.bias, f"measured x {one.method}")
 
 
 def _first(answers: Sequence[Floats]) -> Floats:
-    """The first of several answers that is a number."""
+    """Return, for each operation, the first of several answers that is a number."""
     us = answers[0].copy()
     for answer in answers[1:]:
         us = np.where(np.isnan(us), answer, us)
@@ -211,7 +209,7 @@ def _first(answers: Sequence[Floats]) -> Floats:
 def _common(
     kind: str, here: tuple[str, str], there: tuple[str, str], sources: Sources
 ) -> list[tuple[str, str]]:
-    """Softwares of which there are tables of both places, a device and a precision each: largest first."""
+    """Return pairs of software with tables of both devices and precisions, largest table first."""
     equal = here[1] == there[1]
     one, other = (
         {
@@ -233,7 +231,7 @@ def _by_tables(
     sources: Sources,
     software: str = "",
 ) -> Iterator[_Answer]:
-    """What tables of the device have, then what was learned from them; of one software, if it is named."""
+    """Yield answers of the device's tables, then of trees learned from them; of one software, if given."""
 
     def fits(measured: DeviceTable | LearnedTrees) -> bool:
         place = (measured.kind, measured.dtype, measured.device) == (kind, dtype, device)
@@ -260,7 +258,7 @@ def _looked_up(table: DeviceTable, operations: pl.DataFrame) -> Floats:
 
 
 def _by_formula(operations: pl.DataFrame, kind: str, dtype: str, device: str, sources: Sources) -> _Answer:
-    """What the ten numbers of the device say; else those of all devices; else those of another precision."""
+    """Answer by the ten numbers of the device, else of all devices, else of another precision."""
     gpu = sources.sheets[device]
     numbers, method, extra = numbers_of(kind, dtype, device, sources.coefficients)
     us = formula_us(numbers.fit.numbers, sizes_of(operations), gpu, dtype)
@@ -273,10 +271,10 @@ def _by_formula(operations: pl.DataFrame, kind: str, dtype: str, device: str, so
 def numbers_of(
     kind: str, dtype: str, device: str, coefficients: Mapping[Key, KnownCoefficients]
 ) -> tuple[KnownCoefficients, str, float]:
-    """The nearest numbers that are known, their method, and how much more, in log, the device may be off.
+    """Return the nearest known numbers, their method, and the device's additional error, in log.
 
     Raises:
-        Unanswerable: nothing is known of matmuls.
+        Unanswerable: no numbers of matmuls are known.
     """
     near = NEAREST.get(dtype, dtype)
     for of, numbers_of, extra in ((kind, dtype, 0.0), (kind, near, 0.0 if dtype == "fp16" else UNMEASURED)):

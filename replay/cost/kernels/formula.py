@@ -1,17 +1,17 @@
-"""Ten numbers that say how long an operation takes on one device, at one precision; fitted, and as they ship.
+"""Ten numbers per device and precision that predict the time of an operation: fitting, and the shipped ones.
 
-In: operations, the data sheet, ten coefficients. Out: microseconds. A kernel is cut into tiles, and the sum
-over k into as many as 16 parts; the multiprocessors work on them in waves; what it reads and writes goes
-through memory, or through the last cache where it fits. Time is the launch, and the p-norm of arithmetic and
-memory for the best cut: with an exponent of infinity that is the roofline (Williams, Waterman and Patterson,
-CACM 2009). Waves per multiprocessor are as in NVIDIA's "Matrix Multiplication Background User's Guide".
+Takes operations, the data sheet and ten coefficients; returns microseconds. A kernel is cut into tiles, and
+the sum over k into up to 16 parts; the multiprocessors work on them in waves; its reads and writes go through
+memory, or through the last cache where they fit. Time is the launch, plus the p-norm of arithmetic and memory
+for the best cut: with an infinite exponent that is the roofline (Williams, Waterman and Patterson, CACM
+2009). Waves per multiprocessor are as in NVIDIA's "Matrix Multiplication Background User's Guide".
 
-`fit` fits the numbers to measured operations; many devices may share one fit, and one device may begin at the
-fit of others. `coefficients.json`, which `python benchmarks/devices.py --fit` writes from tables that a user
-has fetched, has those of devices that were measured, and of all of them together: these are what is predicted
-of a device that never was, with a bias that says by how much such devices differed. Intervals come from
-earlier errors, `Bands`: quantiles of log(measured ÷ predicted) of operations that the fit had not seen. Short
-operations have larger errors. Of a sum of operations a share of the errors is common.
+`fit` fits the numbers to measured operations; several devices may share one fit, and the fit of one device
+may start from that of others. `coefficients.json`, written by `python benchmarks/devices.py --fit` from
+tables that a user has fetched, has the numbers of measured devices, and of all of them together. The latter
+predict devices that were never measured, with a bias for how much devices differed. Intervals come from
+earlier errors, `Bands`: quantiles of log(measured ÷ predicted) of operations that were not in the fit. Short
+operations have larger errors. In a sum of operations, a share of the errors is common.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from dpro.replay.cost.kernels.roofline import GPUS, GpuModel, model_named
 
 TILES = np.array([(256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (16, 64)], np.float64)
 SPLITS = np.array([1, 2, 4, 8, 16], np.float64)
-PARTIAL_BYTES = 4  # sums of a part are kept in fp32
-USUAL_SMS, USUAL_L2_MB = 100, 40.0  # where a sheet does not have them
+PARTIAL_BYTES = 4  # partial sums are kept in fp32
+USUAL_SMS, USUAL_L2_MB = 100, 40.0  # where a sheet lacks them
 ROWS_AT_ONCE = 20_000
 
 # Name, prior, standard deviation of its logarithm.
 NUMBERS = (
-    ("launch_us", 3.0, 1.0),  # of an operation that does nothing
+    ("launch_us", 3.0, 1.0),  # of an operation without work
     ("compute", 0.85, 0.2),  # share of the sheet's peak that the best tile reaches
     ("memory", 0.85, 0.3),  # share of the sheet's bandwidth
-    ("cache", 1.5, 1.0),  # how much faster than memory the last cache is, beyond 1
+    ("cache", 1.5, 1.0),  # speed-up of the last cache over memory, beyond 1
     ("sharpness", 1.5, 0.5),  # exponent of the p-norm, beyond 1
-    ("half_edge", 30.0, 0.5),  # m·n/(m+n) of a tile that reaches half
-    ("wave_us", 0.5, 1.0),  # of each wave, beside its arithmetic
-    ("split", 1.0, 1.0),  # traffic of partial sums, of what is written and read once
+    ("half_edge", 30.0, 0.5),  # m·n/(m+n) of a tile that reaches half of the peak
+    ("wave_us", 0.5, 1.0),  # of each wave, in addition to its arithmetic
+    ("split", 1.0, 1.0),  # traffic of partial sums, relative to writing and reading them once
     ("ramp", 64.0, 1.0),  # length of k that the start of a tile costs
-    ("throttle", 0.05, 1.0),  # by how much a long operation is slower: clocks fall
+    ("throttle", 0.05, 1.0),  # slowdown of a long operation, as clocks fall
 )
 NAMES = tuple(name for name, _, _ in NUMBERS)
 PRIOR = np.log([value for _, value, _ in NUMBERS])
 SPREAD = np.array([spread for _, _, spread in NUMBERS])
-LONG_US = 1000.0  # from about here on clocks fall
+LONG_US = 1000.0  # clocks fall from about here on
 
 
 @dataclass(frozen=True)
 class OperationSizes:
-    """Operations as arrays, each [N]: products of m × k by k × n, and bytes."""
+    """Operations as arrays, each [N]: products of m × k by k × n, and bytes moved."""
 
     batch: Floats
     m: Floats
@@ -66,15 +66,15 @@ class OperationSizes:
     moved: Floats
 
     def __getitem__(self, rows: slice) -> OperationSizes:
-        """Some of them."""
+        """Return a slice of the operations."""
         return OperationSizes(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
 def sizes_of(operations: pl.DataFrame) -> OperationSizes:
-    """Operations as products. Attention is two products per head of keys and values; memory work is none.
+    """Convert operations to products: attention is two per head of keys and values; memory work is none.
 
     Args:
-        operations: as `operations.COLUMNS` has them.
+        operations: with the columns of `operations.COLUMNS`.
     """
     batch, m, n, k, heads, kv_heads, read, written = (
         operations[name].to_numpy()
@@ -91,11 +91,11 @@ def sizes_of(operations: pl.DataFrame) -> OperationSizes:
 
 
 def formula_us(numbers: Floats, sizes: OperationSizes, gpu: GpuModel, dtype: str) -> Floats:
-    """[N] microseconds.
+    """Return [N] microseconds by the formula.
 
     Args:
         numbers: [10] logarithms of the coefficients, in the order of `NAMES`.
-        dtype: of what is multiplied, a key of `gpu.tflops`.
+        dtype: of the factors, a key of `gpu.tflops`.
     """
     parts = [
         _formula_us(np.exp(numbers), sizes[begin : begin + ROWS_AT_ONCE], gpu, dtype)
@@ -128,10 +128,10 @@ def _formula_us(numbers: Floats, sizes: OperationSizes, gpu: GpuModel, dtype: st
 
 # Fits.
 
-MAX_ROWS = 1200  # ten numbers need no more
-OUTLIER = 0.1  # residuals beyond that, in log, count less
+MAX_ROWS = 1200  # enough for ten numbers
+OUTLIER = 0.1  # larger residuals, in log, count less
 STEPS = 60
-WEIGHT = 0.3  # of what is assumed of a number, against one measured operation at OUTLIER
+WEIGHT = 0.3  # of the prior of a number, against one measured operation at OUTLIER
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,10 @@ class DeviceSample:
     """Measured operations of one device, at one precision.
 
     Attributes:
-        operations: as `operations.COLUMNS` has them.
+        operations: with the columns of `operations.COLUMNS`.
         us: [N] measured.
-        gpu: what they ran on.
-        dtype: of what they multiply.
+        gpu: on which they ran.
+        dtype: of their factors.
     """
 
     operations: pl.DataFrame
@@ -153,11 +153,11 @@ class DeviceSample:
 
 @dataclass(frozen=True)
 class DeviceFit:
-    """Ten numbers and how well they are known.
+    """Ten numbers and their uncertainty.
 
     Attributes:
         numbers: [10] logarithms of the coefficients.
-        widths: [10] standard deviations of those.
+        widths: [10] standard deviations of `numbers`.
     """
 
     numbers: Floats
@@ -189,7 +189,7 @@ def fit(samples: Sequence[DeviceSample], start: DeviceFit = ASSUMED, weight: flo
 
 
 def _drawn(sample: DeviceSample, most: int) -> DeviceSample:
-    """At most this many operations, the same each time."""
+    """Return at most `most` operations, sampled with a fixed seed."""
     if sample.operations.height <= most:
         return sample
     rows = np.sort(np.random.default_rng(0).choice(sample.operations.height, most, replace=False))
@@ -199,38 +199,39 @@ def _drawn(sample: DeviceSample, most: int) -> DeviceSample:
 # Intervals.
 
 EDGES_US = (20.0, 100.0)
-COMMON = 0.3  # share of a miss that all operations of one step have in common
-MIN_ROWS = 8  # of a band; with fewer, all bands together
-UNKNOWN = (-0.7, 0.7)  # where nothing was ever measured: a factor of two either way
+COMMON = 0.3  # share of an error that all operations of one step have in common
+MIN_ROWS = 8  # of a band; with fewer, all bands together are used
+UNKNOWN = (-0.7, 0.7)  # where no operation was measured: a factor of two either way
 
 
 @dataclass(frozen=True)
 class Bands:
-    """Quantiles of log(measured ÷ predicted), [3, 2]: a band a row, low and high."""
+    """Quantiles of log(measured ÷ predicted), [3, 2]: one row per band, low and high."""
 
     quantiles: Floats
 
     def interval(self, predicted_us: Floats, bias: float = 0.0) -> tuple[Floats, Floats]:
-        """The ends of the interval of each statement.
+        """Return the ends of the interval of each prediction.
 
         Args:
             predicted_us: [N] microseconds.
-            bias: by how much a device as a whole may be off, in log, one way.
+            bias: possible error of the device as a whole, in log, one way.
         """
         low, high = self.quantiles[band_of(predicted_us)].T
         return predicted_us * np.exp(low - bias), predicted_us * np.exp(high + bias)
 
 
 def band_of(us: Floats) -> Ints:
-    """[N] which band each duration is in."""
+    """Return [N] the band of each duration."""
     return np.digitize(us, EDGES_US).astype(np.int64)
 
 
 def bands_of(predicted_us: Floats, measured_us: Floats, share: float = HOLDS) -> Bands:
-    """The bands of a method, from operations that it had not seen.
+    """Return the bands of a method, from operations that were not in its fit.
 
     Args:
         predicted_us, measured_us: [N] microseconds.
+        share: of errors that a band contains.
     """
     misses = np.log(measured_us / predicted_us)
     bands, tails = band_of(predicted_us), ((1 - share) / 2, (1 + share) / 2)
@@ -245,9 +246,9 @@ UNKNOWN_BANDS = Bands(np.array([UNKNOWN] * (len(EDGES_US) + 1)))
 
 
 def sum_of(us: Floats, low_us: Floats, high_us: Floats, bias: float = 0.0) -> tuple[float, float, float]:
-    """The sum of operations of one step, with its interval.
+    """Return the sum of operations of one step, with its interval.
 
-    Of each miss the share `COMMON` adds up, the rest adds in quadrature; the bias of a device adds up whole.
+    The share `COMMON` of each error adds linearly, the rest in quadrature; the bias of a device adds in full.
 
     Args:
         us, low_us, high_us: [N] of each operation, without the device's bias.
@@ -262,29 +263,29 @@ def sum_of(us: Floats, low_us: Floats, high_us: Floats, bias: float = 0.0) -> tu
 
 # Measured operations of one device, software, kind and precision.
 
-# Names in such tables that are no names of products.
+# Names in such tables that are not product names.
 DEVICES = {
     "a100_sxm": "A100-SXM4-80GB",
     "a100_pcie": "A100 80GB PCIe",
     "h100_pcie": "H100 PCIe",
     "rtx_pro_6000_server": "RTX PRO 6000 Blackwell Server Edition",
 }
-# Products in block-scaled fp8 (fp8_block) are left out: those kernels quantise, too, and differ between
+# Products in block-scaled fp8 (fp8_block) are left out: those kernels also quantise, and differ between
 # libraries by tens of microseconds.
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
 
 
 @dataclass(frozen=True)
 class DeviceTable:
-    """Operations that were measured on one device, with one software.
+    """Operations measured on one device, with one software.
 
     Attributes:
         device: a key of `roofline.GPUS`.
         software: library and kernel that ran them, with the precision as its makers call it.
         kind: of the operations.
         dtype: a key of `roofline.BYTES`.
-        shapes: [N] what two tables must have in common for the same operation.
-        operations: [N] rows as `operations.COLUMNS` has them.
+        shapes: [N] sizes that identify an operation across tables.
+        operations: [N] rows with the columns of `operations.COLUMNS`.
         us: [N] measured.
     """
 
@@ -298,19 +299,19 @@ class DeviceTable:
 
     @property
     def library(self) -> str:
-        """Whose kernels, at which precision: what tables of two devices have in common."""
+        """Library and precision, which tables of two devices can have in common."""
         whose, *rest = self.software.split("/")
         return "/".join((whose, *rest[1:]))
 
     def sample(self) -> DeviceSample:
-        """Its operations, to fit."""
+        """Return the operations as a sample for `fit`."""
         return DeviceSample(self.operations, self.us, GPUS[self.device], self.dtype)
 
     def rows(self, mask: Bools | Ints) -> DeviceTable:
-        """Some of its rows.
+        """Return a subset of the rows.
 
         Args:
-            mask: [N] which; or their numbers.
+            mask: [N] mask of the rows, or their numbers.
         """
         numbers = np.flatnonzero(mask) if mask.dtype == np.bool_ else mask
         return DeviceTable(
@@ -320,26 +321,26 @@ class DeviceTable:
 
 
 def device_named(name: str) -> str:
-    """The key of `roofline.GPUS` for a device of a table, such as `h100_sxm`; empty where it is not known."""
+    """Return the key of `roofline.GPUS` of a device in a table, such as `h100_sxm`; empty where unknown."""
     plain = name.replace("_", " ").upper()
     return DEVICES.get(name, "") or model_named(plain.removesuffix(" SXM")) or model_named(plain)
 
 
-# The numbers that ship.
+# Shipped numbers.
 
 FILE = Path(__file__).with_name("coefficients.json")
-ANY = ""  # of all devices together
+ANY = ""  # all devices together
 
 
 @dataclass(frozen=True)
 class KnownCoefficients:
-    """What is known of one device, or of all, for one kind of operation at one precision.
+    """Numbers of one device, or of all, for one kind of operation at one precision.
 
     Attributes:
         fit: ten numbers with their widths.
-        bands: of misses on operations; of `ANY`, around the device's own bias.
+        bands: of errors on operations; of `ANY`, around the device's own bias.
         bias: standard deviation of the biases of devices, in log; 0 where the device itself was measured.
-        largest: most floating-point operations, and most bytes, of what was fitted.
+        largest: most floating-point operations, and most bytes, of an operation in the fit.
     """
 
     fit: DeviceFit
@@ -353,7 +354,7 @@ Key = tuple[str, str, str]  # kind, dtype, device
 
 @cache
 def shipped() -> Mapping[Key, KnownCoefficients]:
-    """What ships, by kind, dtype and device."""
+    """Read the shipped numbers, by kind, dtype and device."""
     return {
         (kind, dtype, device): _decoded(entry)
         for kind, dtypes in json.loads(FILE.read_text(encoding="utf-8"))["known"].items()
@@ -364,11 +365,11 @@ def shipped() -> Mapping[Key, KnownCoefficients]:
 
 @cache
 def half_bands(kind: str, dtype: str, method: str) -> Bands:
-    """The bands of half credit.
+    """Return the bands of predictions corrected by half the error on another device.
 
     Args:
-        kind, dtype: of the operations; matmuls in bf16 stand in for what was not measured.
-        method: by which the other half is predicted: tables, fitted or sheet.
+        kind, dtype: of the operations; matmuls in bf16 stand in for those not measured.
+        method: of the other half: tables, fitted or sheet.
     """
     half = json.loads(FILE.read_text(encoding="utf-8"))["half"]
     by_dtype = half.get(kind, half["matmul"])
@@ -376,7 +377,7 @@ def half_bands(kind: str, dtype: str, method: str) -> Bands:
 
 
 def known_of(tables: Sequence[DeviceTable]) -> KnownCoefficients:
-    """Fit one device's numbers at one precision, to all its tables."""
+    """Fit one device's numbers at one precision to all its tables."""
     numbers = fit([table.sample() for table in tables])
     predicted, measured = said_and_measured(numbers, tables)
     return KnownCoefficients(numbers, bands_of(predicted, measured), 0.0, largest_of(tables))
@@ -392,7 +393,7 @@ def _decoded(entry: dict[str, Any]) -> KnownCoefficients:
 
 
 def said_and_measured(numbers: DeviceFit, tables: Sequence[DeviceTable]) -> tuple[Floats, Floats]:
-    """Microseconds of all operations of tables, by ten numbers and as measured, [N] each."""
+    """Return microseconds of all operations of tables, by ten numbers and as measured, [N] each."""
     samples: list[DeviceSample] = [table.sample() for table in tables]
     predicted = [
         formula_us(numbers.numbers, sizes_of(sample.operations), sample.gpu, sample.dtype)
@@ -402,7 +403,7 @@ def said_and_measured(numbers: DeviceFit, tables: Sequence[DeviceTable]) -> tupl
 
 
 def largest_of(tables: Sequence[DeviceTable]) -> tuple[float, float]:
-    """The most floating-point operations, and the most bytes, of an operation of tables."""
+    """Return the most floating-point operations, and the most bytes, of an operation of tables."""
     frames = [table.operations for table in tables]
     return (
         max(float(frame["operations"].max() or 0) for frame in frames),  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
-"""What a measured table says of shapes that are not in it: regression trees on what the ten numbers miss.
+"""Regression trees on the errors of the ten numbers, for shapes that a measured table lacks.
 
-In: a `DeviceTable` of one device, software and precision. Out: `LearnedTrees`, which says microseconds of
-other shapes, with the bands of its misses on shapes that it was not fitted to. The trees are scikit-learn's
-histogram gradient boosting (after Ke et al., "LightGBM", NeurIPS 2017) on log(measured ÷ formula); they say
-nothing beyond the sizes of their table, where the formula alone goes on.
+Takes a `DeviceTable` of one device, software and precision; returns `LearnedTrees`, which predict
+microseconds of other shapes, with bands from their errors on shapes kept out of the fit. The trees are
+scikit-learn's histogram gradient boosting (after Ke et al., "LightGBM", NeurIPS 2017) on log(measured ÷
+formula); they do not extrapolate beyond the sizes of their table, where the formula alone applies.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from dpro.replay.cost.kernels.formula import (
 )
 from dpro.replay.cost.kernels.roofline import GPUS, GpuModel
 
-KEPT_OUT = 6  # each such part of the shapes is kept out of the fit, for the bands
+KEPT_OUT = 6  # parts of the shapes, one of which is kept out of the fit to estimate bands
 MAX_ROWS = 12_000
-BEYOND = 2.0  # how far outside a table's sizes its trees still count, as a factor
+BEYOND = 2.0  # factor outside a table's sizes up to which its trees still count
 TREES: dict[str, Any] = {
     **{"max_iter": 200, "learning_rate": 0.1, "max_leaf_nodes": 31},
     **{"min_samples_leaf": 10, "l2_regularization": 1.0, "random_state": 0},
 }
-# Shapes that differ in these only are one group: all are fitted to, or none.
+# Shapes that differ in other columns only are one group: either all are in the fit, or none.
 GROUPS = {
     "matmul": ["n", "k"],
     "prefill": ["heads", "kv_heads", "head_dim", "window_size"],
@@ -48,7 +48,7 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class LearnedTrees:
-    """What was learned from one table.
+    """Trees learned from one table.
 
     Attributes:
         device: a key of `roofline.GPUS`.
@@ -56,7 +56,7 @@ class LearnedTrees:
         numbers: the ten numbers of this table.
         trees: fitted regressor of log(measured ÷ formula).
         least, most: [F] range of its features.
-        bands: of its misses.
+        bands: of its errors.
     """
 
     device: str
@@ -96,10 +96,10 @@ def learn(table: DeviceTable) -> LearnedTrees:
 
 
 def predicted_us(trees: LearnedTrees, operations: pl.DataFrame) -> Floats:
-    """[N] microseconds.
+    """Predict [N] microseconds by formula and trees.
 
     Args:
-        operations: as `operations.COLUMNS` has them.
+        operations: with the columns of `operations.COLUMNS`.
     """
     gpu = GPUS[trees.device]
     predicted = formula_us(trees.numbers.numbers, sizes_of(operations), gpu, trees.dtype)
@@ -115,10 +115,10 @@ def predicted_us(trees: LearnedTrees, operations: pl.DataFrame) -> Floats:
 
 
 def covers(trees: LearnedTrees, operations: pl.DataFrame) -> Bools:
-    """[N] whether an operation's sizes are within those of the table, or not far outside.
+    """Return [N] whether sizes are within those of the table, or at most a factor `BEYOND` outside.
 
     Args:
-        operations: as `operations.COLUMNS` has them.
+        operations: with the columns of `operations.COLUMNS`.
     """
     return _inside(trees, features(operations, GPUS[trees.device], np.ones(operations.height)))
 
@@ -129,14 +129,14 @@ def _inside(trees: LearnedTrees, columns: Floats) -> Bools:
     return fits
 
 
-RANGED = 6  # this many features, the first, are sizes
+RANGED = 6  # the first features, which are sizes
 
 
 def features(operations: pl.DataFrame, gpu: GpuModel, formula: Floats) -> Floats:
-    """[N, F] what the trees see: sizes in powers of two, what limits, and how full the last wave is.
+    """Return [N, F] features: sizes in powers of two, limiting factors, and the fill of the last wave.
 
     Args:
-        operations: as `operations.COLUMNS` has them.
+        operations: with the columns of `operations.COLUMNS`.
         formula: [N] microseconds by the formula.
     """
     sizes = sizes_of(operations)
@@ -160,9 +160,9 @@ def features(operations: pl.DataFrame, gpu: GpuModel, formula: Floats) -> Floats
 
 
 def _of_heads(operations: pl.DataFrame, sms: int) -> list[Floats]:
-    """Of attention: queries that share keys, and how full the last wave is if each head is a block.
+    """Return features of attention: queries that share keys, and the fill of the last wave of blocks.
 
-    Heads and sequences alone would be numbers of their own to each tree; blocks are what a device sees.
+    A tree would treat heads and sequences as unrelated numbers; a device sees only blocks.
     """
     batch, heads, kv_heads = (operations[name].to_numpy() for name in ("batch", "heads", "kv_heads"))
     shared, blocks = batch * kv_heads, batch * heads
@@ -178,7 +178,7 @@ def _log2(values: Floats) -> Floats:
 
 
 def kept_out(table: DeviceTable, part: int = 0) -> Bools:
-    """[N] the operations of one part of a table's shapes; operations of one group are in one part."""
+    """Return [N] a mask of one part of a table's shapes; operations of one group are in one part."""
     group = table.shapes.select(pl.struct(GROUPS[table.kind]).rank("dense").cast(pl.Int64) - 1).to_series()
     number = group.to_numpy()
     turn = np.random.default_rng(7).permutation(int(number.max(initial=0)) + 1)

@@ -1,7 +1,7 @@
-"""Operations, one row each: what they compute and what they move.
+"""Frames of operations, one row each: their arithmetic and the bytes that they move.
 
-In: shapes. Out: frames with the columns of `COLUMNS`, which every method of this package takes. Pointwise
-work and reductions are bytes and operations. Nothing here knows a device.
+Takes shapes; returns frames with the columns of `COLUMNS`, the input of every method of this package.
+Pointwise work and reductions are bytes and operations. Operations do not depend on a device.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from dpro.replay.cost.kernels.roofline import BYTES
 
 COLUMNS = {
     "kind": pl.String,  # matmul, prefill, decode, memory
-    "dtype": pl.String,  # of what is multiplied or read, a key of `roofline.BYTES`
+    "dtype": pl.String,  # of the factors or of what is read, a key of `roofline.BYTES`
     "batch": pl.Float64,  # products, or sequences, of these sizes
     "m": pl.Float64,  # rows of the result; queries of a sequence
     "n": pl.Float64,  # columns of the result; size of a head
-    "k": pl.Float64,  # summed over; keys that a query sees, on average
+    "k": pl.Float64,  # length of the sum; mean number of keys that a query sees
     "heads": pl.Float64,  # of attention; else 1
     "kv_heads": pl.Float64,
     "read_bytes": pl.Float64,
     "written_bytes": pl.Float64,
     "operations": pl.Float64,  # floating-point, a multiplication and an addition are two
 }
-# What a kernel writes: fp8 products are written as 16 bits.
+# Bytes per element written: the results of fp8 products have 16 bits.
 WRITTEN_BYTES = {"fp8": 2}
 
 
 def size_of(dtype: str) -> int:
-    """Bytes of an element.
+    """Return the bytes of an element.
 
     Raises:
         UsageError: there is no such type.
@@ -45,11 +45,11 @@ def size_of(dtype: str) -> int:
 
 
 def matmuls(dtype: str, m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike = 1) -> pl.DataFrame:
-    """Matrix products of m × k by k × n.
+    """Return matrix products of m × k by k × n.
 
     Args:
         m, n, k: [N] sizes.
-        batch: [N] how many such products one kernel makes.
+        batch: [N] products per kernel.
     """
     m, n, k, batch = _floats(m, n, k, batch)
     size = size_of(dtype)
@@ -77,23 +77,23 @@ def attention(
     window: ArrayLike = 0,
     kv_bytes: int | None = None,
 ) -> pl.DataFrame:
-    """Causal attention, fused: prefill where a sequence has several queries, else decode.
+    """Return fused causal attention: prefill where a sequence has several queries, else decode.
 
     Args:
         sequences: [N] in the batch.
         queries: [N] new tokens of each.
-        past: [N] tokens before those, whose keys and values lie in memory.
+        past: [N] earlier tokens, whose keys and values are in memory.
         heads, kv_heads: [N] of queries; of keys and values.
         head_size: [N] elements of a head.
-        window: [N] tokens that a query sees at most; 0 for all.
-        kv_bytes: of an element in memory, where that differs.
+        window: [N] most tokens that a query sees; 0 for all.
+        kv_bytes: of an element of keys and values in memory, where that differs.
     """
     sequences, queries, past, heads, kv_heads, head_size, window = _floats(
         sequences, queries, past, heads, kv_heads, head_size, window
     )
     size = size_of(dtype)
     seen = np.where(window > 0, window, np.inf)
-    # The mean over queries of how many keys each sees: past + 1 … past + queries, none more than the window.
+    # Mean number of keys that a query sees: past + 1 … past + queries, none above the window.
     ramp = np.clip(seen - past, 0, queries)
     keys = (ramp * (past + (ramp + 1) / 2) + (queries - ramp) * np.where(window > 0, window, 0)) / queries
     held = np.minimum(past + queries, np.where(queries > 1, past + queries, seen))
@@ -117,7 +117,7 @@ def attention(
 def moves(
     dtype: str, read_bytes: ArrayLike, written_bytes: ArrayLike, operations: ArrayLike = 0
 ) -> pl.DataFrame:
-    """Pointwise work and reductions, which take as long as memory needs.
+    """Return pointwise work and reductions, whose time is that of memory.
 
     Args:
         read_bytes, written_bytes: [N] moved.

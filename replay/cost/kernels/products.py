@@ -1,7 +1,7 @@
-"""What is known of devices once a user's own measured products are read: `Sources` for `estimate`.
+"""`Sources` for `estimate` from a user's own measured matrix products.
 
-In: measured matrix products, of a table or of a trace on that device. Out: `Sources`. Of many products of a
-device ten numbers are fitted, and trees where scikit-learn is installed; a few move the numbers that are
+Reads products from a table, or from a trace on that device; returns `Sources`. Many products of a device
+yield ten fitted numbers, and trees where scikit-learn is installed; a few products move the numbers that are
 known without them.
 """
 
@@ -36,7 +36,7 @@ from dpro.replay.cost.kernels.roofline import BYTES, GPUS
 from dpro.replay.cost.tables import read_measured
 from dpro.words import few
 
-# Products as a user has them measured; `device` is a key of `roofline.GPUS`.
+# Columns of a user's measured products; `device` is a key of `roofline.GPUS`.
 PRODUCTS = {
     **{"device": pl.String, "software": pl.String, "dtype": pl.String},
     **dict.fromkeys(("batch", "m", "n", "k", "us"), pl.Float64),
@@ -45,23 +45,23 @@ FILE = "gemm.parquet"
 NEEDED = ("device", "dtype", "m", "n", "k")
 TIMES = {"us": 1.0, "latency_us": 1.0, "time_us": 1.0, "latency_ms": 1e3, "time_ms": 1e3}
 SOFTWARE = ("backend", "kernel", "software")
-FOR_TREES = 500  # products of a device and software
-FASTEST, SLOWEST = 1 / 3, 100  # times what a data sheet allows: beyond, a column is in another unit
-LONG_US = 10.0  # below, a product takes what launching it does
-MAX_ROWS = 20_000  # of one device, software and precision; of more some are drawn, the same each time
+FOR_TREES = 500  # products of a device and software needed for trees
+FASTEST, SLOWEST = 1 / 3, 100  # times the limit by the data sheet: outside, a column is in another unit
+LONG_US = 10.0  # below, launch time dominates
+MAX_ROWS = 20_000  # of one device, software and precision; larger tables are sampled, with a fixed seed
 
 
 def is_table(path: Path | str) -> bool:
-    """Whether a path is that of a table of products, by its name, rather than of a run."""
+    """Return whether a path is, by its name, that of a table of products rather than of a run."""
     path = Path(path)
     return path.suffix in (".csv", ".parquet") or (path / FILE).is_file()
 
 
 def read_products(path: Path | str) -> pl.DataFrame:
-    """The products of a Parquet or CSV file, or of `gemm.parquet` in a folder, as `PRODUCTS` has them.
+    """Read the products of a Parquet or CSV file, or of `gemm.parquet` in a folder, as `PRODUCTS` columns.
 
     Raises:
-        InputError: it cannot be read, lacks a column, or has no product of a device that is known.
+        InputError: it cannot be read, lacks a column, or has no product of a known device.
     """
     path = Path(path)
     file = path / FILE if path.is_dir() else path
@@ -98,13 +98,13 @@ def read_products(path: Path | str) -> pl.DataFrame:
 
 
 def _refuse_other_unit(rows: pl.DataFrame, column: str) -> None:
-    """Refuse times that no device of the kind can reach, or that are as long as if it did nothing.
+    """Raise if times are so short or long for their devices that they must be in another unit.
 
     Args:
-        rows: as `PRODUCTS` has them.
+        rows: with the columns of `PRODUCTS`.
 
     Raises:
-        InputError: half of the products are, by the data sheets.
+        InputError: the median ratio to the limit by the data sheets is out of range.
     """
     peaks = [(name, dtype, float(peak)) for name in GPUS for dtype, peak in GPUS[name].tflops.items()]
     sheets = pl.DataFrame(peaks, {"device": pl.String, "dtype": pl.String, "peak": pl.Float64}, orient="row")
@@ -124,10 +124,10 @@ def _refuse_other_unit(rows: pl.DataFrame, column: str) -> None:
 
 
 def sources_of(products: pl.DataFrame | None, *devices: str) -> Sources:
-    """What ships, and what a user's products say of some devices.
+    """Return the shipped sources, extended by a user's products on some devices.
 
     Args:
-        products: as `read_products` returns them; None where there are none.
+        products: as `read_products` returns them; None without any.
     """
     if products is None:
         return Sources()
@@ -158,7 +158,7 @@ def _tables(products: pl.DataFrame) -> Iterator[DeviceTable]:
 def _numbers(
     tables: list[DeviceTable], device: str, dtype: str, coefficients: Mapping[Key, KnownCoefficients]
 ) -> KnownCoefficients | None:
-    """Ten numbers of a device: fitted to many products, or moved to a few; None where these are too few."""
+    """Return ten numbers of a device, fitted to many products or moved to a few; None with too few."""
     count = sum(table.us.size for table in tables)
     if count >= ENOUGH:
         return known_of(tables)
@@ -177,7 +177,7 @@ def _numbers(
 
 
 def _learned(tables: list[DeviceTable]) -> Iterator[LearnedTrees]:
-    """Trees of each large table; none where scikit-learn is not installed."""
+    """Yield trees of each large table; none where scikit-learn is not installed."""
     if find_spec("sklearn") is None:
         return
     for table in tables:
@@ -185,18 +185,18 @@ def _learned(tables: list[DeviceTable]) -> Iterator[LearnedTrees]:
             yield learn(table)
 
 
-# Numbers of a device from a few operations of the user's own trace.
+# Numbers of a device from a few operations of the user's trace.
 
 MIN_OPERATIONS = 5
-WEIGHT = 0.1  # of what is assumed of a number, against one operation: 30 operations outweigh it
-ENOUGH = 100  # operations, with which bands are those of their own misses
+WEIGHT = 0.1  # of the prior of a number, against one operation: 30 operations outweigh it
+ENOUGH = 100  # operations, from which on bands come from their own errors
 
 
 def calibrated(usual: KnownCoefficients, sample: DeviceSample) -> KnownCoefficients:
-    """Fit the numbers of a device to a few operations, beginning at what is known.
+    """Fit the numbers of a device to a few operations, starting from the known ones.
 
     Raises:
-        Unanswerable: there are too few.
+        Unanswerable: there are too few operations.
     """
     if sample.us.size < MIN_OPERATIONS:
         raise Unanswerable(
@@ -206,6 +206,6 @@ def calibrated(usual: KnownCoefficients, sample: DeviceSample) -> KnownCoefficie
     predicted = formula_us(numbers.numbers, sizes_of(sample.operations), sample.gpu, sample.dtype)
     missed = float(np.std(np.log(sample.us / predicted)))
     bands = bands_of(predicted, sample.us) if sample.us.size >= ENOUGH else usual.bands
-    # What is left of the device's bias is known as well as a mean of this many misses.
+    # The rest of the device's bias is known as well as a mean of this many errors.
     bias = min(usual.bias or np.inf, missed) / np.sqrt(sample.us.size)
     return KnownCoefficients(numbers, bands, float(bias), usual.largest)

@@ -1,10 +1,9 @@
-"""Kernels of a trace on another device: products by their shapes, others by what their class is bound by.
+"""Kernels of a trace on another device: products by their shapes, others by the limit of their class.
 
-In: kernels with how long they took, and the sizes of products where the trace has shapes. Out: how long each
-takes on another device, with an interval and the method. Pointwise kernels, reductions and copies on the
-device move as many bytes as the time they took is worth; products without shapes, convolutions and attention
-compute as much as theirs is worth: `class`. What a kernel does beyond its class is not known, so its interval
-is wider.
+Takes measured kernels, with the sizes of products where the trace has shapes; returns the time of each on
+another device, with an interval and the method. Pointwise kernels, reductions and copies on the device are
+assumed to be limited by memory; products without shapes, convolutions and attention by arithmetic: method
+`class`. The work of a kernel beyond its class is not known, so its interval is wider.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from dpro.replay.cost.kernels.estimate import (
 from dpro.replay.cost.kernels.formula import sum_of
 from dpro.replay.cost.kernels.operations import matmuls, moves
 
-BY_CLASS = 0.2  # standard deviation, in log, of a kernel that is predicted by its class
-SHORT_US = 3.0  # a kernel that does next to nothing takes that long on any device
-LARGE = 8192  # m, n and k of a product that reaches what a device can
+BY_CLASS = 0.2  # standard deviation, in log, of a prediction by class
+SHORT_US = 3.0  # time of a kernel with next to no work, on any device
+LARGE = 8192  # m, n and k of a product that reaches a device's peak
 STEPS_PER_E = 50  # equal kernels whose times are within 2% of each other are one operation
 SCHEMA = {
     "kind": pl.String,  # product, computes or moves
@@ -37,13 +36,13 @@ SCHEMA = {
 
 
 def on_another_device(kernels: pl.DataFrame, device: str, to: str, sources: Sources) -> pl.DataFrame:
-    """Say how long kernels take on another device.
+    """Estimate the times of kernels on another device.
 
     Args:
-        kernels: as `SCHEMA` has them, measured.
+        kernels: measured, with the columns of `SCHEMA`.
 
     Returns:
-        `us`, `low_us`, `high_us`, `method`, `reason` of each, as `estimate` has them.
+        `us`, `low_us`, `high_us`, `method`, `reason` of each, as from `estimate`.
     """
     by = list(SCHEMA)
     rounded = kernels.with_columns(us=((pl.col("us").log() * STEPS_PER_E).round() / STEPS_PER_E).exp())
@@ -61,7 +60,7 @@ def on_another_device(kernels: pl.DataFrame, device: str, to: str, sources: Sour
 def _of_one_kind(
     kernels: pl.DataFrame, kind: str, dtype: str, device: str, to: str, sources: Sources
 ) -> pl.DataFrame:
-    """Products by their sizes; others by what devices reach, at 16 bits where no name says the precision."""
+    """Estimate products by sizes, others by class; at 16 bits where no name shows the precision."""
     us = kernels["us"].to_numpy()
     if kind == "product":
         products = matmuls(dtype, *(kernels[size] for size in ("m", "n", "k", "batch")))
@@ -71,7 +70,7 @@ def _of_one_kind(
 
 
 def _by_class(us: Floats, typical: pl.DataFrame, device: str, to: str, sources: Sources) -> pl.DataFrame:
-    """Scale by a typical operation of the class on both devices; short kernels stay as they are."""
+    """Scale times by a typical operation of the class on both devices; short kernels keep theirs."""
     here, there = (estimate(typical, place, sources) for place in (device, to))
     for answer in (here, there):
         if answer["us"][0] is None:
@@ -92,7 +91,7 @@ def _by_class(us: Floats, typical: pl.DataFrame, device: str, to: str, sources: 
 
 
 def summed(predicted: pl.DataFrame) -> tuple[float, float, float]:
-    """The sum of all, with its interval: predictions by class or data sheet may all be off the same way.
+    """Sum all predictions, with an interval; errors by class or data sheet add up, as they may share a sign.
 
     Args:
         predicted: as `on_another_device` returns it.

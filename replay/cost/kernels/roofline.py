@@ -1,7 +1,7 @@
-"""What matmuls ask of a GPU: one side of a roofline; the other, what the GPU can do, is in the data sheets.
+"""Roofline of matmuls: operations and bytes of each, and the peaks of GPUs by their data sheets.
 
-In: names of kernels, shapes of operators. Out: floating-point operations and elements of matmuls and
-convolutions, and the time that they take at least. The model is that of Williams, Waterman and Patterson,
+Takes names of kernels and shapes of operators; returns floating-point operations and elements of matmuls and
+convolutions, and a lower bound on their time. The model is that of Williams, Waterman and Patterson,
 "Roofline: An Insightful Visual Performance Model", CACM 2009: time >= max(operations / peak, bytes /
 bandwidth).
 """
@@ -23,32 +23,32 @@ BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 @dataclass(frozen=True)
 class Matmul:
-    """What one operator asks for: floating-point operations, elements it reads, elements it writes."""
+    """Work of one operator: floating-point operations, elements read, elements written."""
 
     operations: float
     read: float
     written: float
 
     def least_ns(self, gpu: GpuModel, dtype: str) -> float:
-        """The time that no implementation on that GPU goes below, ns.
+        """Return the lower bound, in ns, of the time on a GPU.
 
         Args:
-            dtype: of what is multiplied, a key of `BYTES`.
+            dtype: of the factors, a key of `BYTES`.
         """
         return max(self.compute_ns(gpu, dtype), (self.read + self.written) * BYTES[dtype] / gpu.gbps)
 
     def compute_ns(self, gpu: GpuModel, dtype: str) -> float:
-        """The part of it that the arithmetic needs.
+        """Return the lower bound, in ns, of the time of the arithmetic on a GPU.
 
         Args:
-            dtype: of what is multiplied, a key of `BYTES`.
+            dtype: of the factors, a key of `BYTES`.
         """
         return self.operations / gpu.tflops[dtype] / 1e3
 
 
 @cache
 def matmul_of(name: str, shapes: str) -> Matmul | None:
-    """What a matmul or convolution asks for, by its input shapes; None for other operators, or odd shapes.
+    """Return the work of a matmul or convolution, by input shapes; None for other operators or odd shapes.
 
     A forward convolution counts at stride 1: its output is not among the shapes.
 
@@ -66,7 +66,7 @@ def matmul_of(name: str, shapes: str) -> Matmul | None:
 
 @cache
 def product_of(name: str, shapes: str) -> tuple[float, float, float, float] | None:
-    """Batch, m, n and k of a matrix product, m × k by k × n; None for other operators, or odd shapes.
+    """Return batch, m, n and k of a matrix product, m × k by k × n; None for other operators, or odd shapes.
 
     Args:
         shapes: as in the `spans` table.
@@ -79,7 +79,7 @@ def product_of(name: str, shapes: str) -> tuple[float, float, float, float] | No
     return float(prod(batch)), float(rows), float(right[-1]), float(inner)
 
 
-# Which input is the left factor.
+# Index of the left factor among the inputs.
 _FACTORS = {"aten::mm": 0, "aten::bmm": 0, "aten::_scaled_mm": 0} | dict.fromkeys(
     ("aten::addmm", "aten::baddbmm", "aten::_addmm_activation"), 1
 )
@@ -120,8 +120,8 @@ _MATMULS = {
 }
 MATMULS = tuple(_MATMULS)
 
-# By what is in a kernel's name; the first that is found counts. cuBLAS's nvjet kernels have a letter for the
-# type of what they read: s, t, h, q.
+# Patterns in a kernel's name; the first match counts. cuBLAS's nvjet kernels have a letter for the type of
+# their inputs: s, t, h, q.
 _STORED = (
     (r"fp8|e4m3|e5m2|nvjet_(sm\d+_)?r?q", "fp8"),
     (r"bf16|bfloat16|nvjet_(sm\d+_)?t", "bf16"),
@@ -133,11 +133,11 @@ _STORED = (
 
 @cache
 def stored_as(kernel: str) -> str:
-    """The type of the elements that a kernel reads, by its name; empty where that does not say."""
+    """Return the type of the elements that a kernel reads, by its name; empty where that does not show it."""
     return next((dtype for pattern, dtype in _STORED if re.search(pattern, kernel, re.IGNORECASE)), "")
 
 
-# What GPU models reach at most, by their makers' data sheets.
+# Peaks of GPU models, by their makers' data sheets.
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,10 @@ class GpuModel:
     Attributes:
         tflops: dense matrix multiplication by element type, 1e12 operations per second.
         gbps: memory bandwidth, 1e9 bytes per second.
-        source: the sheet that says so.
-        sms: streaming multiprocessors, or compute units; 0 where it is not known.
-        l2_mb: the last cache before memory, 1e6 bytes; 0 where it is not known.
-        chip: what says both.
+        source: data sheet of the peaks.
+        sms: streaming multiprocessors, or compute units; 0 where not known.
+        l2_mb: the last cache before memory, 1e6 bytes; 0 where not known.
+        chip: source of `sms` and `l2_mb`.
     """
 
     tflops: Mapping[str, float]
@@ -164,13 +164,16 @@ class GpuModel:
 def _gpu(
     source: str, gbps: float, fp32: float, half: float, tf32: float = 0.0, fp8: float = 0.0, bf16: bool = True
 ) -> GpuModel:
-    """A model without TF32 multiplies that as FP32; half is FP16, accumulated in FP32 as PyTorch does."""
+    """Return the peaks of a model; one without TF32 multiplies that as FP32.
+
+    `half` is FP16 accumulated in FP32, as in PyTorch.
+    """
     tflops = {"fp32": fp32, "fp16": half, "tf32": tf32 or fp32}
     return GpuModel(tflops | ({"bf16": half} if bf16 else {}) | ({"fp8": fp8} if fp8 else {}), gbps, source)
 
 
-# Of GeForce cards NVIDIA's pages say the rates of FP32 and of memory. Where its white papers say more (3090,
-# 4090, 5090), FP16 accumulated in FP32 is twice as fast as FP32, TF32 as fast, FP8 four times.
+# NVIDIA's pages on GeForce cards give the rates of FP32 and of memory. Where its white papers give more
+# (3090, 4090, 5090), FP16 accumulated in FP32 is twice as fast as FP32, TF32 as fast, FP8 four times.
 _PAGES = "NVIDIA's product pages; products by the ratios in its white papers"
 
 
@@ -178,7 +181,7 @@ def _geforce(gbps: float, fp32: float, fp8: bool = True) -> GpuModel:
     return _gpu(_PAGES, gbps, fp32, 2 * fp32, fp32, 4 * fp32 if fp8 else 0.0)
 
 
-# The longest key that is a part of the name, as words, counts: "NVIDIA H200 NVL" is no "H200".
+# The longest key that is in the name, as words, counts: "NVIDIA H200 NVL" is not "H200".
 _SHEETS: Mapping[str, GpuModel] = {
     # Volta, Turing
     "V100": _gpu("NVIDIA V100 data sheet (SXM2)", 900, 15.7, 125, bf16=False),
@@ -246,7 +249,7 @@ _SHEETS: Mapping[str, GpuModel] = {
     "GeForce RTX 5070": _geforce(672, 30.9),
     "GeForce RTX 5070 Ti": _geforce(896, 43.9),
     "GeForce RTX 5080": _geforce(960, 56.3),
-    # AMD: of MI250 and MI250X each of the two dies is a device of its own.
+    # AMD: each of the two dies of MI250 and MI250X is a device.
     "MI210": _gpu("AMD Instinct MI210 data sheet", 1638, 45.3, 181),
     "MI250": _gpu("AMD Instinct MI250 data sheet, one die of two", 1638, 45.3, 181),
     "MI250X": _gpu("AMD Instinct MI250X data sheet, one die of two", 1638, 47.9, 191.5),
@@ -256,7 +259,7 @@ _SHEETS: Mapping[str, GpuModel] = {
     "MI350X": _gpu("AMD Instinct MI350X data sheet", 8000, 144.2, 2306.9, fp8=4613.7),
     "MI355X": _gpu("AMD Instinct MI355X data sheet", 8000, 157.3, 2516.6, fp8=5033.2),
 }
-# Multiprocessors that work, and megabytes of the last cache before memory, by the same keys. Of AMD's, from
+# Working multiprocessors, and megabytes of the last cache before memory, by the same keys. On AMD's, from
 # MI300 on, that is the Infinity Cache; a compute unit counts as a multiprocessor.
 _AMPERE = "NVIDIA A100 Tensor Core GPU Architecture white paper, table 4"
 _GA102 = "NVIDIA Ampere GA102 GPU Architecture white paper, appendix A"
@@ -318,13 +321,13 @@ def _with_chip(key: str, gpu: GpuModel) -> GpuModel:
 
 
 GPUS: Mapping[str, GpuModel] = {key: _with_chip(key, gpu) for key, gpu in _SHEETS.items()}
-# What makes a name that of another, slower or faster, product, or of a slice of it: anywhere; behind the key.
+# Words that make a name that of another product, slower or faster, or of a slice: anywhere; after the key.
 _ANOTHER = re.compile(r"\bMIG\b|\bLaptop\b|\bMax-Q\b|\bMobile\b", re.IGNORECASE)
 _VARIANT = re.compile(r"\s+(?:Ti|D|SUPER)\b", re.IGNORECASE)
 
 
 def model_named(name: str) -> str:
-    """The key of `GPUS` for a device name, such as `NVIDIA H100 80GB HBM3`; empty where it is not known."""
+    """Return the key of `GPUS` of a device name, such as `NVIDIA H100 80GB HBM3`; empty where unknown."""
     if _ANOTHER.search(name):
         return ""
     places = {key: re.search(rf"(?<![A-Za-z0-9]){re.escape(key)}(?![A-Za-z0-9])", name) for key in GPUS}
@@ -334,13 +337,13 @@ def model_named(name: str) -> str:
 
 
 def common_model(names: Sequence[str]) -> str:
-    """The key of `GPUS` that all device names have; empty where one is not known, or they differ."""
+    """Return the key of `GPUS` that all device names share; empty where one is unknown, or they differ."""
     models = {model_named(name) for name in names}
     return models.pop() if len(models) == 1 else ""
 
 
 def gpu_named(names: Sequence[str]) -> GpuModel:
-    """The model of a run's GPUs, which must be one.
+    """Return the model of a run's GPUs, which must be one.
 
     Raises:
         Unanswerable: it is not known, or there are several.

@@ -1,1 +1,1 @@
-"""The edits, one module per family; `dpro.replay.whatif.registry` lists them."""
+"""Edits, one module per family; `dpro.replay.whatif.registry` lists them."""

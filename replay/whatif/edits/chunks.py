@@ -1,7 +1,7 @@
-"""What edits share that cut stretches of work and collectives into chunks: what is cut, and what it costs.
+"""Shared parts of edits that cut work and collectives into chunks: segments, and the cost of chunks.
 
-In: a graph. Out: the graph with its segments as pipelines of chunks, once with what a chunk is expected to
-cost besides, once with nothing, and once with the most.
+Takes a graph; returns the graph with its segments as pipelines of chunks, once with the expected cost of
+chunks, once with none, and once with the highest.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.scope import products_of_kernels
 from dpro.units import NS_PER_US
 
-# Where collectives stand in the order of their ranks' work: behind what, and before what waits for them.
+# Position of collectives in the work of their ranks: the work before them, and the work that awaits them.
 
-IN_BETWEEN = 0.1  # of a collective's time: more work between its call and the wait, and it overlaps already
-FSDP = "FSDP::"  # ranges in which parameters are gathered, and gradients reduced
+IN_BETWEEN = 0.1  # of a collective's time: with more work between its call and the wait, it overlaps already
+FSDP = "FSDP::"  # prefix of ranges in which parameters are gathered, and gradients reduced
 
 
 class Member(NamedTuple):
     """A rank's part in a collective that its own work waits for.
 
     Attributes:
-        rank: whose.
+        rank: its number.
         arrive, transfer: nodes.
         call: the node of a thread that launches it, -1 where none is known.
         before: the last work before it: of its stream, or its call.
-        after: the first work that waits for it, on the same thread or stream.
+        after: the first work that waits for it, on the thread or stream of `before`.
         num_bytes: payload, -1 where unknown.
-        message: which kind of communication.
+        message: kind of communication.
     """
 
     rank: int
@@ -63,15 +63,15 @@ class Member(NamedTuple):
 
 
 class Order:
-    """The nodes of each thread and stream, one after the other.
+    """Nodes of each thread and stream, in sequence.
 
     Attributes:
         nodes: [K] of all lanes, lane by lane.
-        place: [N] the position of each node in them; -1 of what is on no lane.
+        place: [N] the position of each node in `nodes`; -1 of nodes on no lane.
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Of a graph."""
+        """Order the nodes of a graph."""
         lane = graph.nodes.lane
         on_lane = np.flatnonzero(lane >= 0)
         self.nodes: Ints = on_lane[np.argsort(lane[on_lane], kind="stable")]
@@ -81,19 +81,19 @@ class Order:
         self._until = np.append(0, np.cumsum(graph.nodes.duration[self.nodes]))
 
     def between_ns(self, first: int, last: int) -> int:
-        """What the nodes between two of one lane take."""
+        """Return the time of the nodes between two of one lane, ns."""
         return int(self._until[self.place[last]] - self._until[self.place[first] + 1])
 
     def are_in_order(self, first: int, last: int) -> bool:
-        """Whether two nodes are on one lane, and the last is the first or comes after it."""
+        """Return whether two nodes are on one lane, and `last` is `first` or comes after it."""
         return bool(self._lane[first] == self._lane[last] and self.place[first] <= self.place[last])
 
     def within(self, first: int, last: int) -> list[int]:
-        """The nodes from one to another, both included."""
+        """Return the nodes from one to another, both included."""
         return [int(node) for node in self.nodes[self.place[first] : self.place[last] + 1]]
 
     def from_here(self, node: int, way: int) -> Iterator[int]:
-        """A node, and those before or behind it on its lane.
+        """Yield a node, and those before or after it on its lane.
 
         Args:
             node: where to begin.
@@ -106,9 +106,9 @@ class Order:
 
 
 def awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
-    """Collectives that the work of each of their recorded ranks waits for at once, in order of time.
+    """Return collectives that the work of each of their recorded ranks waits for at once, in order of time.
 
-    Gathers and reductions of FSDP, which no chunk of tokens needs less of, are left out.
+    Gathers and reductions of FSDP are left out: any chunk of tokens needs all of them.
     """
     nodes, edges = graph.nodes, graph.edges
     columns = (*nodes.columns, edges.source, edges.target, edges.kind, graph.names, graph.lanes)
@@ -144,7 +144,7 @@ def _awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
 
 
 def _by_node(ends: Ints, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> dict[int, list[int]]:
-    """Of each node the edges among the chosen that it ends."""
+    """Return the chosen edges at each node."""
     edges_of: dict[int, list[int]] = defaultdict(list)
     for edge in np.flatnonzero(chosen).tolist():
         edges_of[int(ends[edge])].append(edge)
@@ -154,7 +154,7 @@ def _by_node(ends: Ints, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> 
 def _member(
     graph: Graph, order: Order, arrive: int, transfer: int, into: list[int], out: list[int]
 ) -> Member | None:
-    """A rank's part, if its work waits for it at once; None if not."""
+    """Return a rank's part in a collective, or None if its work does not wait for it at once."""
     nodes, edges = graph.nodes, graph.edges
     if transfer < 0:
         return None
@@ -184,23 +184,23 @@ def _member(
 
 
 class ChunkedEdit(Edit):
-    """Segments of a graph cut into chunks that overlap."""
+    """An edit that cuts segments of a graph into chunks that overlap."""
 
     chunks: int
 
     @abstractmethod
     def find(self, graph: Graph) -> list[Segment]:
-        """The segments to cut; none where the run holds none."""
+        """Return the segments to cut; empty where the run has none."""
 
     @abstractmethod
     def why_none(self, graph: Graph) -> str:
-        """Why there is nothing to cut."""
+        """Word the reason why there is nothing to cut."""
 
     def segments(self, graph: Graph) -> list[Segment]:
-        """What is cut.
+        """Return the segments to cut.
 
         Raises:
-            Unanswerable: there is nothing to cut.
+            Unanswerable: there are none.
         """
         columns = (*graph.nodes.columns, graph.edges.source, graph.edges.lag, graph.messages)
         segments: list[Segment] = once(graph, (self.name, self), columns, lambda: self.find(graph))
@@ -212,15 +212,15 @@ class ChunkedEdit(Edit):
         return facts.idle_without_communication
 
     def is_proven(self, graph: Graph) -> bool:
-        """All pairs are of jobs on CPUs: what kernels beside a collective lose, they do not show."""
+        """Return False with kernels: all pairs are of jobs on CPUs, without contention on a GPU."""
         return super().is_proven(graph) and not (graph.nodes.kind == NodeKind.KERNEL).any()
 
     def apply(self, graph: Graph) -> Graph:
-        """Cut up all segments."""
+        """Cut all segments."""
         return self._with(graph, 0)
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """With chunks that cost nothing besides, and with the most that they may cost."""
+        """Return the graphs with chunks without additional cost, and with their highest cost."""
         return (self._with(graph, 1), self._with(graph, 2))
 
     def _with(self, graph: Graph, which: int) -> Graph:
@@ -231,21 +231,21 @@ class ChunkedEdit(Edit):
         return with_chunks(graph, segments, costs[which])
 
 
-# A graph whose segments run as pipelines: a chunk of a stage once that chunk of the stage before is done.
+# Segments as pipelines: a chunk of a stage runs once that chunk of the stage before is done.
 
 PASSED_ON = (EdgeKind.STREAM, EdgeKind.EVENT, EdgeKind.SYNC, EdgeKind.CONTENTION)
 
 
 def with_chunks(graph: Graph, segments: Sequence[Segment], costs: Costs) -> Graph:
-    """The graph with its segments in chunks.
+    """Return the graph with its segments in chunks.
 
     Args:
-        segments: of it; each node is in one at most.
+        segments: of the graph; each node is in one at most.
 
     Raises:
         Unanswerable: in the recorded times, work depends on chunks that come after it.
     """
-    num_bytes = graph.nodes.bytes.copy()  # of each collective of segments those of a chunk
+    num_bytes = graph.nodes.bytes.copy()  # for collectives in segments, the bytes of a chunk
     is_cut = cut_nodes(segments, graph.num_nodes)[1] & (num_bytes > 0)
     num_bytes[is_cut] = np.maximum(np.rint(num_bytes[is_cut] / costs.chunks), 1)
     made = _Chunked(
@@ -260,7 +260,7 @@ def with_chunks(graph: Graph, segments: Sequence[Segment], costs: Costs) -> Grap
 
 
 class _Chunked:
-    """A graph whose segments are being cut up."""
+    """A graph while its segments are cut into chunks."""
 
     def __init__(self, graph: Graph, costs: Costs, smaller: Graph) -> None:
         self.graph, self.costs, self.draft = graph, costs, GraphEditor(smaller)
@@ -272,7 +272,7 @@ class _Chunked:
         self.rendezvous = dict(zip(graph.nodes.collective[meetings].tolist(), meetings.tolist()))
 
     def cut_up(self, segment: Segment) -> None:
-        """Put chunks 2, 3, … of a segment behind its first, which is what is recorded."""
+        """Add chunks 2, 3, … of a segment after its first, which is the recorded work."""
         chains = [_Chain(self, stages) for stages in segment.ranks]
         for chain in chains:
             chain.shorten()
@@ -286,7 +286,7 @@ class _Chunked:
             chain.pass_on()
 
     def _meeting(self, stage: Stage, chunk: int) -> int:
-        """The rendezvous of a chunk; -1 of work, and where the recorded collective has none."""
+        """Return the rendezvous of a chunk; -1 for work, and where the recorded collective has none."""
         if isinstance(stage, WorkStage):
             return -1
         number = int(self.graph.nodes.collective[stage.arrive])
@@ -294,15 +294,15 @@ class _Chunked:
         return -1 if recorded < 0 else self.draft.add(recorded, collective=self.number_of(number, chunk))
 
     def number_of(self, collective: int, chunk: int) -> int:
-        """The number of a chunk of a collective, which none has."""
+        """Return an unused collective number for a chunk."""
         return collective + chunk * self.instances
 
     def into(self, node: int) -> list[int]:
-        """Edges into a node."""
+        """Return the edges into a node."""
         return list(range(int(self.graph.indptr[node]), int(self.graph.indptr[node + 1])))
 
     def out(self, node: int) -> list[int]:
-        """Edges out of a node."""
+        """Return the edges out of a node."""
         edges = self.by_source[self.first_out[node] : self.first_out[node + 1]]
         return [int(edge) for edge in edges]
 
@@ -320,7 +320,7 @@ class _Chain:
         self.members = {node for stage in stages for node in _nodes(stage)}
 
     def shorten(self) -> None:
-        """What is recorded is the first chunk: of a stage that begins, it has nothing beside it."""
+        """Shorten the recorded work to the first chunk; that of the first stage overlaps with nothing."""
         duration = self.job.draft.duration
         for number, stage in enumerate(self.stages):
             if isinstance(stage, WorkStage):
@@ -333,7 +333,7 @@ class _Chain:
                 duration[stage.transfer] = round(float(self.job.costs.transfer_ns[stage.transfer]))
 
     def _beside(self, number: int) -> float:
-        """ns of communication beside each chunk of a stage of work: of the collectives next to it."""
+        """Return ns of communication beside each chunk of work: of the collectives next to it."""
         near = [
             stage.transfer
             for stage in self.stages[max(number - 1, 0) : number + 2]
@@ -342,11 +342,11 @@ class _Chain:
         return float(self.job.costs.transfer_ns[near].sum())
 
     def add(self, number: int, chunk: int, meet: int) -> None:
-        """One more chunk of a stage.
+        """Add one more chunk of a stage.
 
         Args:
             chunk: from 1 on.
-            meet: where its members meet, -1 of work.
+            meet: rendezvous of its members, -1 for work.
         """
         stage = self.stages[number]
         node = (
@@ -372,7 +372,7 @@ class _Chain:
         return node
 
     def _anchor(self, number: int) -> int:
-        """Behind which node a thread goes on with the next chunk: the call of what follows, or the work."""
+        """Return the node after which a thread continues with the next chunk: the next call, or the work."""
         follows = self.stages[number + 1] if number + 1 < len(self.stages) else None
         if isinstance(follows, Member) and follows.call >= 0:
             return follows.call
@@ -409,21 +409,21 @@ class _Chain:
         return transfer
 
     def _launch_of(self, node: int) -> tuple[int, int]:
-        """The call that launches a node, -1 where none is known, and its lag."""
+        """Return the call that launches a node, -1 where none is known, and its lag."""
         for edge in self.job.into(node):
             if self.edges.kind[edge] == EdgeKind.LAUNCH:
                 return int(self.edges.source[edge]), int(self.edges.lag[edge])
         return -1, 0
 
     def _launch(self, like: int, node: int, count: int) -> None:
-        """A thread launches one more chunk behind what it launched before."""
+        """Launch one more chunk on a thread, after its earlier launches."""
         call, lag = self._launch_of(like)
         if call >= 0 and self.nodes.lane[call] >= 0:
             spent = round(count * self.job.costs.launch_ns)
             self.job.draft.link(self.job.draft.insert(call, duration=spent), node, EdgeKind.LAUNCH, lag)
 
     def close(self, number: int) -> None:
-        """Collectives of the same group or stream begin once all chunks of this one have moved."""
+        """Let later collectives of the group or stream begin once all chunks of this one have moved."""
         stage = self.stages[number]
         if isinstance(stage, WorkStage):
             return
@@ -438,7 +438,7 @@ class _Chain:
         return bool(same_lane) or messages[one.message].group == messages[other.message].group
 
     def pass_on(self) -> None:
-        """What waited for the recorded work or collective waits for the last chunk, if it comes behind."""
+        """Make work that waited for a recorded stage wait for its last chunk, if it follows the segment."""
         begins = int(self.nodes.measured_start[_first(self.stages[-1])])
         for number, stage in enumerate(self.stages):
             for node in _nodes(stage):
@@ -452,9 +452,9 @@ class _Chain:
 
 
 def _turns(chain: _Chain, chunks: int) -> Iterator[tuple[int, int]]:
-    """Stages and their chunks from the second on, in the order of the program.
+    """Yield stages and their chunks from the second on, in the order of the program.
 
-    Stage by stage; but a thread that computes calls the collective of a chunk before its next chunk.
+    Goes stage by stage; but a computing thread calls the collective of a chunk before its next chunk.
     """
     number = 0
     while number < len(chain.stages):
@@ -481,7 +481,7 @@ def _last(stage: Stage) -> int:
 
 
 def cut_nodes(segments: Sequence[Segment], num_nodes: int) -> tuple[Bools, Bools]:
-    """[N] the work, and the transfers, of segments."""
+    """Return [N] masks of the work, and of the transfers, of segments."""
     masks = [np.zeros(num_nodes, np.bool_) for _ in range(2)]
     for segment in segments:
         for stages in segment.ranks:
@@ -491,21 +491,21 @@ def cut_nodes(segments: Sequence[Segment], num_nodes: int) -> tuple[Bools, Bools
     return masks[0], masks[1]
 
 
-# What a chunk of work or of a collective takes: a share of the whole, and what each chunk costs besides.
+# Time of a chunk of work or of a collective: a share of the whole, and a cost per chunk.
 
-# Of kernels beside communication: the mean, and the most (Lee et al., arXiv 2507.03114, 2025).
+# Slowdown of kernels beside communication: mean and largest (Lee et al., arXiv 2507.03114, 2025).
 SLOWDOWN, LARGEST_SLOWDOWN = 1.19, 1.40
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What chunks take.
+    """Costs of chunks.
 
     Attributes:
         slowdown: of work beside communication.
-        work: [N] of a node's time, what a chunk of it takes.
+        work: [N] share of a node's time for a chunk of it.
         transfer_ns: [N] ns of a chunk of each transfer.
-        launch_ns: of a thread for each kernel and collective more.
+        launch_ns: of a thread for each additional kernel and collective.
     """
 
     chunks: int
@@ -515,7 +515,7 @@ class Costs:
     launch_ns: float
 
     def work_ns(self, nodes: Floats, duration: Floats, beside_ns: float) -> Floats:
-        """ns of a chunk of each node.
+        """Return ns of a chunk of each node.
 
         Args:
             nodes: [K] numbers.
@@ -527,14 +527,14 @@ class Costs:
 
 
 def costs_of(graph: Graph, work: Bools, transfers: Bools, chunks: int) -> tuple[Costs, Costs, Costs]:
-    """What chunks take: as expected, at best and at worst.
+    """Return the costs of chunks: as expected, at best and at worst.
 
     Args:
-        work: [N] what is cut.
-        transfers: [N] what is cut.
+        work: [N] mask of the work to cut.
+        transfers: [N] mask of the transfers to cut.
 
     Raises:
-        Unanswerable: the run does not show what the collectives cost.
+        Unanswerable: the run does not show the cost of the collectives.
     """
     on_gpu = bool((graph.nodes.kind[work] == NodeKind.KERNEL).any())
     shares, fixed = _work(graph, work, chunks), 0.0
@@ -549,7 +549,7 @@ def costs_of(graph: Graph, work: Bools, transfers: Bools, chunks: int) -> tuple[
 
 
 def _slowdowns(graph: Graph, on_gpu: bool) -> tuple[float, float, float]:
-    """Of work beside communication: as expected, at least, at most."""
+    """Return slowdowns of work beside communication: expected, lowest, highest."""
     seen = once(graph, "overlap", (*graph.nodes.columns, graph.edges.lag), lambda: _overlap(graph))
     if seen is not None:
         return seen
@@ -562,7 +562,7 @@ def _overlap(graph: Graph) -> tuple[float, float, float] | None:
 
 
 def _transfers(graph: Graph, transfers: Bools, chunks: int) -> tuple[Floats, Floats]:
-    """[N] ns of a chunk of each transfer: by the run's curves, and with the largest latency there can be."""
+    """Return [N] ns of a chunk of each transfer: by the run's curves, and with the largest latency."""
     nodes, lines = graph.nodes, fit_costs(graph)
     moves = (nodes.kind == NodeKind.TRANSFER) & (nodes.duration > 0)
     shortest = float(nodes.duration[moves].min()) if moves.any() else 0.0
@@ -571,7 +571,7 @@ def _transfers(graph: Graph, transfers: Bools, chunks: int) -> tuple[Floats, Flo
         kind = graph.messages[message].op, graph.messages[message].group
         of_message = np.flatnonzero(transfers & (nodes.message == message))
         took, size = nodes.duration[of_message].astype(np.float64), nodes.bytes[of_message]
-        if kind[0] in (DISPATCH, COMBINE) and (size <= 0).any():  # their kernels do not say how many tokens
+        if kind[0] in (DISPATCH, COMBINE) and (size <= 0).any():  # kernels without token counts
             latency = np.minimum(shortest, took)
             usual[of_message] = took / chunks
             unseen[of_message] = latency + (took - latency) / chunks
@@ -587,7 +587,7 @@ def _transfers(graph: Graph, transfers: Bools, chunks: int) -> tuple[Floats, Flo
 
 
 def _work(graph: Graph, work: Bools, chunks: int) -> Floats:
-    """[N] what a chunk of each node is of its time."""
+    """Return [N] the share of a node's time that a chunk of it takes."""
     share = np.full(graph.num_nodes, 1 / chunks)
     kernels = np.flatnonzero(work & (graph.nodes.kind == NodeKind.KERNEL))
     took = np.maximum(graph.nodes.duration[kernels].astype(np.float64), 1.0)
@@ -599,7 +599,7 @@ def _work(graph: Graph, work: Bools, chunks: int) -> Floats:
 
 
 def _by_shapes(graph: Graph, work: Bools, chunks: int) -> pl.DataFrame:
-    """`node`, `part`: what a matmul of fewer rows takes of the whole, where shapes are known."""
+    """Return `node`, `part`: a matmul's time with fewer rows over its whole time, where shapes are known."""
     nothing = pl.DataFrame(schema={"node": pl.Int64, "part": pl.Float64})
     device = common_model(graph.run.manifest.gpus) if graph.run is not None else ""
     kernels = work & (graph.nodes.kind == NodeKind.KERNEL)
@@ -621,7 +621,7 @@ def _by_shapes(graph: Graph, work: Bools, chunks: int) -> pl.DataFrame:
 
 
 def _launch_ns(graph: Graph) -> float:
-    """What a thread usually takes from one launch to the next: the median."""
+    """Return the median time of a thread from one launch to the next, ns."""
     nodes, edges = graph.nodes, graph.edges
     calls = np.unique(edges.source[edges.kind == EdgeKind.LAUNCH])
     calls = calls[np.isin(nodes.kind[calls], CPU_KINDS)]
@@ -633,14 +633,14 @@ def _launch_ns(graph: Graph) -> float:
 
 # Segments of work and collectives that depend on each other: a matmul and its collective, or experts.
 
-BESIDES = 0.1  # of a matmul's time: more other work between it and the collective, and they are not a pair
-MAX_AWAY = 64  # nodes between them
+BESIDES = 0.1  # of a matmul's time: with more other work before its collective, they are not a pair
+MAX_AWAY = 64  # nodes between them, at most
 ALL_TO_ALL, ALL_GATHER = "all_to_all", "all_gather"
 DISPATCH, COMBINE = "dispatch", "combine"  # kernels that exchange tokens themselves
 EXCHANGES = (ALL_TO_ALL, DISPATCH, COMBINE)
 ENGINE, BACKWARD = "autograd::engine", "Backward"
-NEAR = 8  # nodes before a call that show which pass it belongs to
-SAME_BYTES = 0.1  # of the bytes that tokens are on their way out: so much more or fewer may come back
+NEAR = 8  # nodes before a call that show its pass
+SAME_BYTES = 0.1  # relative difference of the bytes that return from those sent, at most
 
 
 class WorkStage(NamedTuple):
@@ -648,7 +648,7 @@ class WorkStage(NamedTuple):
 
     Attributes:
         nodes: of one thread or stream, in order.
-        besides_ns: what lies between it and its collective, which a thread does again for each chunk.
+        besides_ns: other work up to its collective, which a thread repeats for each chunk.
     """
 
     nodes: tuple[int, ...]
@@ -659,18 +659,18 @@ Stage = WorkStage | Member
 
 
 class Segment(NamedTuple):
-    """Stages that depend on each other, of each rank that takes part: all have stages of the same sorts."""
+    """Stages that depend on each other, for each member rank: all ranks have stages of the same kinds."""
 
     ranks: tuple[tuple[Stage, ...], ...]
 
 
 def pairs_of(graph: Graph, order: Order, awaited: Sequence[list[Member]], work: Bools) -> list[Segment]:
-    """Each collective with the work that it drains or feeds, where all its ranks have such.
+    """Pair each collective with the work that it drains or feeds, where all its ranks have such work.
 
-    Where it could do either, an all-gather feeds and all others drain; work is in one pair only.
+    Where both are possible, an all-gather feeds and others drain; work is in one pair only.
 
     Args:
-        work: [N] what may be cut.
+        work: [N] mask of the work that may be cut.
     """
     ns = graph.nodes.duration.tolist()
     taken: set[int] = set()
@@ -693,7 +693,7 @@ def pairs_of(graph: Graph, order: Order, awaited: Sequence[list[Member]], work: 
 
 
 def _nearest(order: Order, begin: int, way: int, work: Bools, ns: Sequence[int]) -> int:
-    """The next work on a lane with little else before it; -1 where there is none."""
+    """Return the next work on a lane with little other work before it; -1 without any."""
     between_ns = 0
     for away, node in enumerate(order.from_here(begin, way)):
         if work[node] and between_ns <= BESIDES * ns[node]:
@@ -705,10 +705,10 @@ def _nearest(order: Order, begin: int, way: int, work: Bools, ns: Sequence[int])
 
 
 def experts_of(graph: Graph, order: Order, awaited: Sequence[list[Member]]) -> list[Segment]:
-    """Exchanges of tokens, what their experts do, and the exchanges back, with what ranks gather in between.
+    """Return exchanges of tokens, their experts' work, and the exchanges back, with collectives in between.
 
-    An all-to-all takes tokens back if it is the next one in the group of one before it, and of its bytes. Of
-    kernels of their own (DeepEP's and others) a combine takes back what the dispatch before it sent.
+    An all-to-all returns tokens if it is the next one in the group of an earlier one, with its bytes. A
+    combine kernel (DeepEP's and others) returns what the dispatch before it sent.
     """
     segments: list[Segment] = []
     open_: dict[tuple[str, tuple[int, ...], bool], int] = {}
@@ -727,7 +727,7 @@ def experts_of(graph: Graph, order: Order, awaited: Sequence[list[Member]]) -> l
 
 
 def _segment(graph: Graph, order: Order, collectives: Sequence[list[Member]]) -> Segment | None:
-    """From an all-to-all to the one that takes its tokens back; None if these do not belong together."""
+    """Return the segment from an all-to-all to the one that returns its tokens; None if they do not match."""
     out, back = collectives[0], collectives[-1]
     between = [
         members for members in collectives[1:-1] if {one.rank for one in members} >= {one.rank for one in out}
@@ -747,7 +747,7 @@ def _segment(graph: Graph, order: Order, collectives: Sequence[list[Member]]) ->
 
 
 def _turns_back(graph: Graph, order: Order, one: Member, other: Member) -> bool:
-    """Whether a call belongs to a forward and one to a backward pass: gradients come back, not tokens."""
+    """Return whether the calls are in a forward and a backward pass: then gradients return, not tokens."""
     if one.call < 0 or other.call < 0:
         return False
     if graph.nodes.lane[one.call] != graph.nodes.lane[other.call]:
@@ -763,7 +763,7 @@ def _turns_back(graph: Graph, order: Order, one: Member, other: Member) -> bool:
 
 
 def _nested(order: Order, one: Member, other: Member, inner: Iterable[Member]) -> list[Member]:
-    """Collectives between two on the lane of the work between these."""
+    """Return collectives between two, on the lane of the work between these."""
     first, last = order.place[one.after], order.place[other.before]
     return [
         member for member in inner if first <= order.place[member.before] < order.place[member.after] <= last
@@ -771,11 +771,11 @@ def _nested(order: Order, one: Member, other: Member, inner: Iterable[Member]) -
 
 
 def _stages(order: Order, members: Sequence[Member]) -> tuple[Stage, ...]:
-    """Collectives of a rank in order, and the work between each and the next."""
+    """Return the collectives of a rank in order, with the work between each two."""
     stages: list[Stage] = [members[0]]
     for one, other in pairwise(members):
         last = other.before
-        if last == other.call:  # on its thread, the work ends in front of the call
+        if last == other.call:  # on its thread, the work ends before the call
             last = int(order.nodes[order.place[last] - 1])
         if order.place[one.after] <= order.place[last]:
             stages.append(WorkStage(tuple(order.within(one.after, last))))

@@ -1,8 +1,8 @@
-"""One collective in place of several that are called one after the other, each waited for.
+"""The edit that replaces a series of collectives, each waited for, by one collective.
 
-In: a graph. Out: the graph in which what such a series moves is moved by its last collective. Only those
-count most of whose time does not depend on bytes. A product of matrices, as of a layer, between two of them
-ends a series: the second then depends on the first.
+Takes a graph; returns the graph in which the last collective of each series moves the bytes of all. Only
+collectives with mostly latency in their time count. A matrix product, as in a layer, between two of them ends
+a series: the second then depends on the first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import without
 from dpro.replay.whatif.facts import RunFacts
 
-# Collectives of which one can move what several do. Others may say what the next is to move.
+# Collectives that can be merged into one. Other operations may determine what the next one moves.
 JOINED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter")
 OF_LAYERS = ("gemm", "convolution", "attention")
 PLACE = ["rank", "window", "step"]
@@ -53,7 +53,7 @@ class Coalesce(Edit):
         return facts.idle_without_communication
 
     def apply(self, graph: Graph) -> Graph:
-        """Take out all of a series but the last, which moves the bytes of all."""
+        """Remove all collectives of a series but the last, which moves the bytes of all."""
         series, nodes = series_of(graph), graph.nodes
         gone = np.zeros(graph.num_nodes, np.bool_)
         for column in ("call", "transfer"):
@@ -71,7 +71,7 @@ class Coalesce(Edit):
 
 
 def ns_per_byte(graph: Graph) -> Floats:
-    """[messages] ns for a byte more: by the costs of their kind, else as in the fastest transfer at most."""
+    """Return [messages] ns per additional byte, by their kind's cost, else by the fastest transfer."""
     nodes, costs = graph.nodes, fit_costs(graph)
     moved = (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0) & (nodes.duration > 0)
     fastest = float((nodes.duration[moved] / nodes.bytes[moved]).min()) if moved.any() else 0.0
@@ -80,11 +80,11 @@ def ns_per_byte(graph: Graph) -> Floats:
 
 
 def series_of(graph: Graph) -> pl.DataFrame:
-    """Collectives in whose place a later one could move their bytes.
+    """Return collectives whose bytes a later one could move.
 
     Returns:
         One row per rank and collective: `rank`, `call`, `transfer` (nodes), `bytes`, and `last`: the node of
-        the transfer that could.
+        the transfer that could move them.
 
     Raises:
         Unanswerable: there are none.
@@ -136,7 +136,7 @@ def _find_series(graph: Graph) -> pl.DataFrame:
 
 
 def _layers_before(graph: Graph, call: Ints) -> Ints:
-    """[C] how many products of matrices the rank's host began before each call."""
+    """Return [C] the number of matrix products that the rank's host began before each call."""
     nodes = graph.nodes
     of_layers = [name in MATMULS or classify(name).kind in OF_LAYERS for name in graph.names]
     products = np.flatnonzero(

@@ -1,8 +1,7 @@
-"""Another network, or another algorithm for collectives: ring, tree, halving, or hosts first.
+"""Edits of the network, or of the algorithm of collectives: ring, tree, halving, or hosts first.
 
-Each transfer is scaled by what the other algorithm takes for its bytes over what the one that ran does, as
-`dpro.replay.cost.transfers` has it, in a graph whose transfers show what messages and bytes
-cost.
+Each transfer is scaled by the ratio of its costs under the other and the present algorithm, from
+`dpro.replay.cost.transfers`, in a graph whose transfers show the costs of messages and bytes.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ from dpro.units import NS_PER_US, format_duration
 
 
 def require_communication(graph: Graph) -> None:
-    """Refuse a run without communication."""
+    """Raise for a run without communication."""
     if not (graph.nodes.kind == NodeKind.TRANSFER).any():
         raise Unanswerable("the run has no communication")
 
 
 def transfers_along(graph: Graph, axis: str) -> Bools:
-    """[N] transfers along an axis of parallelism; all where it is empty.
+    """Return [N] a mask of transfers along an axis of parallelism; of all where it is empty.
 
     Raises:
         Unanswerable: no group is known to be along it.
@@ -85,7 +84,7 @@ class NoCommunication(RankwiseEdit):
         return facts.idle(facts.communication | self._calls(facts.graph))
 
     def apply(self, graph: Graph) -> Graph:
-        """Make transfers and calls free and take out the rendezvous: each rank runs by itself."""
+        """Make transfers and calls free and remove the rendezvous, so that each rank runs by itself."""
         require_communication(graph)
         nodes, edges = graph.nodes, graph.edges
         met = edges.kind == EdgeKind.RENDEZVOUS
@@ -95,11 +94,11 @@ class NoCommunication(RankwiseEdit):
         return graph.with_durations(np.where(free, 0, nodes.duration)).without_edges(met)
 
     def _collectives(self, graph: Graph) -> Ints:
-        """Those that go away."""
+        """Return the removed collectives."""
         return np.unique(graph.nodes.collective[transfers_along(graph, self.axis)])
 
     def _calls(self, graph: Graph) -> Bools:
-        """[N] the work of hosts that calls a collective; all pieces of such operators where all go away."""
+        """Return [N] host work that calls removed collectives; without an axis, whole such operators."""
         nodes, edges = graph.nodes, graph.edges
         arrivals = (nodes.kind == NodeKind.ARRIVE) & np.isin(nodes.collective, self._collectives(graph))
         calls = np.zeros(graph.num_nodes, np.bool_)
@@ -147,12 +146,12 @@ class Network(TransferEdit):
 
     def bound(self, facts: RunFacts) -> float:
         if self.latency > 1:
-            return facts.idle_without_communication  # what overlaps may come to overlap more
+            return facts.idle_without_communication  # overlap may increase
         kept = 1 / self.bandwidth if self.latency == 1 else 0.0
         return facts.on_path(facts.graph.nodes.kind == NodeKind.TRANSFER) * max(1 - kept, 0.0)
 
     def apply(self, graph: Graph) -> Graph:
-        """Scale the two parts of each transfer, and the time by which transfers of one link may overlap."""
+        """Scale latency and moving time of each transfer, and the overlap of transfers on one link."""
         require_communication(graph)
         nodes, transfer = graph.nodes, transfers_along(graph, self.axis)
         fixed = np.minimum(latencies(graph), nodes.duration)[transfer]
@@ -167,7 +166,7 @@ class Network(TransferEdit):
         return changed.with_lags(lag.astype(np.int64))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Operations and groups whose latency the run does not show."""
+        """Report operations and groups whose latency the run does not show."""
         return unknown_latencies(graph)
 
     def describe(self) -> str:
@@ -202,14 +201,14 @@ class Delay(TransferEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """What hosts of another building would cost."""
+        """Return the edit that adds the latency to hosts in another building."""
         return [cls(100.0)]
 
     def bound(self, facts: RunFacts) -> float:
         return 0.0
 
     def apply(self, graph: Graph) -> Graph:
-        """Lengthen each transfer; transfers of one link overlap while they are delayed."""
+        """Lengthen each transfer; transfers of one link overlap during the added latency."""
         require_communication(graph)
         added, transfer = round(NS_PER_US * self.us), transfers_along(graph, self.axis)
         duration = np.where(transfer, added, 0) + graph.nodes.duration
@@ -225,10 +224,10 @@ class Delay(TransferEdit):
 
 
 def _side_by_side(graph: Graph, transfer: Bools) -> NDArray[np.bool_]:
-    """[E] edges that say by how much a transfer may begin before the one ahead of it on its link ends.
+    """Return [E] a mask of edges by which a transfer begins before the one ahead of it on its link ends.
 
     Args:
-        transfer: [N] those that count.
+        transfer: [N] mask of the transfers to consider.
     """
     edges = graph.edges
     between = transfer[edges.source] & transfer[edges.target] & (edges.kind == EdgeKind.STREAM)
@@ -236,7 +235,7 @@ def _side_by_side(graph: Graph, transfer: Bools) -> NDArray[np.bool_]:
 
 
 def latencies(graph: Graph) -> NDArray[np.int64]:
-    """[N] ns of each transfer that do not depend on its bytes, as far as the run shows them; else 0."""
+    """Return [N] ns of each transfer that do not depend on its bytes, where the run shows them; else 0."""
     fixed = np.zeros(graph.num_nodes, np.int64)
     lines = fit_costs(graph)
     for kind, messages in messages_by_kind(graph).items():
@@ -281,14 +280,14 @@ class Algorithm(TransferEdit):
     doubt: float = 0.3
 
     def __post_init__(self) -> None:
-        """Refuse none and both."""
+        """Raise unless exactly one of algorithm and protocol is given."""
         super().__post_init__()
         if bool(self.to) == bool(self.proto):
             raise UsageError("algorithm needs to=tree (or another algorithm), or proto=ll128, not both")
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """All but the one that runs, and the protocols of the network table."""
+        """Return all algorithms but the present one, and the protocols of the network table."""
         ran = {recorded_algorithm(facts.graph, message.op) or RING for message in facts.graph.messages}
         table = facts.graph.network
         measured = set() if table is None or "protocol" not in table.columns else set(table["protocol"])
@@ -299,7 +298,7 @@ class Algorithm(TransferEdit):
         return facts.on_path(facts.graph.nodes.kind == NodeKind.TRANSFER)
 
     def apply(self, graph: Graph) -> Graph:
-        """Scale the transfers of each operation and group that there is a formula for."""
+        """Scale the transfers of each operation and group with a formula."""
         duration = graph.nodes.duration.copy()
         answered, refused = self._ratios(graph)
         if not answered:
@@ -309,11 +308,11 @@ class Algorithm(TransferEdit):
         return graph.with_durations(duration)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What keeps its time, and why."""
+        """Report the unchanged collectives, with reasons."""
         return tuple(f"unchanged: {reason}" for reason in self._ratios(graph)[1])
 
     def _ratios(self, graph: Graph) -> tuple[list[tuple[NDArray[np.int64], Floats]], list[str]]:
-        """Transfers with the ratio of their times, and why others have none."""
+        """Return transfers with the ratio of their times, and the reasons why others have none."""
         require_communication(graph)
         nodes, lines = graph.nodes, fit_costs(graph)
         fits = messages_fitting(graph, group=self.group, axis=self.axis)
@@ -339,7 +338,7 @@ class Algorithm(TransferEdit):
         message: Message,
         num_bytes: Floats,
     ) -> Floats:
-        """[T] time by the other algorithm over time by the one that ran."""
+        """Return [T] time by the other algorithm over time by the present one."""
         now = self._ran(graph, message.op)
         if kind not in lines:
             raise Unanswerable(why_no_cost(graph, kind))
@@ -366,10 +365,10 @@ class Algorithm(TransferEdit):
         return two_level_ns(message.op, hosts, per_host, link, inside, num_bytes) / before
 
     def _by_protocol(self, graph: Graph, message: Message, transfers: NDArray[np.int64]) -> Floats:
-        """[T] as `_ratio`, of protocols, by the network table.
+        """Return [T] time by the other protocol over time by the present one, from the network table.
 
         Raises:
-            Unanswerable: it lacks one of both.
+            Unanswerable: the table lacks one of both.
         """
         now, ranks = recorded_word(graph, message.op, "protocol", PROTOCOLS), message.num_ranks
         if now == self.proto:
@@ -390,13 +389,13 @@ class Algorithm(TransferEdit):
         return recorded_algorithm(graph, op) or self.now or RING
 
     def _inside(self, graph: Graph, lines: dict[CollectiveKind, LinkCost], num_bytes: Floats) -> LinkModel:
-        """What communication within a host costs, as given, or as fitted to a group within one host.
+        """Return the cost of communication within a host, as given, or as fitted to a group within one host.
 
         Args:
             num_bytes: [T] payloads.
 
         Raises:
-            Unanswerable: neither does.
+            Unanswerable: there is neither.
         """
         if self.inside_gbps is not None:
             return LinkModel((self.inside_us or 0.0) * NS_PER_US, 1 / self.inside_gbps)
@@ -429,15 +428,15 @@ class Algorithm(TransferEdit):
 
 
 def recorded_algorithm(graph: Graph, op: str) -> str:
-    """The algorithm that all collectives of an operation ran; empty where the run does not say."""
+    """Return the algorithm of all collectives of an operation; empty where not recorded."""
     return recorded_word(graph, op, "algorithm", FLAT)
 
 
 def _hosts_in(graph: Graph, message: Message) -> Counter[str]:
-    """How many ranks of a group are on each host.
+    """Return the number of ranks of a group on each host.
 
     Raises:
-        Unanswerable: the run does not say of all.
+        Unanswerable: the run does not record the hosts of all.
     """
     hosts, nodes = hosts_of(graph), graph.nodes
     same = [number for number, other in enumerate(graph.messages) if other.group == message.group]

@@ -1,9 +1,9 @@
-"""CUDA graphs: which host time a capture takes away, and which stays, as the trace shows it.
+"""The edit that captures CUDA graphs, with the host time that a capture removes according to the trace.
 
-A capture holds GPU work that operators launch, with their dispatch and the launches. It cannot hold what
-synchronises, what moves data between host and device, or what loads data. Host time in no operator may be
-Python between two operators, which a capture takes in, or logging, which it does not: the trace does not
-say, so the prediction keeps it and its interval goes to where it is gone.
+A capture contains GPU work launched by operators, and removes their dispatch and launches. It cannot contain
+synchronisation, copies between host and device, or data loading. Host time outside operators may be Python
+between two operators, which a capture removes, or logging, which it does not: the trace does not show which,
+so the prediction keeps it, and its interval extends to its removal.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.rankwise import CountedEdit, Counts
 from dpro.units import format_duration
 
-MAX_PAUSE_NS = 1_000_000  # code in no operator that takes longer does something of its own
+MAX_PAUSE_NS = 1_000_000  # longer code outside operators does work that a capture does not remove
 # Launching a graph of 2,534 kernels took 1.4 to 2.2 us per kernel on an H200, under a profiler.
 MAX_NODE_NS = 2_200
-# Calls that fail while a stream is captured, and graphs that are launched already.
+# Calls that fail while a stream is captured, and launches of existing graphs.
 NOT_CAPTURED = (
     *("*StreamSynchronize*", "*EventSynchronize*", "*DeviceSynchronize*", "*CtxSynchronize*"),
     *("cudaMemcpy", "hipMemcpy", "cudaMemcpy_v*", "hipMemcpyWithStream", "*GraphLaunch*"),
 )
-# Copies between host and device: what they read or write is elsewhere in the next step.
+# Copies between host and device: their host addresses change from step to step.
 HOST_COPIES = ("*HtoD*", "*DtoH*", "*HostToDevice*", "*DeviceToHost*", "*Host -> *", "*-> Host*")
-# Ranges that frameworks put around code that is part of what is captured.
+# Ranges of frameworks around code that a capture contains.
 FRAMEWORK = (
     *("Optimizer.step#*", "Optimizer.zero_grad#*", "dpro::backward"),
     *("Torch-Compiled Region*", "## Call CompiledFxGraph*"),
@@ -48,7 +48,7 @@ FRAMEWORK = (
 
 
 OF_OPTIMIZER = NodeSelection(module=f"{OPTIMIZER}*")
-SHARE_OF_OPTIMIZER = 0.05  # of the step: host work of the optimizer that is worth a graph of its own
+SHARE_OF_OPTIMIZER = 0.05  # of the step: host work of the optimizer that is worth a graph for it alone
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class CudaGraph(CountedEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """All that can be captured; and the optimizer alone, less to do, where the step waits for it."""
+        """Return edits of all capturable work; and of the optimizer alone, where the step waits for it."""
         require_launches(facts.graph)
         return [cls(NodeSelection()), *([cls(OF_OPTIMIZER)] if _awaits_optimizer(facts) else [])]
 
@@ -82,7 +82,7 @@ class CudaGraph(CountedEdit):
         return facts.on_path(facts.on_cpu & self.selection.mask(facts.graph))
 
     def counts(self, graph: Graph) -> Counts:
-        """How much host time there is, is captured, and is neither known to be captured nor to stay, ns."""
+        """Return the host time in total, captured, and not known to be captured or to stay, ns."""
         nodes = graph.nodes
         inside = is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
         columns = {name: getattr(nodes, name)[inside] for name in ("rank", "window", "step")}
@@ -97,12 +97,12 @@ class CudaGraph(CountedEdit):
         return counts
 
     def apply(self, graph: Graph) -> Graph:
-        """Make the CPU time of captured operators free, behind the first launch of each graph."""
+        """Make the CPU time of captured operators free, after the first launch of each graph."""
         host_time = self._captured(graph)
         return graph.with_durations(np.where(host_time.taken, 0, graph.nodes.duration))
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """Where launching a graph takes long, and where all host code between launches is captured."""
+        """Return graphs with slow graph launches, and with all host code between launches captured."""
         host_time = self._captured(graph)
         duration = np.where(host_time.taken, 0, graph.nodes.duration)
         return (
@@ -111,11 +111,11 @@ class CudaGraph(CountedEdit):
         )
 
     def limit(self, graph: Graph) -> Graph | None:
-        """No graph gains more than a host that takes no time."""
+        """Return the graph of a host that takes no time, which no CUDA graph can beat."""
         return free_host(graph, self.counts_of_job(graph))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """How much host time is captured, stays, and is neither known to be one nor the other."""
+        """Report the host time that is captured, stays, and is not known to be either."""
         counts = self.counts_of_job(graph)
         per = max(counts["steps"], 1)
         taken, left_open, whole = (counts[name] / per for name in ("taken", "open", "whole"))
@@ -128,7 +128,7 @@ class CudaGraph(CountedEdit):
         )
 
     def _captured(self, graph: Graph) -> CapturedHostTime:
-        """What graphs do away with; of one graph it is worked out once."""
+        """Return the host time that CUDA graphs remove, computed once per graph."""
         columns = (*graph.nodes.columns, graph.edges.source, graph.edges.target, graph.edges.kind)
 
         def compute() -> CapturedHostTime:
@@ -154,7 +154,7 @@ class CudaGraph(CountedEdit):
 
 
 def _awaits_optimizer(facts: RunFacts) -> bool:
-    """Whether the host's work in the optimizer's step is a good part of what the step waits for."""
+    """Return whether the host's work in the optimizer's step is a large part of the critical path."""
     if not any(name.startswith(OPTIMIZER) for name in facts.graph.names):
         return False
     inside = facts.on_cpu & OF_OPTIMIZER.mask(facts.graph)
@@ -163,12 +163,12 @@ def _awaits_optimizer(facts: RunFacts) -> bool:
 
 @dataclass(frozen=True)
 class CapturedHostTime:
-    """What becomes of host time, each [N].
+    """Effect of CUDA graphs on host time, each [N].
 
     Attributes:
-        taken: CPU work that a graph does away with.
-        open: CPU work between launches in no operator that launches: the trace does not say.
-        launching: ns that launching a graph may take longer than its first launch did, at that node.
+        taken: CPU work that a graph removes.
+        open: CPU work between launches outside launching operators: the trace does not show its effect.
+        launching: ns by which launching a graph may take longer than its first launch did, at that node.
     """
 
     taken: Bools
@@ -177,7 +177,7 @@ class CapturedHostTime:
 
 
 def captured(graph: Graph, chosen: Bools) -> CapturedHostTime:
-    """What graphs of the chosen work would do away with.
+    """Return the host time that CUDA graphs of the chosen work would remove.
 
     Args:
         chosen: [N] work that may be captured.
@@ -212,7 +212,7 @@ def captured(graph: Graph, chosen: Bools) -> CapturedHostTime:
 
 
 def _calls(graph: Graph) -> tuple[Bools, Bools]:
-    """[N] calls that launch GPU work that can be captured, and calls that can be in no graph."""
+    """Return [N] masks of calls that launch capturable GPU work, and of calls that no graph can contain."""
     nodes, edges = graph.nodes, graph.edges
     on_stream = np.array([what.startswith("stream ") for _, what in graph.lanes] + [False], np.bool_)
     copies = (nodes.kind == NodeKind.COPY) & _named(graph, HOST_COPIES)
@@ -220,7 +220,7 @@ def _calls(graph: Graph) -> tuple[Bools, Bools]:
     launch = edges.kind == EdgeKind.LAUNCH
     some, others = np.zeros((2, graph.num_nodes), np.bool_)
     some[edges.source[launch & begun[edges.target]]] = True
-    others[edges.source[launch & ~begun[edges.target]]] = True  # host copies, and what is not on a GPU
+    others[edges.source[launch & ~begun[edges.target]]] = True  # host copies, and work that is not on a GPU
     runtime = nodes.kind == NodeKind.RUNTIME
     fixed = is_of(nodes.kind, CPU_KINDS) & (others | (runtime & _named(graph, NOT_CAPTURED)))
     return some & runtime & ~fixed, fixed
@@ -233,10 +233,10 @@ def _named(graph: Graph, patterns: tuple[str, ...]) -> Bools:
 
 
 def _operators(graph: Graph, calls: Bools, fixed: Bools) -> tuple[Bools, Bools]:
-    """[N] CPU work in operators that make these calls, and what stays because of the fixed ones.
+    """Return [N] masks of CPU work in operators that make these calls, and of work that stays.
 
-    An operator that makes a fixed call and launches nothing else stays as a whole. Where the run's spans are
-    not known, operators are those of the graph's own nodes.
+    An operator that makes a fixed call and launches nothing else stays as a whole. Without the run's spans,
+    operators are those of the graph's own nodes.
     """
     nodes = graph.nodes
     if graph.run is None:
@@ -259,14 +259,14 @@ def _operators(graph: Graph, calls: Bools, fixed: Bools) -> tuple[Bools, Bools]:
 
 
 def _held_by(start: Ints, end: Ints, marked: Bools) -> Bools:
-    """[S] which spans have a marked one in them or are it."""
+    """Return [S] a mask of spans that contain a marked one or are marked."""
     marks = np.sort(start[marked])
     holds: Bools = np.searchsorted(marks, end, "left") > np.searchsorted(marks, start, "left")
     return holds
 
 
 def _inside(time: Ints, begin: Ints, end: Ints) -> Bools:
-    """[T] which times lie in one of these intervals, which are disjoint and ascend."""
+    """Return [T] whether each time is in one of these intervals, which are disjoint and ascending."""
     if begin.size == 0:
         return np.zeros(time.size, np.bool_)
     place = np.searchsorted(begin, time, "right") - 1
@@ -281,11 +281,11 @@ def _fitting(names: pl.Series, patterns: tuple[str, ...]) -> Bools:
 
 
 def _stretches(graph: Graph, calls: Bools, outside: Bools) -> tuple[Ints, Ints, Ints, Bools]:
-    """CPU work in the order of its threads, cut where a thread waits or does what cannot be captured.
+    """Return CPU work in the order of its threads, cut where a thread waits or does what cannot be captured.
 
     Returns:
-        [C] nodes in order, [C] the stretch each is in, [S] where in that order a stretch first launches (C
-        where it does not), [C] whether a node comes behind the first launch, up to the last.
+        [C] nodes in order, [C] the stretch of each, [S] the position of the first launch of each stretch (C
+        without one), [C] whether a node comes after the first launch, up to the last.
     """
     nodes, edges = graph.nodes, graph.edges
     woken = np.zeros(graph.num_nodes, np.bool_)

@@ -1,8 +1,8 @@
-"""The same job on another GPU model: every kernel as long as it takes there, and the host as it was.
+"""The edit that moves a job to another GPU model: every kernel takes its time there, and the host stays.
 
-Products with shapes are predicted by `dpro.replay.cost.kernels`, from what was measured here; other kernels
-by what their class is bound by. CPU time stays, so a job that waits for its host gains nothing. Collectives
-keep their measured cost: what links the other machine has is not known.
+Products with shapes are predicted by `dpro.replay.cost.kernels`, from their times here; other kernels by the
+limit of their class. CPU time stays, so a job that waits for its host gains nothing. Collectives keep their
+measured cost, since the links of the other machine are not known.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Device(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """The model of the same maker whose memory and arithmetic are the next faster ones."""
+        """Return the maker's next model with faster memory and no slower arithmetic."""
         current = min(_devices_of(facts.graph).values(), key=lambda name: GPUS[name].gbps)
         sheet, amd = GPUS[current], current.startswith("MI")
         faster = [
@@ -70,7 +70,7 @@ class Device(Edit):
         return facts.on_path(facts.graph.nodes.kind == NodeKind.KERNEL)
 
     def __post_init__(self) -> None:
-        """Refuse GPU models that are not known, and ranks that are none."""
+        """Raise for unknown GPU models, and for invalid ranks."""
         super().__post_init__()
         if self._model() not in GPUS:
             raise UsageError(f"device: no data sheet of {self.to!r}{nearest(self.to, GPUS)}")
@@ -117,7 +117,7 @@ class Device(Edit):
         return self.to if self.to in GPUS else model_named(self.to)
 
     def _predicted(self, graph: Graph) -> tuple[Ints, pl.DataFrame]:
-        """Nodes of the kernels that change, and what is predicted of each; none where the model is the same.
+        """Return the kernels that change, and their predictions; none where the model is already this one.
 
         Raises:
             Unanswerable: no kernels, their GPUs are not known, or the other cannot run one of them.
@@ -149,11 +149,11 @@ class Device(Edit):
         return predicted_kernels["node"].to_numpy(), predicted_kernels.drop("node")
 
 
-_LAST: list[tuple[pl.DataFrame | None, tuple[str, ...], Sources]] = []  # at most one: what was asked last
+_LAST: list[tuple[pl.DataFrame | None, tuple[str, ...], Sources]] = []  # at most one: the latest
 
 
 def _sources(products: pl.DataFrame | None, *devices: str) -> Sources:
-    """What is known of two devices; of one table it is learned once."""
+    """Return the sources of two devices, learned once per table."""
     if not _LAST or _LAST[0][0] is not products or _LAST[0][1] != devices:
         _LAST[:] = [(products, devices, sources_of(products, *devices))]
     return _LAST[0][2]
@@ -188,10 +188,10 @@ def _on_ranks(graph: Graph, ranks: str) -> Bools:
 
 
 def _devices_of(graph: Graph) -> dict[int, str]:
-    """The GPU model of each rank.
+    """Return the GPU model of each rank.
 
     Raises:
-        Unanswerable: the run does not say of all.
+        Unanswerable: the run does not record all of them.
     """
     ranks = graph.ranks
     names = graph.run.manifest.gpus if graph.run is not None else []
@@ -206,7 +206,7 @@ def _devices_of(graph: Graph) -> dict[int, str]:
 
 
 def products_of(graph: Graph) -> pl.DataFrame:
-    """What matrix products took in a run, as `PRODUCTS` has them.
+    """Return the times of matrix products in a run, with the columns of `PRODUCTS`.
 
     Raises:
         Unanswerable: its GPUs are not known, or it has no products with shapes.
@@ -225,7 +225,7 @@ def products_of(graph: Graph) -> pl.DataFrame:
 
 
 def _frame(graph: Graph, kernels: Bools) -> tuple[Ints, pl.DataFrame]:
-    """Nodes, and their kernels as `kernels.SCHEMA` has them: products where shapes and precision are known.
+    """Return nodes, and their kernels as rows of `SCHEMA`: products where shapes and precision are known.
 
     Of an operator that launched several kernels, the longest is the product.
     """

@@ -1,11 +1,11 @@
-"""Gradients: buckets of another size, in the order of the next forward pass, or compressed.
+"""Edits of gradients: buckets of another size, reduction in the order of their next use, or compression.
 
-What all edits of the reductions of gradients share is here: what they ask of a run, and what it leaves open;
-how a graph reduces gradients, once as it is and once for each thing that the run does not say.
+Also has the base class of all edits of gradient reductions: their needs of a run, and the alternatives where
+it leaves reductions open, one graph for each.
 
-With priorities gradients are cut into pieces, moved in the order in which the next forward pass uses them,
-and awaited by the layer that does, instead of by the whole next step. What compressing makes of a bucket says
-`dpro.replay.whatif.choices`.
+With priorities, gradients are cut into pieces, moved in the order in which the next forward pass uses them,
+and awaited by the layer that does, instead of by the whole next step. `dpro.replay.whatif.choices` has the
+effect of compression on a bucket.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ReductionEdit(Edit):
 
     @abstractmethod
     def changed(self, reductions: GradientReductions) -> Graph:
-        """The graph of the changed job, or the same graph where nothing is to change.
+        """Return the graph of the changed job, or the given graph where nothing changes.
 
         Raises:
             Unanswerable: the run lacks what the edit needs; the message says what.
@@ -78,11 +78,11 @@ class ReductionEdit(Edit):
         return graph if changed is reductions.graph else changed
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """The changed graph at both ends of sizes and waits that the run does not show."""
+        """Return the changed graph at both ends of sizes and waits that the run does not show."""
         return tuple(self.changed(reductions) for reductions in alternatives(reduced(graph)))
 
     def wanted(self, reductions: GradientReductions) -> Sequence[Sequence[Reduction]]:
-        """For each pass the reductions that it has then, where they are known without their order.
+        """Return the changed reductions of each pass, where they are known without their order; else none.
 
         Raises:
             Unanswerable: the run lacks what the edit needs.
@@ -90,37 +90,37 @@ class ReductionEdit(Edit):
         return []
 
     def bound(self, facts: RunFacts) -> float:
-        """What the step is longer than its busiest lane, or than with the calls of reductions alone."""
+        """Return how much longer the step is than its busiest lane, or than with only calls of reductions."""
         reductions = reduced(facts.graph)
         columns = (reductions, facts.baseline, facts.timeline.end)
         idle = once(facts.graph, "idle but for reductions", columns, lambda: _idle(facts, reductions))
         return min(idle, facts.base_ns - _of_calls_alone(facts, reductions, self.wanted(reductions)))
 
     def bound_with(self, other: Edit, facts: RunFacts) -> float:
-        """Two changes to reductions gain no more than none at all."""
+        """Return the gain without any reductions, which bounds that of two changes to them."""
         if not isinstance(other, ReductionEdit):
             return math.inf
         return facts.base_ns - _without_any(facts, reduced(facts.graph))
 
     def bound_on_top(self, before: RunFacts, after: RunFacts) -> float:
-        """What the step is longer than without reductions and calls of them, where the nodes are the same."""
+        """Return the gain without reductions and their calls, where `after` has the nodes of `before`."""
         if after.graph.nodes.measured_start is not before.graph.nodes.measured_start:
             return self.bound(after)
         return after.base_ns - _without_any(after, reduced(before.graph))
 
     def is_proven(self, graph: Graph) -> bool:
-        """All pairs are of DDP jobs that recorded which gradients are in which reduction."""
+        """Return whether gradients of reductions are recorded, as in all pairs, which are DDP jobs."""
         reductions = reduced(graph)
         return super().is_proven(graph) and reductions.is_recorded and not reductions.parameters.closes_before
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What to write in the job's framework; what is inferred; whose latency is not known."""
+        """Report the setting in the job's framework, inferred facts, and unknown latencies."""
         reductions, framework = reduced(graph), framework_of(graph.run)
         said = f"in {framework}: {self.setting(reductions)}" if framework else ""
         return (*filter(None, (said,)), *reductions.notes(), *unknown_latencies(graph))
 
     def setting(self, reductions: GradientReductions) -> str:
-        """How to do it for real in the job's framework, where that is another than DDP."""
+        """Return the setting in the job's framework, where that is not DDP."""
         return NOT_THERE
 
 
@@ -131,7 +131,7 @@ def _idle(facts: RunFacts, reductions: GradientReductions) -> float:
 def _of_calls_alone(
     facts: RunFacts, reductions: GradientReductions, wanted: Sequence[Sequence[Reduction]]
 ) -> float:
-    """The mean step if reductions took no time but that of their calls, ns: moving data only adds to it."""
+    """Return the mean step with calls of reductions but no transfers, ns, which transfers only lengthen."""
     graph = facts.graph
     columns = (*graph.nodes.columns, *graph.edges.columns)
     edges, nodes = once(graph, "no reductions", columns, lambda: _without(graph, reductions))
@@ -142,7 +142,7 @@ def _of_calls_alone(
 
 
 def _without_any(facts: RunFacts, reductions: GradientReductions) -> float:
-    """The mean step if neither reductions nor calls of them took any time, ns."""
+    """Return the mean step if neither reductions nor their calls took any time, ns."""
     graph = facts.graph
 
     def compute() -> float:
@@ -156,7 +156,7 @@ def _without_any(facts: RunFacts, reductions: GradientReductions) -> float:
 
 
 def _without(graph: Graph, reductions: GradientReductions) -> tuple[Edges, Nodes]:
-    """Edges and nodes of a graph whose reductions, and calls of them, take no time."""
+    """Return edges and nodes of a graph whose reductions and calls take no time."""
     source, target = graph.edges.source, graph.edges.target
 
     def compute() -> tuple[Bools, Bools, Bools]:
@@ -173,7 +173,7 @@ def _without(graph: Graph, reductions: GradientReductions) -> tuple[Edges, Nodes
 
 
 def _with_calls(edges: Edges, reductions: GradientReductions, wanted: Sequence[Sequence[Reduction]]) -> Ints:
-    """[E] ns, lags with the calls of reductions: a thread goes on after the call that follows a gradient."""
+    """Return [E] lags, ns, with the calls of reductions: a thread continues after the call for a gradient."""
     calls = [
         (int(backward.ready[reduction.called_after]), round(reduction.call_ns))
         for backward, pass_wanted in zip(reductions.passes, wanted)
@@ -216,7 +216,7 @@ class Bucket(ReductionEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Sizes that may be best, by what fusing or splitting their buckets would gain."""
+        """Return sizes that may be best, by the gain from fusing or splitting their buckets."""
         require_buckets(facts.graph)
         return [cls(size) for size in sizes_worth_replaying(reduced(facts.graph))]
 
@@ -254,7 +254,7 @@ class Bucket(ReductionEdit):
 
 
 def require_buckets(graph: Graph) -> None:
-    """Refuse a job whose gradients no framework puts into buckets.
+    """Raise for a job whose gradients no framework puts into buckets.
 
     Raises:
         Unanswerable: neither buckets nor DDP's own ranges were recorded.
@@ -268,7 +268,7 @@ def require_buckets(graph: Graph) -> None:
 
 
 def closing_of(reductions: GradientReductions, backward: Pass, first_cap: int, cap: int) -> Ints:
-    """As `closing`, of a pass; gradients of two types are in no bucket together.
+    """Return the last parameter of each bucket of a pass; gradients of different types share no bucket.
 
     Args:
         first_cap, cap: bytes, of the first bucket and of the others.
@@ -294,7 +294,7 @@ def closing_of(reductions: GradientReductions, backward: Pass, first_cap: int, c
 
 
 def require_bytes(reductions: GradientReductions) -> None:
-    """Refuse a run that does not say how many bytes its reductions move.
+    """Raise for a run that does not record the bytes of its reductions.
 
     Raises:
         Unanswerable: it does not.
@@ -337,7 +337,7 @@ class Priority(ReductionEdit):
         return [cut(reductions, backward, round(self.mb * MB)) for backward in reductions.passes]
 
     def changed(self, reductions: GradientReductions) -> Graph:
-        """Order the pieces as a link would that always takes the one needed first of those that are ready."""
+        """Order the pieces as on a link that always moves the ready piece that is needed first."""
         require_bytes(reductions)
         uses = first_uses(reductions.graph, reductions.passes, on_stream(reductions))
         following = next_of_rank(reductions)
@@ -352,7 +352,7 @@ class Priority(ReductionEdit):
         wanted = []
         for number, after in enumerate(following):
             ordered = [pieces[number][piece] for piece in order[number]]
-            if not reductions.is_scattered:  # else parameters are gathered after an update that waits for all
+            if not reductions.is_scattered:  # otherwise parameters are gathered after the whole update
                 used = uses[after] if after >= 0 else np.empty(0, np.int64)
                 ordered = [replace(piece, needed=_needed(piece, used, kind)) for piece in ordered]
             wanted.append(ordered)
@@ -373,7 +373,7 @@ def _needed(piece: Reduction, used: Ints, kind: EdgeKind) -> tuple[tuple[int, Ed
 
 
 def cut(reductions: GradientReductions, backward: Pass, size: int) -> list[Reduction]:
-    """Reductions of one size: small gradients together, large ones in pieces of even size.
+    """Cut gradients into reductions of one size: small ones together, large ones in even pieces.
 
     Args:
         size: bytes.
@@ -390,7 +390,7 @@ def cut(reductions: GradientReductions, backward: Pass, size: int) -> list[Reduc
 def _orders(
     reductions: GradientReductions, pieces: Sequence[Sequence[Reduction]], uses: list[Ints]
 ) -> list[list[int]]:
-    """For each pass its pieces in the order in which they move, the same on all ranks of a pass."""
+    """Return the pieces of each pass in the order in which they move, equal on all ranks of a pass."""
     nodes = reductions.graph.nodes
     together: dict[tuple[int, int], list[int]] = defaultdict(list)
     for number, backward in enumerate(reductions.passes):
@@ -409,11 +409,11 @@ def _orders(
 
 
 def by_priority(ready: Ints, urgency: Ints, takes: NDArray[np.float64]) -> list[int]:
-    """The order in which a link moves pieces if it always takes the most urgent of those that are ready.
+    """Return the order in which a link moves pieces if it always takes the most urgent ready one.
 
     Args:
         ready: [C] ns from which each can be moved.
-        urgency: [C] smaller is more urgent; of equals the one that is listed first.
+        urgency: [C] smaller is more urgent; the first of equal ones goes first.
         takes: [C] ns.
     """
     coming = sorted(range(ready.size), key=lambda piece: (int(ready[piece]), piece))
@@ -462,7 +462,7 @@ class Compress(ReductionEdit):
     doubt: float = 0.3
 
     def __post_init__(self) -> None:
-        """Refuse none or several of the ways."""
+        """Raise unless exactly one way to compress is given."""
         super().__post_init__()
         ways = (self.powersgd_rank, self.topk, self.budget)
         if bool(self.to) + sum(way is not None for way in ways) != 1:
@@ -472,14 +472,14 @@ class Compress(ReductionEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Half precision, PowerSGD, the largest hundredth; a codec for each bucket where measured."""
+        """Return half precision, PowerSGD, the largest hundredth; and a codec per bucket where measured."""
         run = facts.graph.run
         measured = run is not None and run.table(CODECS).height > 0
         chosen = [cls(budget=share) for share in (0.01, 0.1)] if measured else []
         return [cls("bf16"), cls(powersgd_rank=2), cls(topk=0.01), *chosen]
 
     def changed(self, reductions: GradientReductions) -> Graph:
-        """Shrink what each bucket moves and add what compressing costs."""
+        """Shrink the payload of each bucket, and add the time of compression."""
         if reductions.ratio < 1:
             raise Unanswerable("gradients are already compressed")
         if self.budget is not None:
@@ -496,7 +496,7 @@ class Compress(ReductionEdit):
         return with_reductions(reductions, self.wanted(reductions))
 
     def wanted(self, reductions: GradientReductions) -> Sequence[Sequence[Reduction]]:
-        """All buckets by one codec; which one a budget chooses for each is worked out when it is applied."""
+        """Return all buckets with one codec; with a budget, codecs are chosen only on application."""
         if self.budget is not None:
             return []
         codec = Codec(self.to, self.powersgd_rank, self.topk)
@@ -507,20 +507,20 @@ class Compress(ReductionEdit):
         ]
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What was chosen; what is inferred; operations and groups whose latency the run does not show."""
+        """Report the chosen codecs, inferred facts, and unknown latencies."""
         chosen = [] if self.budget is None else compression_lines(choose(reduced(graph), self.budget))
         return (*chosen, *super().notes(graph))
 
     def _compressed(
         self, reductions: GradientReductions, bucket: Reduction, codec: Codec, is_mixed: bool
     ) -> Reduction:
-        """A bucket compressed; what is in half precision already stays, if others are not."""
+        """Compress a bucket; keep one that has half precision already if others do not."""
         if self.to and is_mixed and ITEM_BYTES.get(bucket.dtype) == ITEM_BYTES[HALF[self.to]]:
             return bucket
         return compressed(reductions, bucket, codec)
 
     def is_proven(self, graph: Graph) -> bool:
-        """Neither sending only the largest nor choosing by bucket was measured."""
+        """Return whether the edit was measured: neither top-k nor codecs by bucket were."""
         return self.topk is None and self.budget is None and super().is_proven(graph)
 
     def describe(self) -> str:
@@ -537,7 +537,7 @@ class Compress(ReductionEdit):
         return of_half_precision(framework, self.to) if self.to else NOT_THERE
 
     def how(self) -> str:
-        if self.to == "bf16":  # by its name DDP refuses PyTorch's hook without NCCL
+        if self.to == "bf16":  # DDP refuses PyTorch's hook without NCCL by its name
             hook = "lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket)"
             return f"model.register_comm_hook(None, {hook})"
         if self.to:

@@ -1,7 +1,7 @@
-"""Give a rank, a host or a stage the speed of its peers.
+"""The edit that gives a rank, a host or a stage the speed of its peers.
 
-Ranks of one role do the same work between one collective and the next. What a rank needs longer for such a
-phase than its peers typically do, and typically in every step, is what healing takes away.
+Ranks of one role do the same work between one collective and the next. Healing removes the time by which a
+rank's phases are typically longer than those of its peers, in every step.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ class RanksAt:
     stage: int | None = key("pipeline stage; its peers are the other stages", None, least=0)
 
     def __post_init__(self) -> None:
-        """Refuse ranks and stages below 0."""
+        """Raise for ranks and stages below 0."""
         check(self, "ranks")
 
     def require_one(self, label: str) -> None:
-        """Refuse none or several of rank, host and stage."""
+        """Raise unless exactly one of rank, host and stage is given."""
         if sum([self.rank is not None, self.host != "", self.stage is not None]) != 1:
             raise UsageError(f"{label} needs one of rank=, host= and stage=, as in {label}:rank=1")
 
     def ranks(self, graph: Graph) -> list[int]:
-        """Which they are.
+        """Return the ranks.
 
         Raises:
             NothingToChange: there are none.
-            Unanswerable: the run does not say.
+            Unanswerable: the run does not record where its ranks are.
         """
         ranks = ranks_at(graph, self.rank, self.host, self.stage)
         if not ranks:
@@ -64,7 +64,7 @@ class RanksAt:
         return ranks
 
     def describe(self) -> str:
-        """The one that is given, in words."""
+        """Describe the given one in words."""
         if self.rank is not None:
             return f"rank {self.rank}"
         return f"host {self.host}" if self.host else f"stage {self.stage}"
@@ -87,13 +87,13 @@ class Heal(Edit):
     doubt: float = 0.1
 
     def __post_init__(self) -> None:
-        """Refuse none or several of rank, host and stage."""
+        """Raise unless exactly one of rank, host and stage is given."""
         super().__post_init__()
         self.place.require_one(self.name)
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Ranks that findings name or that decide most of the path; of stages, `balance` moves the work."""
+        """Return ranks that findings name or that decide most of the path; for stages, see edit `balance`."""
         if not facts.deciding_ranks:
             raise Unanswerable("the run has only one rank, so there are no peers")
         return [cls(RanksAt(rank)) for rank in facts.deciding_ranks]
@@ -114,11 +114,11 @@ class Heal(Edit):
         return Shortened(compared(graph, ranks, work, apart=ranks))
 
     def on_operations(self) -> bool:
-        """Stages are compared by the work of their micro-batches."""
+        """Return whether a stage is given: stages are compared by the work of their micro-batches."""
         return self.place.stage is not None
 
     def is_proven(self, graph: Graph) -> bool:
-        """Hosts and stages as a whole were not."""
+        """Return whether a rank is given: only single ranks were recorded before and after."""
         return self.place.rank is not None
 
     def describe(self) -> str:
@@ -134,20 +134,20 @@ class Heal(Edit):
 
 @dataclass(frozen=True)
 class Shortened:
-    """Work that takes a share of its time.
+    """Work that is reduced to a share of its time.
 
     Attributes:
-        ratios: `ratio`, and columns of `work_keys` that say of which work.
+        ratios: `ratio`, and columns of `work_keys` that identify the work.
     """
 
     ratios: pl.DataFrame
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph with these durations, rounded to whole nanoseconds."""
+        """Return the graph with these durations, rounded to whole nanoseconds."""
         return graph.with_durations(self.durations(graph))
 
     def durations(self, graph: Graph) -> Ints:
-        """[N] ns, how long the nodes of a graph last then."""
+        """Return [N] the reduced durations of a graph's nodes, in ns."""
         by = [name for name in self.ratios.columns if name != "ratio"]
         keys = work_keys(graph, self.ratios["rank"].unique().to_list())
         joined = keys.join(self.ratios, on=by, maintain_order="left")
@@ -156,23 +156,23 @@ class Shortened:
         return durations
 
     def of(self, rank: int) -> Shortened:
-        """The same of one rank alone."""
+        """Return the reductions of one rank only."""
         return Shortened(self.ratios.filter(pl.col("rank") == rank))
 
 
 def healing(
     graph: Graph, ranks: Sequence[int], work: pl.DataFrame, apart: Collection[int] = ()
 ) -> pl.DataFrame:
-    """What share of their time ranks take for their work once they are healed, as of `Shortened`.
+    """Return the share of its time that each piece of work takes on healed ranks, for `Shortened`.
 
-    For each phase of a step, and for CPU and GPU work apart, the rank's typical time (median over steps) is
-    compared with its peers' (median over peers of their medians). What it needs more is taken away from the
-    work that is longer there than on the peers, distinguished by its name and the annotation around it, by
-    the same ratios in every step: noise of single steps is left alone.
+    For each phase of a step, and for CPU and GPU work separately, the rank's typical time (median over steps)
+    is compared with its peers' (median over peers of their medians). The excess is removed from work that is
+    longer than on the peers, identified by its name and the annotation around it, by one ratio for all steps:
+    noise of single steps is left alone.
 
     Args:
-        ranks: which to heal, each by itself: healing a rank changes no node of another.
-        work: as `phase_work` gives it, of the steps that show what is typical.
+        ranks: those to heal, each by itself: healing a rank changes no node of another.
+        work: as from `phase_work`, of the steps that show what is typical.
         apart: ranks that do not count as peers.
 
     Returns:
@@ -187,10 +187,10 @@ def healing(
 def healing_of_stages(
     graph: Graph, ranks: Sequence[int], work: pl.DataFrame, apart: Collection[int]
 ) -> pl.DataFrame:
-    """As `healing`, against all ranks of other stages, by kinds of work in the step as a whole.
+    """Return ratios of `healing` against all ranks of other stages, by kinds of work in the whole step.
 
     Args:
-        work: as `phase_work` gives it.
+        work: as from `phase_work`.
         apart: ranks that do not count as peers.
     """
     whole_steps = work.with_columns(position=pl.lit(0, pl.Int64)).group_by("rank", "step", *LABEL)
@@ -199,14 +199,13 @@ def healing_of_stages(
 
 
 def healing_in_each_step(rank: int, work: pl.DataFrame) -> pl.DataFrame:
-    """As `healing`, in each step for itself: for work that is longer now here and now there.
+    """Return ratios of healing in each step separately, for work that is longer in changing places.
 
-    What a rank works longer in a step than its peers do in that step, in sum, is taken away from the phases
-    that are longer, in proportion; CPU and GPU work apart. Phases that are shorter count against it: noise
-    is no gain.
+    The excess of a rank's work over its peers' in the same step, in sum, is removed from the phases that are
+    longer, in proportion; CPU and GPU work separately. Shorter phases count against it: noise is not a gain.
 
     Args:
-        work: as `phase_work` gives it, of the steps that count.
+        work: as from `phase_work`, of the steps that count.
 
     Raises:
         Unanswerable: the rank has no peer that went through the same phases.
@@ -225,7 +224,7 @@ def healing_in_each_step(rank: int, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _healing(graph: Graph, ranks: Sequence[int], work: pl.DataFrame, peers: pl.DataFrame) -> pl.DataFrame:
-    """As `healing`.
+    """Compute `healing` for given peers.
 
     Args:
         work: `phase_work`, of the steps that count.
@@ -244,27 +243,27 @@ def _healing(graph: Graph, ranks: Sequence[int], work: pl.DataFrame, peers: pl.D
     phase = _excess(phases, compared, PHASE).select("rank", *PHASE, whole=pl.col("excess"))
     parts = pl.col("excess").sum().over("rank", *PHASE)
     longer = _excess(labels, compared, LABEL).filter(is_healed).sort("rank", *LABEL).with_columns(parts=parts)
-    # Below 1 for the work that makes a rank slower than its peers.
+    # Below 1 for work that makes a rank slower than its peers.
     taken = pl.col("excess") * (pl.col("whole") / pl.col("parts")).clip(upper_bound=1.0) / pl.col("own")
     return longer.join(phase, on=["rank", *PHASE]).select("rank", *LABEL, ratio=1.0 - taken)
 
 
 def _typical(work: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """What each rank typically needs per step: `rank`, `work_ns` and the columns of `by`."""
+    """Return the typical time of each rank per step: `rank`, `work_ns` and the columns of `by`."""
     num_steps = work["step"].n_unique()
     per_step = work.group_by("rank", "step", *by).agg(pl.col("work_ns").sum())
     return per_step.group_by("rank", *by).agg(_median_of(num_steps))
 
 
 def _excess(typical: pl.DataFrame, peers: pl.DataFrame, by: list[str]) -> pl.DataFrame:
-    """What each rank typically needs more than its peers per step: `own` and `excess` ns, where positive.
+    """Return each rank's typical excess over its peers per step: `own` and `excess` ns, where positive.
 
     A peer that never does a piece of work needs no time for it.
 
     Args:
         typical: as from `_typical`.
-        peers: the ranks that are asked for and their peers, as from `ranks_of_teams`.
-        by: the columns that distinguish pieces of work.
+        peers: the compared ranks and their peers, as from `ranks_of_teams`.
+        by: the columns that identify pieces of work.
     """
     rows = typical.join(peers, on="rank")
     pieces = rows.select("team", *by).unique().with_row_index("piece")
@@ -275,7 +274,7 @@ def _excess(typical: pl.DataFrame, peers: pl.DataFrame, by: list[str]) -> pl.Dat
 
 
 def _median_of(count: int) -> pl.Expr:
-    """Median of `work_ns` over `count` cases, of which those without a row are 0."""
+    """Return the median of `work_ns` over `count` cases, where cases without a row are 0."""
     falling = pl.col("work_ns").sort(descending=True)
     middle = [falling.get(place, null_on_oob=True).fill_null(0) for place in ((count - 1) // 2, count // 2)]
     return ((middle[0] + middle[1]) / 2).alias("work_ns")

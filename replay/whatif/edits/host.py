@@ -1,6 +1,6 @@
-"""Change what the host costs: launches, the CPU's speed, and its waits for the GPU.
+"""Edits of the host: launches, the CPU's speed, and its waits for the GPU.
 
-Its input and its garbage are changed by `training_loop.py`.
+`training_loop.py` has those of its input and its garbage collection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpro.replay.whatif.graph_ops.scope import descendants_of
 from dpro.replay.whatif.rankwise import CountedEdit, Counts, RankwiseEdit
 
 LAUNCHES = "calls that launch GPU work"
-MAX_WAITS = 2  # calls that wait for the GPU which are looked at one by one
+MAX_WAITS = 2  # waiting calls with candidates of their own
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class NoLaunch(RankwiseEdit):
         return facts.on_path(launching_calls(facts.graph, launch), launch)
 
     def apply(self, graph: Graph) -> Graph:
-        """Make launching calls and launch latencies free; a latency that was negative stays.
+        """Make launching calls and launch latencies free; a negative latency stays.
 
-        Launches that were not recorded, only how late work began, go altogether: their order on the host, and
-        what the clock's noise made negative, too.
+        Where launches were not recorded, but only the delays of work, these are removed with their order on
+        the host, and with negative lags from clock noise.
         """
         late = graph.nodes.kind == NodeKind.DELAY
         if late.any():
@@ -118,13 +118,12 @@ class FreeHost(CountedEdit):
 
 
 def free_host(graph: Graph, counts: Counts | None = None) -> Graph:
-    """The graph with all CPU work of steps, all launch calls and launch latencies of 0.
+    """Return the graph with all CPU work of steps, all launch calls and launch latencies of 0.
 
-    A latency that was negative stays, and so does what else the host does before the first step: that is no
-    part of a step.
+    Negative latencies stay, and so does other host work before the first step, which is not part of a step.
 
     Args:
-        counts: with `LAUNCHES` of the whole job, where the graph is not of all of it.
+        counts: with `LAUNCHES` of the whole job, where the graph is only a part of it.
 
     Raises:
         Unanswerable: the host launches nothing, so that its work is the job's.
@@ -194,7 +193,7 @@ class NoSync(RankwiseEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """The calls in which the host waits longest for the GPU."""
+        """Return the calls in which the host waits longest for the GPU."""
         if not _waits_for_gpu(facts.graph).any():
             raise NothingToChange("no call in the run makes the CPU wait for the GPU")
         waits = gpu_waits(facts.graph, facts.timeline.end).group_by("name").agg(pl.col("waited_ns").sum())
@@ -205,21 +204,21 @@ class NoSync(RankwiseEdit):
         return facts.idle_without_communication
 
     def bound_on_top(self, before: RunFacts, after: RunFacts) -> float:
-        """By a replay: what else changes the job leaves these waits as they are."""
+        """Return the gain by a replay: other changes of the job leave these waits as they are."""
         changed = after.graph.without_waits(self._dropped(after.graph))
         timeline = replay(changed)
         steps = changed_durations(after.baseline, changed, timeline.end)
         return after.base_ns - float(steps.mean())
 
     def apply(self, graph: Graph) -> Graph:
-        """Take the waits away; the GPU still does its work in the order in which it did."""
+        """Remove the waits; the GPU keeps the order of its work."""
         nodes, edges, dropped = graph.nodes, graph.edges, self._dropped(graph)
         columns = (nodes.lane, nodes.measured_start, edges.source, edges.target, edges.kind)
         order = once(graph, (self, "order"), columns, lambda: _order_of_streams(graph, dropped))
         return graph.with_edges_instead(dropped, order)
 
     def _dropped(self, graph: Graph) -> Bools:
-        """[E] the edges of these waits; of graphs that differ in durations or lags found once.
+        """Return [E] a mask of these waits, computed once for graphs that differ in durations or lags only.
 
         Raises:
             NothingToChange: there are none.
@@ -250,10 +249,10 @@ class NoSync(RankwiseEdit):
 
 
 def _order_of_streams(graph: Graph, dropped: Bools) -> Edges:
-    """Edges from work that the host waited for to what it launched next on each other stream of the rank.
+    """Return edges from awaited work to the host's next launch on each other stream of the rank.
 
-    Without the host between them, streams would do side by side what they did one after the other: whether
-    the one needs what the other made, nothing says.
+    Without the host between them, streams would overlap work that they did in sequence: nothing shows whether
+    one needs the result of the other.
 
     Args:
         dropped: [E] waits of the host.
@@ -292,10 +291,13 @@ def _order_of_streams(graph: Graph, dropped: Bools) -> Edges:
 
 
 def gpu_waits(graph: Graph, end: Ints) -> pl.DataFrame:
-    """Calls in steps that wait for the GPU: `rank`, `span_id`, `name` (of it or its operator), `waited_ns`.
+    """Return calls in steps that wait for the GPU, with their waits.
 
     Args:
-        end: [N] ns, when the nodes of the graph end.
+        end: [N] ns, ends of the graph's nodes.
+
+    Returns:
+        `rank`, `span_id`, `name` (of the call or its operator), `waited_ns`.
     """
     nodes, edges = graph.nodes, graph.edges
     waits = _waits_for_gpu(graph) & (nodes.step[edges.target] >= 0)
@@ -312,7 +314,7 @@ def gpu_waits(graph: Graph, end: Ints) -> pl.DataFrame:
 
 
 def _waits_for_gpu(graph: Graph) -> Bools:
-    """[E] edges from work on a GPU stream to the CPU that waits for it."""
+    """Return [E] a mask of edges from work on a GPU stream to the CPU that waits for it."""
     nodes, edges = graph.nodes, graph.edges
     on_stream = np.array([what.startswith("stream ") for _, what in graph.lanes] + [False], np.bool_)
     works = is_of(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER)) & on_stream[nodes.lane]
@@ -321,7 +323,7 @@ def _waits_for_gpu(graph: Graph) -> Bools:
 
 
 def _waiting_calls(graph: Graph) -> Ints:
-    """[E] the operator or call before the end of each edge on its thread; -1 where neither is one."""
+    """Return [E] the operator or call before the end of each edge on its thread; -1 where it is neither."""
     nodes, edges = graph.nodes, graph.edges
     before = np.full(graph.num_nodes, -1)
     thread = edges.kind == EdgeKind.THREAD
@@ -333,10 +335,10 @@ def _waiting_calls(graph: Graph) -> Ints:
 
 
 def _waiting_in(graph: Graph, pattern: str) -> Bools:
-    """[E] edges that end a wait in a span that fits, or in something inside one.
+    """Return [E] a mask of edges that end a wait in a span that fits, or in something inside one.
 
-    The wait lies between two pieces of its thread. The later is what is left of the call that waited; where
-    nothing is left of it, the earlier is the operator around it.
+    The wait is between two pieces of its thread. The later one is the rest of the waiting call; where there
+    is none, the earlier one is the operator around it.
     """
     nodes, edges = graph.nodes, graph.edges
     inside = descendants_of(graph, pattern)
@@ -349,16 +351,16 @@ def _waiting_in(graph: Graph, pattern: str) -> Bools:
 
 
 def require_launches(graph: Graph) -> None:
-    """Refuse a run whose host launches no GPU work."""
+    """Raise for a run whose host launches no GPU work."""
     if not num_launches(graph):
         raise NothingToChange("the run has no GPU launches")
 
 
 def launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[N] runtime calls that these edges begin at.
+    """Return [N] a mask of runtime calls from which these edges begin.
 
     Args:
-        launch: [E] which edges.
+        launch: [E] mask of edges.
     """
     calls = np.zeros(graph.num_nodes, np.bool_)
     calls[graph.edges.source[launch]] = True
@@ -367,5 +369,5 @@ def launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_
 
 
 def num_launches(graph: Graph) -> int:
-    """How many calls launch GPU work."""
+    """Return the number of calls that launch GPU work."""
     return int(launching_calls(graph, graph.edges.kind == EdgeKind.LAUNCH).sum())

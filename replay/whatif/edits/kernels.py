@@ -1,11 +1,11 @@
-"""The same work in fewer kernels, or with fewer bits.
+"""Edits that do work in fewer kernels, or with fewer bits.
 
-Pointwise work takes as long as memory needs to move what it reads and writes. Fused, what one kernel writes
-for the next to read stays on the chip; the launches and operators of all kernels but one go.
+Pointwise work takes as long as memory needs to move its inputs and outputs. After fusion, intermediate
+results stay on the chip; the launches and operators of all kernels but one disappear.
 
-A matmul that the GPU's arithmetic limits gains by the ratio of the peaks; one that its memory limits, by the
-bytes; both keep the share of the limit that they reached. Casts come on top, and pointwise kernels between
-matmuls move fewer bytes.
+A matmul limited by the GPU's arithmetic gains by the ratio of the peaks; one limited by memory, by the bytes;
+both keep the share of the limit that they reached. Casts are added, and pointwise kernels between matmuls
+move fewer bytes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.rankwise import CountedEdit, Counts, RankwiseEdit
 from dpro.schema import SENSITIVITIES
 
-# Per parameter: operators of torch's own loop, tensors that these read and write in all, and that one fused
-# pass must (parameter, gradient and state in; parameter and state out).
+# Per parameter: operators of torch's own loop, tensors that they read and write in total, and tensors that
+# one fused pass must move (parameter, gradient and state in; parameter and state out).
 LOOPS = {"AdamW": (9, 21, 7), "Adam": (8, 19, 7), "Adagrad": (5, 12, 5), "SGD": (3, 8, 5)}
 PLAIN_SGD = (1, 3, 3)  # without momentum
 KERNELS = "kernels of the optimizer"
 
-# Share of a pointwise kernel's time that goes into writing its result, and into reading the one before: most
-# read two tensors and write one.
+# Share of a pointwise kernel's time spent on writing its result, and on reading that of the kernel before:
+# most read two tensors and write one.
 SHARE_OF_A_TENSOR = 1 / 3
 
 
@@ -77,7 +77,7 @@ class Optimizer(CountedEdit):
         return facts.on_path(inside, inside[facts.graph.edges.target])
 
     def counts(self, graph: Graph) -> Counts:
-        """Which spans the optimizer's step holds, and how many kernels."""
+        """Return the names of the spans in the optimizer's step, and the number of its kernels."""
         with suppress(NothingToChange):
             names = names_in_scope(graph, f"{OPTIMIZER}*")
             inside = in_modules(graph, f"{OPTIMIZER}*") & (graph.nodes.kind == NodeKind.KERNEL)
@@ -85,7 +85,7 @@ class Optimizer(CountedEdit):
         return {}
 
     def apply(self, graph: Graph) -> Graph:
-        """Shorten the work inside the optimizer's step as far as its present implementation lets it."""
+        """Shorten the work in the optimizer's step, depending on its present implementation."""
         counts = self.counts_of_job(graph)
         names = [name for name in counts if name != KERNELS] or names_in_scope(graph, f"{OPTIMIZER}*")
         now = next((impl for impl in ("fused", "foreach") if _any(names, f"aten::_{impl}_")), "loop")
@@ -100,7 +100,7 @@ class Optimizer(CountedEdit):
         if counts[KERNELS]:
             return _updated_at_once(graph, mask, kernels, ratio, operators)
         if self.impl == "foreach":
-            return graph  # on CPUs it loops all the same
+            return graph  # foreach loops on CPUs as well
         duration = graph.nodes.duration.astype(np.float64)
         duration[mask & (graph.nodes.kind == NodeKind.CPU)] *= ratio
         duration[mask & is_of(graph.nodes.kind, (NodeKind.HOST, NodeKind.GAP))] /= operators
@@ -118,7 +118,7 @@ def _any(names: list[str], beginning: str) -> bool:
 
 
 def _loop_of(names: list[str]) -> tuple[int, int, int]:
-    """The row of `LOOPS` for the optimizer that was recorded."""
+    """Return the row of `LOOPS` for the recorded optimizer."""
     optimizers = {name.removeprefix(OPTIMIZER).split(".")[0] for name in names if name.startswith(OPTIMIZER)}
     loops = [name for name in LOOPS if name in optimizers]
     if len(loops) != 1 or len(optimizers) != 1:
@@ -132,7 +132,7 @@ def _loop_of(names: list[str]) -> tuple[int, int, int]:
 
 
 def _updated_at_once(graph: Graph, mask: Bools, kernels: Bools, ratio: float, operators: int) -> Graph:
-    """Kernels behind one another without gaps; of operators and launches, the first of each step are left."""
+    """Run kernels without gaps; of operators and launches, keep the first of each step."""
     nodes, edges = graph.nodes, graph.edges
     duration = nodes.duration.astype(np.float64)
     duration[kernels] *= ratio
@@ -183,7 +183,7 @@ class Compile(RankwiseEdit):
         return facts.on_path(fused | facts.on_cpu, fused[facts.graph.edges.target])
 
     def apply(self, graph: Graph) -> Graph:
-        """Give the first of each run the time of all, and take the others with what launched them."""
+        """Give the first kernel of each run the time of all, and remove the others with their launches."""
         _require_uncompiled(graph)
         fused = _with_fused(graph, _runs(graph, self.selection.chosen(graph), is_fused))
         if fused is graph:
@@ -193,7 +193,7 @@ class Compile(RankwiseEdit):
         return fused
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """Where reductions stay kernels of their own."""
+        """Return the graph in which reductions stay separate kernels."""
         return (_with_fused(graph, _runs(graph, self.selection.chosen(graph), _is_fused_alone)),)
 
     def describe(self) -> str:
@@ -204,13 +204,12 @@ class Compile(RankwiseEdit):
 
 
 def _require_kernels(graph: Graph) -> None:
-    """Refuse a run without GPU kernels."""
     if not (graph.nodes.kind == NodeKind.KERNEL).any():
         raise NothingToChange("the run has no GPU kernels: fusion on CPUs is not modelled")
 
 
 def _require_uncompiled(graph: Graph) -> None:
-    """As `_require_kernels`; refuse a job most of whose pointwise work torch.compile has fused, too."""
+    """Raise for a job without GPU kernels, or whose pointwise work torch.compile has mostly fused."""
     _require_kernels(graph)
     nodes = graph.nodes
     of_name = np.bincount(nodes.name, np.where(nodes.kind == NodeKind.KERNEL, nodes.duration, 0))
@@ -224,7 +223,7 @@ def _require_uncompiled(graph: Graph) -> None:
 
 
 def _with_fused(graph: Graph, run: Ints) -> Graph:
-    """The first of each run takes the time of all; the others go, with what launched them."""
+    """Give the first kernel of each run the time of all, and remove the others with their launches."""
     gone = run >= 0
     leads = _firsts(run)
     gone[leads] = False
@@ -238,9 +237,9 @@ def _with_fused(graph: Graph, run: Ints) -> Graph:
 
 
 def _runs(graph: Graph, chosen: Bools, fitting: Callable[[str], bool]) -> Ints:
-    """[N] number of the run of fitting kernels that a node is in, -1 for none; runs have two or more.
+    """Return [N] the number of the run of fitting kernels that contains a node, -1 for none.
 
-    What follows on a stream belongs to one run if the same thread launched it in the same step, with no
+    A run is two or more successive kernels on a stream that one thread launched in one step, with no
     collective called in between.
     """
     nodes, edges = graph.nodes, graph.edges
@@ -263,11 +262,11 @@ def _runs(graph: Graph, chosen: Bools, fitting: Callable[[str], bool]) -> Ints:
     return run
 
 
-COMPILED = "triton_"  # how the names of kernels begin that torch.compile has made
+COMPILED = "triton_"  # prefix of the names of kernels made by torch.compile
 
 
 def is_pointwise(name: str) -> bool:
-    """Whether a kernel reads and writes element by element: also those that copy or cast so."""
+    """Return whether a kernel reads and writes element by element, including copies and casts."""
     kind = classify(name).kind
     return kind == "elementwise" or (kind == "memory" and "elementwise" in name.lower())
 
@@ -276,28 +275,28 @@ REDUCES = ("reduction", "normalisation")
 
 
 def is_fused(name: str) -> bool:
-    """Whether torch.compile makes one kernel of a kernel and its like: pointwise work and reductions.
+    """Return whether torch.compile fuses a kernel with its neighbours: pointwise work and reductions.
 
     As in the names of its kernels in traces of compiled jobs: `triton_poi_`, `triton_per_` and `triton_red_`
-    hold pointwise operators before and after sums and norms; products and attention are kernels of libraries.
-    What it has compiled already is as fused as can be.
+    contain pointwise operators before and after sums and norms; products and attention are kernels of
+    libraries. Compiled kernels are fused already.
     """
     return not name.startswith(COMPILED) and (is_pointwise(name) or classify(name).kind in REDUCES)
 
 
 def _is_fused_alone(name: str) -> bool:
-    """As `is_fused`, without reductions."""
+    """Return whether torch.compile fuses a kernel if reductions stay separate."""
     return is_fused(name) and is_pointwise(name)
 
 
 def _firsts(run: Ints) -> Ints:
-    """The first node of each run: numbers of nodes on a stream ascend with time."""
+    """Return the first node of each run; numbers of nodes on a stream ascend with time."""
     members = np.flatnonzero(run >= 0)
     return members[np.unique(run[members], return_index=True)[1]]
 
 
 def _fused_ns(graph: Graph, run: Ints) -> Ints:
-    """[R] how long each run takes as one kernel."""
+    """Return [R] ns of each run as one kernel."""
     members = np.flatnonzero(run >= 0)
     of, lasts = run[members], graph.nodes.duration[members]
     first, last = _firsts(run), members[members.size - 1 - np.unique(of[::-1], return_index=True)[1]]
@@ -339,7 +338,7 @@ class Precision(Edit):
     doubt: float = 0.3
 
     def __post_init__(self) -> None:
-        """Refuse a budget with a speedup."""
+        """Raise if both a budget and a speed-up are given."""
         super().__post_init__()
         if self.budget is not None and self.speedup is not None:
             raise UsageError("precision: budget and speedup exclude each other")
@@ -372,7 +371,7 @@ class Precision(Edit):
         return graph.with_durations(np.rint(duration).astype(np.int64))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Which matmuls the arithmetic limits, and which the memory."""
+        """Report which matmuls arithmetic or memory limits; with a budget, the precision of modules."""
         kernels, _ = self._chosen(graph)
         if self.budget is not None:
             return tuple(precision_lines(choose_precisions(graph, kernels, self.dtype, self.budget)))
@@ -388,7 +387,7 @@ class Precision(Edit):
         return tuple(lines)
 
     def _chosen(self, graph: Graph) -> tuple[Bools, Bools]:
-        """[N] the selected kernels, and which of them are matmuls with more bits.
+        """Return [N] masks of the selected kernels, and of the matmuls among them with more bits.
 
         Raises:
             Unanswerable: there is none.
@@ -429,13 +428,13 @@ class Precision(Edit):
 
 
 def half_of(graph: Graph) -> str:
-    """What a run's GPU multiplies in half precision: bf16, or fp16 where it is too old for that."""
+    """Return the half precision of a run's GPU: bf16, or fp16 on older models."""
     model = common_model(graph.run.manifest.gpus) if graph.run is not None else ""
     return "fp16" if model and "bf16" not in GPUS[model].tflops else "bf16"
 
 
 def _pointwise_floats(graph: Graph) -> Bools:
-    """[N] pointwise kernels on 32-bit floats but those of the optimizer: parameters stay as they are."""
+    """Return [N] a mask of pointwise kernels on 32-bit floats, without the optimizer's."""
     fits = np.array([is_pointwise(name) and stored_as(name) == "fp32" for name in graph.names], np.bool_)
     mask: Bools = fits[graph.nodes.name] & (graph.nodes.kind == NodeKind.KERNEL)
     return mask & ~optimizing(graph)

@@ -1,7 +1,7 @@
-"""Change how a pipeline-parallel job is divided: its schedule, its micro-batches, and the work of each stage
-and rank; or fill its bubbles with other work, and say what that costs the job.
+"""Edits of the division of a pipeline-parallel job: its schedule, its micro-batches, the work of each stage
+and rank; or of other work that fills its bubbles, and its cost for the job.
 
-These edits are about runs of whole operations, whose nodes are the forward and backward of a micro-batch.
+These edits need runs of whole operations, whose nodes are the forward and backward of a micro-batch.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ NOT_OPERATIONS = (
     "Megatron-core or DeepSpeed, or import a trace of forward and backward per micro-batch "
     "(operation-level Parquet or pipeline timelines)"
 )
-MIN_SHARE = 1 / 3  # of a backward in gradients of weights: attention scores have none of them
+MIN_SHARE = 1 / 3  # of a backward in gradients of weights: attention scores have none
 
 
 def computes(graph: Graph) -> pl.DataFrame:
-    """Forward and backward operations: a row each, by order of time.
+    """Return forward and backward operations, a row each, by order of time.
 
     Returns:
         `node`, `rank`, `dp`, `stage`, `step`, `kind` (as in `schedules.tasks`), `ns`, `start`, `chunk` (of
@@ -63,7 +63,7 @@ def computes(graph: Graph) -> pl.DataFrame:
 
 
 def _once(graph: Graph, name: str, compute: Callable[[], Value]) -> Value:
-    """What follows from the computes of a graph, as `once`."""
+    """Compute a result of the operations of a graph once."""
     nodes = graph.nodes
     columns = (nodes.kind, nodes.name, nodes.around, nodes.rank, nodes.step, nodes.measured_start)
     return once(graph, name, (*columns, nodes.duration, graph.names, graph.places), compute)
@@ -96,10 +96,10 @@ def _computes(graph: Graph) -> pl.DataFrame:
 
 
 def _numbered(rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    """Computes with `chunk`, `micro_batch` and `place`.
+    """Add `chunk`, `micro_batch` and `place` to operations.
 
-    Chunks and micro-batches are as written around them; else there is one chunk, and micro-batches are in
-    their order.
+    Chunks and micro-batches are read from the labels around operations; by default there is one chunk, and
+    micro-batches are in order.
     """
     around = pl.Series("around_name", [*names, ""])
     written = rows.with_columns(around=around.gather(rows["around"].to_numpy() % len(around)))
@@ -113,9 +113,9 @@ def _numbered(rows: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 
 
 def _placed(rows: pl.DataFrame) -> pl.DataFrame:
-    """Computes with `place`: the number of their chunk in the model.
+    """Add `place` to operations: the number of their chunk in the model.
 
-    Chunks go round the stages, or up and down again (V), as the first forwards of each chunk say.
+    Chunks go round the stages, or forth and back (V), as the first forwards of each chunk show.
     """
     stages = int(rows["stage"].to_numpy().max()) + 1
     second = rows.filter((pl.col("chunk") == 1) & (pl.col("kind") == FORWARD) & (pl.col("micro_batch") == 0))
@@ -129,14 +129,14 @@ def _placed(rows: pl.DataFrame) -> pl.DataFrame:
 _NAMES = {FORWARD: FORWARD_NAMES, BACKWARD: BACKWARD_NAMES, WEIGHTS: WEIGHTS_NAMES}
 
 
-MIN_SLOWNESS = 1.1  # of a rank to others of its stage, in three steps of four: less is how work varies
+MIN_SLOWNESS = 1.1  # ratio of a rank to others of its stage in three of four steps: less is variation of work
 
 
 def slowness(graph: Graph) -> pl.DataFrame:
-    """How much longer each rank takes than others of its stage do for the same work.
+    """Return how much longer each rank takes than others of its stage for the same work.
 
     Returns:
-        `rank`, `kind`, `slowness`: 1 of a rank that is not clearly slower in most steps, or alone.
+        `rank`, `kind`, `slowness`: 1 for a rank that is alone, or not clearly slower in most steps.
     """
     return _once(graph, "slowness of ranks", lambda: _slowness(computes(graph)))
 
@@ -198,8 +198,8 @@ class Balance(Edit):
     def apply(self, graph: Graph) -> Graph:
         """Give each operation the mean of those it is evened out with; the sum of all work stays.
 
-        Each chunk of a stage is compared by itself, since the loss is in the last alone. What a slow rank
-        takes longer is no work that others could do: it stays with it.
+        Each chunk of a stage is compared separately, since only the last has the loss. The excess of a slow
+        rank is not work that others could do: it stays there.
         """
         if self.over == "sequences" and _by_tokens(graph):
             return with_even_tokens(graph)
@@ -215,17 +215,17 @@ class Balance(Edit):
         return graph.with_durations(duration)
 
     def is_proven(self, graph: Graph) -> bool:
-        """The pair is of tokens that are counted, not of whole operations."""
+        """Return whether tokens are balanced: the recorded pair has counted tokens, not whole operations."""
         return self.over == "sequences" and _by_tokens(graph)
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """Where tokens count, with more and less of the work growing with them."""
+        """Return, where tokens count, graphs with more and less of the work growing with them."""
         if self.over == "stages" or not _by_tokens(graph):
             return ()
         return with_even_tokens(graph, -OPEN_SHARE), with_even_tokens(graph, OPEN_SHARE)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Which ranks are slow by themselves, and whether that could be seen; or what they were handed."""
+        """Report which ranks are slow, and whether that could be seen; or the tokens that they received."""
         if self.over == "sequences" and _by_tokens(graph):
             return zones(graph)
         rows = computes(graph)
@@ -252,7 +252,7 @@ class Balance(Edit):
 
 
 def _by_tokens(graph: Graph) -> bool:
-    """Whether a graph does not consist of whole operations, but its run says what ranks were handed."""
+    """Return whether a run without whole operations counts the tokens of its ranks."""
     try:
         computes(graph)
     except Unanswerable:
@@ -290,7 +290,7 @@ class Pipeline(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Schedules with less of a bubble, and more micro-batches."""
+        """Return edits to schedules with smaller bubbles, and to more micro-batches."""
         rows = computes(facts.graph)
         shape = shape_of(rows)
         wanted = [cls("zb-h1"), cls("interleaved", chunks=2), cls("zbv"), cls("dualpipe")]
@@ -299,7 +299,7 @@ class Pipeline(Edit):
         return [edit for edit in wanted if edit._is_possible(shape)]
 
     def bound(self, facts: RunFacts) -> float:
-        """All idle time; where chunks move, beside a stage that has as much work as all on average."""
+        """Return all idle time; where chunks move, that beside a stage with the mean work of all."""
         rows = computes(facts.graph)
         if self._keeps_places(rows, shape_of(rows)):
             other_work = np.ones(facts.graph.num_nodes, np.bool_)
@@ -310,12 +310,12 @@ class Pipeline(Edit):
         return max(facts.base_ns - float(work.to_numpy().min()) / rows["rank"].n_unique(), 0.0)
 
     def apply(self, graph: Graph) -> Graph:
-        """Take the operations of the recorded schedule out, and put those of the wanted one in."""
+        """Replace the operations of the recorded schedule by those of the wanted one."""
         rows = computes(graph)
         return self._made(graph, rows, share_of_weights(rows) or HALF)
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """With less of a backward in the gradients of weights; with loss and embedding spread like layers."""
+        """Return graphs with fewer weight gradients, and with loss and embedding spread over layers."""
         rows = computes(graph)
         shape, graphs = shape_of(rows), []
         share = share_of_weights(rows)
@@ -327,7 +327,7 @@ class Pipeline(Edit):
         return tuple(graphs)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What the schedule keeps in memory."""
+        """Report the activations that the schedule keeps in memory."""
         rows = computes(graph)
         shape = shape_of(rows)
         before = _once(graph, "activations held", lambda: most_held(rows, shape))
@@ -357,11 +357,11 @@ class Pipeline(Edit):
         return self.chunks or (1 if self.schedule == "interleaved" else self._chosen.chunks)
 
     def _places(self, shape: PipelineShape) -> int:
-        """How many parts the model is cut into."""
+        """Return the number of parts of the model."""
         return shape.stages * self._chunks(shape)
 
     def _keeps_places(self, rows: pl.DataFrame, shape: PipelineShape) -> bool:
-        """Whether every stage holds the chunks of the model that it held."""
+        """Return whether every stage keeps its chunks of the model."""
         held = rows.select("stage", "chunk", "place").unique().iter_rows()
         stays = all(
             self._chosen.place(stage, chunk, shape.stages) == recorded for stage, chunk, recorded in held
@@ -406,7 +406,7 @@ class Pipeline(Edit):
 
 
 class PipelineShape(NamedTuple):
-    """How many stages a pipeline has, chunks on each, and micro-batches in a step."""
+    """Number of stages of a pipeline, chunks on each, and micro-batches in a step."""
 
     stages: int
     chunks: int
@@ -414,7 +414,7 @@ class PipelineShape(NamedTuple):
 
 
 def shape_of(rows: pl.DataFrame) -> PipelineShape:
-    """The shape of a recorded pipeline.
+    """Return the shape of a recorded pipeline.
 
     Raises:
         Unanswerable: there is one stage, or ranks or steps differ.
@@ -433,14 +433,14 @@ def shape_of(rows: pl.DataFrame) -> PipelineShape:
 
 
 def share_of_weights(rows: pl.DataFrame) -> float | None:
-    """The part of all backward work that the gradients of weights are, where they were recorded apart."""
+    """Return the share of weight gradients in all backward work; None where they were not recorded apart."""
     total = rows.group_by("kind").agg(pl.col("ns").sum())
     ns = dict(total.iter_rows())
     return ns[WEIGHTS] / (ns[WEIGHTS] + ns[BACKWARD]) if WEIGHTS in ns else None
 
 
 def most_held(rows: pl.DataFrame, shape: PipelineShape) -> float:
-    """Micro-batches whose activations a stage holds at once, at most, in the recorded order.
+    """Return the most micro-batches whose activations a stage holds at once, in the recorded order.
 
     Args:
         rows: as from `computes`.
@@ -456,34 +456,33 @@ def _tasks(rows: pl.DataFrame) -> list[tuple[str, int, int]]:
 
 
 def _is_order(rows: pl.DataFrame, orders: list[Order]) -> bool:
-    """Whether every rank works in this order already."""
+    """Return whether every rank already works in this order."""
     for (_, _, stage), of_rank in rows.group_by("step", "rank", "stage", maintain_order=True):
         if _tasks(of_rank) != [tuple(task[:3]) for task in orders[stage]]:
             return False
     return True
 
 
-# Even sequences by what each rank was really handed: its tokens in each step, and how its time follows
-# them.
+# Even sequences: the tokens that each rank received in each step, and the dependence of its time on them.
 
 TOKENS = "step_input_elements"
 POWERS = (1.0, 2.0)
 SHARES = np.linspace(0, 1, 51)
-MIN_SPREAD = 0.02  # of the logarithm of tokens: less, and nothing is uneven
-MAX_LEFT = 0.7  # of how work varies, that tokens must leave unexplained at most
-MIN_STEPS = 4  # of a rank, in which its own tokens differ
-OPEN_SHARE = 0.1  # by which the share may be off
+MIN_SPREAD = 0.02  # of the logarithm of tokens: less counts as even
+MAX_LEFT = 0.7  # largest share of the variation of work that tokens may leave unexplained
+MIN_STEPS = 4  # of a rank whose own tokens differ
+OPEN_SHARE = 0.1  # uncertainty of the share
 
 
 class Handed(NamedTuple):
-    """What ranks were handed in each step, and how their work grows with it.
+    """Tokens of ranks in each step, and the dependence of their work on them.
 
     Attributes:
         nodes: [K] work that grows.
-        row: [K] the rank and step of each, as a row of those below.
+        row: [K] the rank and step of each, as a row of the following arrays.
         tokens, mean: [R] of the rank, and the mean over ranks of its step.
         share: of a usual step that grows.
-        power: with which.
+        power: of the growth.
         usual: tokens.
     """
 
@@ -496,7 +495,7 @@ class Handed(NamedTuple):
     usual: float
 
     def even(self, share: float) -> Floats:
-        """[R] how many times as long a rank's work takes with the mean tokens of its step."""
+        """Return [R] the factor on a rank's work with the mean tokens of its step."""
         return _curve(self.mean / self.usual, share, self.power) / _curve(
             self.tokens / self.usual, share, self.power
         )
@@ -507,10 +506,10 @@ def _curve(tokens: Floats, share: float, power: float) -> Floats:
 
 
 def handed(graph: Graph) -> Handed:
-    """What ranks were handed, and how their work follows it.
+    """Return the tokens of ranks, and the dependence of their work on them.
 
     Raises:
-        Unanswerable: the run does not count it, it is even, or work does not follow it.
+        Unanswerable: the run does not count tokens, they are even, or work does not depend on them.
     """
     nodes = graph.nodes
     columns = (nodes.duration, nodes.kind, nodes.rank, nodes.step, nodes.name, graph.run)
@@ -542,7 +541,7 @@ def _handed(graph: Graph) -> Handed:
 
 
 def _tokens_of(graph: Graph) -> pl.DataFrame:
-    """`rank`, `step`, `tokens` that were loaded in the step.
+    """Return `rank`, `step`, `tokens` that were loaded in the step.
 
     Raises:
         Unanswerable: the run does not count them, or all ranks always have as many.
@@ -568,7 +567,9 @@ def _tokens_of(graph: Graph) -> pl.DataFrame:
 
 
 def _fitted(spent: pl.DataFrame, tokens: pl.DataFrame, ahead: int) -> tuple[float, Handed] | None:
-    """The growth that leaves least of how work varies, and how much; None where that is most of it.
+    """Fit the growth that explains most of the variation of work; return the rest, and the fit.
+
+    None where most of the variation stays unexplained.
 
     Args:
         spent: `rank`, `step`, `ns`, `node` of work.
@@ -609,7 +610,7 @@ def _fitted(spent: pl.DataFrame, tokens: pl.DataFrame, ahead: int) -> tuple[floa
 
 
 def _centred(values: Floats, rank: Ints) -> Floats:
-    """[R] values, less the median of their rank: how fast a rank is does not count."""
+    """Return [R] values minus the median of their rank, so that the speed of a rank does not count."""
     centred = values.copy()
     for number in np.unique(rank).tolist():
         centred[rank == number] -= np.median(centred[rank == number])
@@ -617,10 +618,10 @@ def _centred(values: Floats, rank: Ints) -> Floats:
 
 
 def with_even_tokens(graph: Graph, off: float = 0.0) -> Graph:
-    """The graph with the mean tokens of each step on each rank.
+    """Return the graph with the mean tokens of each step on each rank.
 
     Args:
-        off: by how much the share that grows may be off.
+        off: added to the share that grows.
     """
     inputs = handed(graph)
     duration = graph.nodes.duration.copy()
@@ -630,7 +631,7 @@ def with_even_tokens(graph: Graph, off: float = 0.0) -> Graph:
 
 
 def zones(graph: Graph) -> tuple[str, ...]:
-    """How uneven tokens are, how work follows them, and over how many ranks long sequences have to be cut."""
+    """Report how uneven tokens are, how work depends on them, and the ranks to split long sequences over."""
     inputs = handed(graph)
     most = float((inputs.tokens / inputs.mean).max())
     over = math.ceil(most - MIN_SPREAD)
@@ -645,7 +646,7 @@ def zones(graph: Graph) -> tuple[str, ...]:
 
 FOREIGN = "(foreign work)"
 MS = 1e6
-OVERRUN = 1.1  # times what a piece of work is said to take: the other end of the interval
+OVERRUN = 1.1  # factor on the given time of a piece, for the other end of the interval
 
 
 @dataclass(frozen=True)
@@ -673,26 +674,26 @@ class Fill(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Pieces as long as the work of a micro-batch."""
+        """Return the edit with pieces as long as the work of a micro-batch."""
         rows = computes(facts.graph)
         shape_of(rows)
         return [cls(max(round(float(np.median(rows["ns"].to_numpy())) / MS, 3), 0.001))]
 
     def bound(self, facts: RunFacts) -> float:
-        """The job itself gains nothing."""
+        """Return 0, since the job itself gains nothing."""
         return 0.0
 
     def apply(self, graph: Graph) -> Graph:
-        """Put as many pieces as fit after the work before each bubble."""
+        """Insert as many pieces as fit after the work before each bubble."""
         return _filled(graph, planned(graph, self))
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """Pieces that take longer than said."""
+        """Return the graph with pieces that take longer than given."""
         plan = planned(graph, self)
         return (_filled(graph, plan.with_columns(ns=(pl.col("ns") * OVERRUN).round().cast(pl.Int64))),)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """How much fits."""
+        """Report how many pieces fit."""
         plan = planned(graph, self)
         steps, ranks = plan["step"].n_unique(), plan["rank"].n_unique()
         pieces, idle = int(plan["pieces"].sum()), float(plan["gap"].sum())
@@ -714,7 +715,7 @@ class Fill(Edit):
 
 
 def planned(graph: Graph, fill: Fill) -> pl.DataFrame:
-    """Foreign work that goes into each bubble: rows of `bubbles` with `pieces`, and `ns` with the switch."""
+    """Return rows of `bubbles` with `pieces` of foreign work, and `ns` of these with the switch."""
     gaps = bubbles(graph)
     usual = pl.col("gap").quantile(fill.risk, "lower").over("rank", "number")
     room = (usual / MS - fill.switch_ms) / fill.ms
@@ -724,7 +725,7 @@ def planned(graph: Graph, fill: Fill) -> pl.DataFrame:
 
 
 def bubbles(graph: Graph) -> pl.DataFrame:
-    """Where each rank stands still within the pipeline of a step.
+    """Return the idle times of each rank within the pipeline of a step.
 
     Returns:
         `step`, `dp`, `rank`, `number` (of the bubble in the step, from 0: before the first work), `before`
@@ -764,7 +765,7 @@ def bubbles(graph: Graph) -> pl.DataFrame:
 
 
 def _filled(graph: Graph, plan: pl.DataFrame) -> Graph:
-    """The graph with foreign work after the work before each bubble; what comes next waits for it."""
+    """Insert foreign work after the work before each bubble; subsequent work waits for it."""
     wanted = plan.filter(pl.col("ns") > 0)
     if wanted.is_empty():
         return graph
@@ -788,7 +789,7 @@ def _filled(graph: Graph, plan: pl.DataFrame) -> Graph:
 
 
 def _next_on_lane(graph: Graph, node: int) -> list[int]:
-    """What follows a node on its stream, or the end of its step."""
+    """Return the successors of a node on its stream, or the end of its step."""
     edges = graph.edges
     leaving = (edges.source == node) & np.isin(edges.kind, (EdgeKind.STREAM, EdgeKind.THREAD))
     targets = edges.target[leaving]

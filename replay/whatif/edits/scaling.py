@@ -1,11 +1,11 @@
-"""Another amount of work: more or fewer data-parallel ranks, or more of it per step and rank.
+"""Edits of the amount of work: more or fewer data-parallel ranks, or more work per step and rank.
 
-Each of another number of ranks does what those that were recorded do: what its collectives cost follows from
-the formulas of their algorithm, and each waits for the slowest of more. Groups along other axes of
-parallelism stay as they are; where axes are not known, all ranks have to be in one group.
+With another number of ranks, each does the work of a recorded one: the cost of its collectives follows from
+the formulas of their algorithm, and each waits for the slowest of more ranks. Groups along other axes of
+parallelism stay as they are; where axes are not known, all ranks must be in one group.
 
 Per step and rank: micro-batches, recomputation, batch size. Gradients are reduced along the data-parallel
-axis, where axes are known; else in the one group that reduces.
+axis, where axes are known; else in the only group that reduces.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ from dpro.schema import COLLECTIVES, SPANS, STEPS
 from dpro.store import Run
 from dpro.units import format_bytes
 
-SCATTER = "reduce_scatter"  # of which each rank gets its shard of the sums
+SCATTER = "reduce_scatter"  # each rank receives its shard of the sums
 REPLICAS = "dp"  # the axis along which ranks are replicas
-MIN_DURATIONS = 4  # that noise is taken from
+MIN_DURATIONS = 4  # of a phase, needed to estimate its noise
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class DataParallelSize(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Twice as many ranks, and half of them."""
+        """Return edits to twice as many ranks, and to half of them."""
         recorded = replicas_of(facts.graph)
         return [cls(ranks) for ranks in (2 * recorded, recorded // 2) if ranks >= 2]
 
@@ -126,18 +126,18 @@ class DataParallelSize(Edit):
         return self.ranks / replicas_of(graph)
 
     def apply(self, graph: Graph) -> Graph:
-        """Scale the transfers, and let each begin later by what the slowest of this many is later."""
+        """Scale the transfers, and delay each by how much later the slowest of this many ranks is."""
         (changed,) = self._with_noise(graph, 1.0)
         on_gpu = bool(is_of(graph.nodes.kind, GPU_KINDS).any())
         return self._with_shards(graph, changed, GPU_KINDS if on_gpu else (NodeKind.CPU,))
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """With no more noise than now, and with twice what is expected; of shards, with all of the update."""
+        """Return graphs without more noise, and with twice the expected; with shards, of the whole update."""
         changed = self._with_noise(graph, 0.0, 2.0)
         return (*changed, *(self._with_shards(graph, end, (*GPU_KINDS, *CPU_KINDS)) for end in changed))
 
     def _with_shards(self, graph: Graph, changed: Graph, kinds: Sequence[NodeKind]) -> Graph:
-        """The update in proportion to the shard of a rank, where each has one; else the graph as it is."""
+        """Scale the update to the shard of a rank, where each has one; else return `changed`."""
         between = _between_replicas(graph)
         scattered = any(of and message.op == SCATTER for of, message in zip(between.tolist(), graph.messages))
         if not scattered:
@@ -149,7 +149,7 @@ class DataParallelSize(Edit):
         )
 
     def _with_noise(self, graph: Graph, *times: float) -> tuple[Graph, ...]:
-        """The wider job with multiples of the noise that is expected."""
+        """Return the job with the new number of ranks, for each multiple of the expected additional noise."""
         recorded = replicas_of(graph)
         if recorded == self.ranks:
             return (graph,) * len(times)
@@ -165,7 +165,7 @@ class DataParallelSize(Edit):
         later = (largest_of(self.ranks) - largest_of(recorded)) * noise * into_transfers
         lag = graph.edges.lag
         made = tuple(scaled.with_lags(lag + np.rint(many * later).astype(np.int64)) for many in times)
-        # [E] where ranks meet of which only one is left.
+        # [E] rendezvous of groups of which only one rank is left.
         left = [self._ranks_of(message, recorded) == 1 for message in graph.messages]
         single = np.append(between & np.array(left, np.bool_), False)[graph.nodes.message]
         collectives = graph.nodes.collective[single & (graph.nodes.kind == NodeKind.TRANSFER)]
@@ -174,11 +174,11 @@ class DataParallelSize(Edit):
         return tuple(end.without_edges(alone) for end in made) if alone.any() else made
 
     def _ranks_of(self, message: Message, recorded: int) -> int:
-        """How many ranks a group that has data-parallel ranks then has."""
+        """Return the new number of ranks of a group that contains data-parallel ranks."""
         return max(message.num_ranks * self.ranks // recorded, 1)
 
     def _transfers(self, graph: Graph, recorded: int, between: Bools) -> NDArray[np.int64]:
-        """[N] ns, with transfers between replicas that take what they do among this many ranks."""
+        """Return [N] ns, with transfers between replicas as long as among this many ranks."""
         nodes, lines, duration = graph.nodes, fit_costs(graph), graph.nodes.duration.copy()
         sized = np.flatnonzero((nodes.bytes > 0) & (duration > 0) & (nodes.message >= 0))
         for kind, messages in messages_by_kind(graph).items():
@@ -204,7 +204,7 @@ class DataParallelSize(Edit):
         return duration
 
     def _by_table(self, graph: Graph, message: int, transfers: NDArray[np.int64], then: int) -> Floats | None:
-        """[T] ratio of times by the measured network table; None without one of both numbers of ranks."""
+        """Return [T] ratio of times by the network table; None if it lacks either number of ranks."""
         if graph.network is None or not transfers.size:
             return None
         num_bytes, took = (
@@ -213,7 +213,7 @@ class DataParallelSize(Edit):
         return ratio_by_table(graph, graph.messages[message], then, num_bytes, took)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Which operations the network table says, whose latency the run does not show, and what it lacks."""
+        """Report operations by the network table, those that it lacks, and unknown latencies."""
         beyond = self._beyond_host(graph)
         if graph.network is None:
             return (*beyond, *unknown_latencies(graph))
@@ -234,7 +234,7 @@ class DataParallelSize(Edit):
         return (*notes, *beyond, *unknown_latencies(graph))
 
     def _beyond_host(self, graph: Graph) -> tuple[str, ...]:
-        """That what links between hosts cost is not in a run of one host."""
+        """Report that a run of one host does not show the cost of links between hosts."""
         try:
             hosts = hosts_of(graph)
         except Unanswerable:
@@ -251,10 +251,10 @@ class DataParallelSize(Edit):
 
 
 def replicas_of(graph: Graph) -> int:
-    """How many data-parallel ranks a job has: by the axes of its groups, else if all ranks are in each.
+    """Return the number of data-parallel ranks: by the axes of groups, else if all ranks are in each group.
 
     Raises:
-        Unanswerable: neither says.
+        Unanswerable: neither shows it.
     """
     require_communication(graph)
     axes = axes_of_messages(graph)
@@ -274,23 +274,23 @@ def replicas_of(graph: Graph) -> int:
 
 
 def _ranks_of_job(graph: Graph) -> int:
-    """How many ranks the job has, 0 where that is not known: a group of this many has all of them."""
+    """Return the number of ranks of the job, 0 where not known: a group of this many has all of them."""
     return 0 if graph.run is None else graph.run.manifest.world_size
 
 
 def _between_replicas(graph: Graph) -> Bools:
-    """[messages] those whose groups have more ranks where there are more replicas."""
+    """Return [messages] a mask of those whose groups grow with the number of replicas."""
     axes = axes_of_messages(graph)
     return np.array([REPLICAS in axis.split(BY) or not axis for axis in axes], np.bool_)
 
 
 def largest_of(count: int) -> float:
-    """What the largest of this many normal deviates is expected to be, in deviations (Blom, 1958)."""
+    """Return the expected largest of this many normal deviates, in deviations (Blom, 1958)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 def _noise_before(graph: Graph) -> Floats:
-    """[E] ns, on edges from a rendezvous to its transfers: how the work before it varies; 0 on others."""
+    """Return [E] the noise of the work before a rendezvous, ns, on edges to its transfers; 0 on others."""
     nodes, edges = graph.nodes, graph.edges
     spread = np.zeros(graph.edges.lag.size)
     columns = (*graph.nodes.columns, graph.names, graph.messages)
@@ -342,21 +342,21 @@ class Accumulate(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Two passes; where several groups reduce, of the one that moves most."""
+        """Return the edit to two passes; where several groups reduce, for the group that moves most."""
         refuse_operations(facts.graph)
         group = _group_of_gradients(facts.graph)
         return [cls(2, group)]
 
     def bound(self, facts: RunFacts) -> float:
-        # A step of several passes takes no less than one of a single pass. What else bounds it does not hold:
-        # ranks that wait for each other in each pass no longer do, and gaps between steps come once.
+        # A step of several passes takes no less than one of a single pass. No other bound holds: ranks no
+        # longer wait for each other in each pass, and gaps between steps occur once.
         return facts.base_ns * (1 - 1 / self.steps)
 
     def samples(self, graph: Graph) -> float:
         return self.steps
 
     def apply(self, graph: Graph) -> Graph:
-        """Put the further passes before each step."""
+        """Insert the further passes before each step."""
         nodes, edges = graph.nodes, graph.edges
         of_nodes = (nodes.kind, nodes.rank, nodes.span, nodes.message, nodes.collective)
         of_edges = (edges.source, edges.target, edges.kind)
@@ -365,12 +365,12 @@ class Accumulate(Edit):
         return with_copies(graph, *times_without(graph, gone), unmet, self.steps - 1)
 
     def _left_out(self, graph: Graph) -> tuple[Bools, Bools]:
-        """What all passes but the last one do without: reductions and the optimizer."""
+        """Return what all passes but the last leave out: reductions and the optimizer."""
         refuse_operations(graph)
         return left_out(graph, _gradient_reductions(graph, self.group) | optimizing(graph))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """How many batches a step of the changed job has."""
+        """Report the number of batches in a step."""
         return (f"a step has {self.steps} batches: divide by that to compare the time of one",)
 
     def describe(self) -> str:
@@ -383,7 +383,7 @@ class Accumulate(Edit):
 
 
 def refuse_operations(graph: Graph) -> None:
-    """Refuse a graph of whole operations.
+    """Raise for a graph of whole operations.
 
     Raises:
         Unanswerable: it is one.
@@ -393,10 +393,10 @@ def refuse_operations(graph: Graph) -> None:
 
 
 def _gradient_reductions(graph: Graph, group: str) -> Bools:
-    """[N] transfers that reduce gradients.
+    """Return [N] a mask of transfers that reduce gradients.
 
     Raises:
-        Unanswerable: there are none, or several groups reduce, none is given, and axes do not say which.
+        Unanswerable: there are none, or several groups reduce, none is given, and axes do not show which.
     """
     fits = np.array([message.op in REDUCTIONS for message in graph.messages] + [False], np.bool_)
     if group:
@@ -415,10 +415,10 @@ def _gradient_reductions(graph: Graph, group: str) -> Bools:
 
 
 def _of_replicas(graph: Graph, fits: Bools) -> Bools:
-    """[messages] those among some that are between replicas; all where axes are not known.
+    """Return [messages] a mask of those between replicas; of all where axes are not known.
 
     Raises:
-        Unanswerable: all of them are known to be along other axes.
+        Unanswerable: all of `fits` are known to be along other axes.
     """
     axes = axes_of_messages(graph)
     between = np.array([REPLICAS in axis.split(BY) for axis in axes], np.bool_)
@@ -431,13 +431,13 @@ def _of_replicas(graph: Graph, fits: Bools) -> Bools:
 
 
 def _along(graph: Graph, messages: Bools) -> set[str]:
-    """The axes of some messages; none where that of one of them is not known."""
+    """Return the axes of some messages; empty where one of them is not known."""
     along = {axis for axis, fit in zip(axes_of_messages(graph), messages) if fit}
     return set() if "" in along else along
 
 
 def _group_of_gradients(graph: Graph) -> str:
-    """The group whose reductions move most; empty where one reduces, or none, or axes say which."""
+    """Return the group whose reductions move most; empty for a single group, none, or known axes."""
     moved = Counter[str]()
     if any(REPLICAS in axis.split(BY) for axis in axes_of_messages(graph)):
         return ""
@@ -484,9 +484,9 @@ class Recompute(Edit):
         return 0.0
 
     def apply(self, graph: Graph) -> Graph:
-        """Make the first backward work of each block longer by its forward work, on CPU and GPU."""
+        """Lengthen the first backward work of each block by its forward work, on CPU and GPU."""
         changed = with_recomputed_blocks(graph, self.module)
-        with suppress(Unanswerable):  # the run does not hold what its allocator gave out
+        with suppress(Unanswerable):  # the run has no record of its allocator
             freed = freed_by_recomputing(graph.run, outermost_modules(graph, self.module))
             changed = dataclasses.replace(changed, step_bytes=max(step_bytes_of(graph) - freed, 0))
         return changed
@@ -499,8 +499,8 @@ class Recompute(Edit):
 
 
 GB = 1e9
-SHORT_KERNEL_NS = 10_000  # of kernels below that most hardly fill a GPU: latency takes most of their time
-SHORT_KERNEL_POWER = 0.5  # of the factor by which they grow, between not at all and in proportion
+SHORT_KERNEL_NS = 10_000  # shorter kernels hardly fill a GPU: most of their time is latency
+SHORT_KERNEL_POWER = 0.5  # of the factor of the batch, between no growth and growth in proportion
 
 
 @dataclass(frozen=True)
@@ -533,7 +533,7 @@ class Batch(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Two and four times as much; those without memory are tried where others make room for them."""
+        """Return edits to two and four times the batch; without memory, others are tried that free some."""
         if footprint_of(facts.graph.run).free_bytes is None:
             raise Unanswerable("the memory size was not recorded: give the free memory with memory_gb=")
         return [cls(2.0), cls(4.0)]
@@ -560,20 +560,20 @@ class Batch(Edit):
         return dataclasses.replace(larger, step_bytes=then)
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """Short kernels and fetching of batches that take as long as now, and longer by the whole factor."""
+        """Return graphs whose short kernels and batch fetches do not grow, and grow by the whole factor."""
         return tuple(with_larger_batch(graph, self.factor, share) for share in (0.0, 1.0))
 
     def _room(self, graph: Graph) -> tuple[Footprint, int] | None:
-        """What steps allocate, and what is free, as given or as the run says; None where it does not."""
+        """Return the allocations of steps, and free bytes, as given or as recorded; None where unknown."""
         if self.memory_gb is not None:
             return footprint_of(graph.run), round(self.memory_gb * GB)
-        with suppress(Unanswerable):  # the run does not hold what its allocator gave out
+        with suppress(Unanswerable):  # the run has no record of its allocator
             footprint = footprint_of(graph.run)
             return None if footprint.free_bytes is None else (footprint, footprint.free_bytes)
         return None
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """What a step is, and what it allocates."""
+        """Report the samples of a step, and its allocations."""
         step = f"a step has {self.factor:g} times the samples: divide by that to compare the time of one"
         room = self._room(graph)
         if room is None:
@@ -592,11 +592,11 @@ class Batch(Edit):
 
 
 def with_larger_batch(graph: Graph, factor: float, share: float | None = None) -> Graph:
-    """The graph with all work that depends on the batch taking this many times as long.
+    """Return the graph with all work that depends on the batch longer by a factor.
 
     Args:
-        share: power of the factor by which what need not grow in proportion does: `SHORT_KERNEL_NS`, and
-            batches that workers have ready; where None, a half, and none.
+        share: power of the factor for work that need not grow in proportion: kernels below `SHORT_KERNEL_NS`,
+            and fetches of ready batches. By default a half for the former, none for the latter.
     """
     nodes = graph.nodes
     on_device: NDArray[np.bool_] = np.isin(nodes.kind, GPU_KINDS)
@@ -611,16 +611,16 @@ def with_larger_batch(graph: Graph, factor: float, share: float | None = None) -
     return with_more_activations(larger, factor)
 
 
-# Communication of activations, whose size is that of the batch: not of gradients or parameters.
+# Communication of activations, whose size is that of the batch, unlike gradients or parameters.
 
 BETWEEN_LAYERS = ("all_to_all", "send", "recv")
 KEY = ["rank", "window"]
 
 
 def with_more_activations(graph: Graph, factor: float) -> Graph:
-    """The graph with transfers of activations that take what this many times their bytes take.
+    """Return the graph with transfers of activations as long as for this multiple of their bytes.
 
-    What one stood in line behind others does not grow with its bytes.
+    Time in a queue behind other transfers does not grow.
 
     Args:
         factor: of the bytes.
@@ -638,11 +638,11 @@ def with_more_activations(graph: Graph, factor: float) -> Graph:
 
 
 def moves_activations(graph: Graph) -> Bools:
-    """[N] transfers of activations, or of their gradients.
+    """Return [N] a mask of transfers of activations, or of their gradients.
 
-    All-to-alls and messages between two ranks are. So are all-reduces of a size that a forward pass reduces:
-    tensor parallelism reduces what a layer returns there, and as much in the backward pass; DDP and FSDP
-    reduce in the backward pass alone.
+    These are all-to-alls, messages between two ranks, and all-reduces of a size that a forward pass reduces:
+    tensor parallelism reduces the results of layers there, and as much in the backward pass; DDP and FSDP
+    reduce in the backward pass only.
     """
     nodes = graph.nodes
     columns = (nodes.kind, nodes.bytes, nodes.message, graph.messages, graph.run)
@@ -662,7 +662,7 @@ def _moving_activations(graph: Graph) -> Ints:
 
 
 def _reduced_forward(run: Run) -> list[int]:
-    """Sizes of all-reduces that are called before the first backward operator of a step, bytes."""
+    """Return the sizes of all-reduces called before the first backward operator of a step, in bytes."""
     calls = run.table(COLLECTIVES, [*KEY, "op", "bytes_in", "start_ns", "launch_span_id"])
     calls = calls.filter((pl.col("op") == "all_reduce") & (pl.col("bytes_in") > 0))
     spans = run.table(SPANS, [*KEY, "span_id", "name", "forward_thread", "start_ns"])
@@ -688,36 +688,36 @@ def _reduced_forward(run: Run) -> list[int]:
     return early["bytes_in"].unique().to_list()
 
 
-# Work that is done several times: copies of a step before it, forward passes again before backward.
+# Repeated work: copies of a step before it, forward passes repeated before backward.
 
 
-MAX_COPIES = 8  # of a step, in the graph: by then each takes as long as the one before it
+MAX_COPIES = 8  # of a step in the graph: by then each copy takes as long as the one before it
 
 
 def with_copies(graph: Graph, duration: Ints, lag: Ints, unmet: Bools, times: int) -> Graph:
     """Put copies of each step before it.
 
-    Of many copies only the first are made. Equal passes that follow each other take equally long after a few
-    of them (in max-plus algebra, powers of a matrix become periodic), so on each lane the others are a lag:
-    as often as they are, what the last copy came after the one before it.
+    Only the first of many copies are made. After a few equal passes, each takes as long as the one before (in
+    max-plus algebra, powers of a matrix become periodic), so the others are a lag on each lane: their number
+    times the distance of the last two copies.
 
     Args:
         duration: [N] ns, of the nodes in the copies.
         lag: [E] ns, of the edges in the copies.
-        unmet: [E] edges that the copies do not have; where it is the same array again, less is to be done.
+        unmet: [E] edges that the copies lack; passing one array again saves work.
 
     Returns:
-        The graph, itself where there are to be none.
+        The graph with copies, or the given one for 0.
 
     Raises:
-        Unanswerable: there is no memory for it.
+        Unanswerable: there is not enough memory.
     """
     if times == 0:
         return graph
     made_times = min(times, MAX_COPIES)
     refuse_large_graph(graph.num_nodes * (1 + made_times))
     nodes, edges = graph.nodes, graph.edges
-    # How nodes are ordered depends on no duration and no lag: graphs that differ in these alone share it.
+    # The order of nodes depends on no duration or lag: graphs that differ only in these share it.
     columns = (*_lasting(nodes), edges.source, edges.target, edges.kind, unmet)
     made = once(
         graph, ("copies", made_times), columns, lambda: _numbered_with_copies(graph, unmet, made_times)
@@ -730,10 +730,10 @@ def with_copies(graph: Graph, duration: Ints, lag: Ints, unmet: Bools, times: in
 
 
 def _with_further_copies(graph: Graph, numbered: Edges, begin: int, times: int) -> Graph:
-    """Have each step begin as much later as further copies of it would take.
+    """Delay each step by the time of its further copies.
 
     Args:
-        numbered: the graph's edges. From `begin` on, a number as lag is that of an edge between copies: first
+        numbered: the graph's edges. From `begin` on, the lag of an edge between copies is its number: first
             those into the last copy, then, in the same order, those from it into the step itself.
     """
     if not times:
@@ -748,7 +748,7 @@ def _with_further_copies(graph: Graph, numbered: Edges, begin: int, times: int) 
 
 
 def with_recomputed_blocks(graph: Graph, pattern: str) -> Graph:
-    """Make the first backward work of each block longer by its forward work, on CPU and GPU.
+    """Lengthen the first backward work of each block by its forward work, on CPU and GPU.
 
     Raises:
         Unanswerable: there is no such module, it has no backward pass, or it communicates.
@@ -776,15 +776,15 @@ def with_recomputed_blocks(graph: Graph, pattern: str) -> Graph:
 
 
 def _lasting(nodes: Nodes) -> list[Ints | Bools]:
-    """All columns of the nodes but their durations."""
+    """Return all columns of the nodes except their durations."""
     return [column for column in nodes.columns if column is not nodes.duration]
 
 
 def _numbered_with_copies(graph: Graph, unmet: Bools, times: int) -> Graph:
-    """As `with_copies`, with numbers for durations and lags: the graph's own, and behind them the copies'.
+    """Return the graph with copies, and numbers as durations and lags: the graph's own, then the copies'.
 
-    Edges that are in neither have -1, but the last of those between copies, of which further copies are
-    extrapolated: they have the numbers behind.
+    New edges have lag -1, except the last between copies, from which further copies are extrapolated: they
+    have the numbers after those.
     """
     size, num_edges = graph.num_nodes, graph.edges.lag.size
     graph = graph.with_durations(np.arange(size)).with_lags(np.arange(num_edges))
@@ -794,7 +794,7 @@ def _numbered_with_copies(graph: Graph, unmet: Bools, times: int) -> Graph:
     picked = np.flatnonzero(step >= 0)
     position = np.full(graph.num_nodes, -1)
     position[picked] = np.arange(picked.size)
-    first = graph.num_nodes + picked.size * np.arange(times)  # number of each copy's first node
+    first = graph.num_nodes + picked.size * np.arange(times)  # first node of each copy
     edges = [_into(copied, step, position + first[0])]
     edges += [_within(copied, step, position + shift) for shift in first]
     behind = _behind(graph, step, position, first)
@@ -814,10 +814,10 @@ def _numbered_with_copies(graph: Graph, unmet: Bools, times: int) -> Graph:
 
 
 def _steps(graph: Graph) -> Ints:
-    """[N] the step that each node is copied with; none depends on a later one.
+    """Return [N] the step with which each node is copied, so that none depends on a later one.
 
-    What something of an earlier step needs belongs to that. This is a longest path over the graph read
-    backwards, of what is left until the last step.
+    A node that an earlier step needs belongs to that step. This is a longest path over the reversed graph, of
+    the steps left until the last.
     """
     nodes, edges = graph.nodes, graph.edges
     last = int(nodes.step.max(initial=0)) + 1
@@ -835,9 +835,9 @@ def _steps(graph: Graph) -> Ints:
 
 
 def _nodes(copied: Graph, graph: Graph, picked: Ints, times: int, order: Ints) -> Nodes:
-    """The nodes of the graph and, behind them, of the copies, whose collectives are others; then in order.
+    """Return the nodes of the graph and its copies in order, with new collective numbers in copies.
 
-    One column after the other is put in order: all of them twice would take gigabytes of large graphs.
+    Columns are reordered one at a time, since two copies of all would take gigabytes for large graphs.
     """
     columns = {}
     instances = int(graph.nodes.collective.max(initial=-1)) + 1
@@ -853,7 +853,7 @@ def _nodes(copied: Graph, graph: Graph, picked: Ints, times: int, order: Ints) -
 
 
 def _within(graph: Graph, step: Ints, number: Ints) -> Edges:
-    """Edges within steps, between the nodes of a copy."""
+    """Return edges within steps, between the nodes of a copy."""
     edges, window = graph.edges, graph.nodes.window
     source, target = edges.source, edges.target
     inside = (step[source] == step[target]) & (step[source] >= 0) & (window[source] == window[target])
@@ -862,7 +862,7 @@ def _within(graph: Graph, step: Ints, number: Ints) -> Edges:
 
 
 def _into(graph: Graph, step: Ints, number: Ints) -> Edges:
-    """Edges into a step from before it, to its first copy."""
+    """Return edges into a step from before it, redirected to its first copy."""
     edges = graph.edges
     enters = (step[edges.target] >= 0) & (step[edges.source] < step[edges.target])
     kept = edges.taken(np.flatnonzero(enters))
@@ -870,7 +870,7 @@ def _into(graph: Graph, step: Ints, number: Ints) -> Edges:
 
 
 def _behind(graph: Graph, step: Ints, position: Ints, first: Ints) -> list[Edges]:
-    """On every lane the first node of a copy, and of the step itself, after the last of the copy before."""
+    """Link, on every lane, the end of each copy to the first node of the next copy, or of the step itself."""
     nodes = graph.nodes
     on_lane = np.flatnonzero((step >= 0) & (nodes.lane >= 0))
     order = on_lane[np.lexsort((on_lane, step[on_lane], nodes.lane[on_lane], nodes.window[on_lane]))]

@@ -1,4 +1,4 @@
-"""Selected work: faster or slower, of another length, or gone; of a whole rank, too."""
+"""Edits of selected work: faster or slower, of another duration, or removed; also of a whole rank."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Scale(RankwiseEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """The operations that most of the critical path is, at half their time."""
+        """Return edits that halve the operations with most of the critical path."""
         return [cls(selection_of(name, kind)) for name, kind in facts.largest_ops]
 
     def bound(self, facts: RunFacts) -> float:
@@ -98,7 +98,7 @@ class Remove(RankwiseEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """The host code in no operator that most of the critical path is."""
+        """Return the edit that removes the host code outside operators with most of the critical path."""
         return [cls(selection_of(name, NodeKind.HOST)) for name in facts.largest_host_code]
 
     def bound(self, facts: RunFacts) -> float:
@@ -111,7 +111,7 @@ class Remove(RankwiseEdit):
         return facts.on_path(gone, gone[facts.graph.edges.target])
 
     def apply(self, graph: Graph) -> Graph:
-        """The graph without it; nodes stay, so that what came after it still comes after what came before."""
+        """Return the graph without the work; nodes stay, so that the order around them does."""
         mask = self.selection.chosen(graph)
         return without(graph, mask if self.selection.kind else with_descendants(graph, mask))
 
@@ -145,7 +145,7 @@ class Replace(RankwiseEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """The operation that most of the critical path is, each time as long as it usually takes."""
+        """Return the edit that sets the operation with most of the critical path to its median duration."""
         edits = []
         for name, kind in facts.largest_ops[:1]:
             selection = selection_of(name, kind)
@@ -157,7 +157,7 @@ class Replace(RankwiseEdit):
         return facts.on_path(self.selection.mask(facts.graph))
 
     def apply(self, graph: Graph) -> Graph:
-        """Stretch the nodes of each span so that they last as long together."""
+        """Scale the nodes of each span so that together they take the given time."""
         mask = self.selection.chosen(graph)
         return graph.with_durations(lasting(graph, mask, self.us * NS_PER_US))
 
@@ -172,20 +172,20 @@ class Replace(RankwiseEdit):
 
 
 def _changes(selection: NodeSelection) -> RankChanges | None:
-    """How selected work changes: inside a module that of ranks, else transfers alone if nothing else fits."""
+    """Return how selected work changes: in ranks, or only in transfers if nothing else can fit."""
     return OF_TRANSFERS if selection.of_transfers and not selection.module else _changes_in_ranks(selection)
 
 
 def _changes_in_ranks(selection: NodeSelection) -> RankChanges | None:
-    """How selected work of ranks changes; along which axis their groups are, the calls of all ranks say."""
+    """Return how selected work of ranks changes; None with an axis, which calls of all ranks determine."""
     return None if selection.axis else RankChanges(selection.ranks)
 
 
 def scaled(graph: Graph, mask: Bools, factor: float | NDArray[np.float64]) -> Ints:
-    """[N] durations with those of the masked nodes times a factor, of which there may be one each.
+    """Return [N] durations, with those of masked nodes multiplied by a factor, common or one for each.
 
     Args:
-        mask: [N] which nodes.
+        mask: [N] nodes.
     """
     duration = graph.nodes.duration.copy()
     duration[mask] = np.rint(duration[mask] * factor).astype(np.int64)
@@ -193,10 +193,10 @@ def scaled(graph: Graph, mask: Bools, factor: float | NDArray[np.float64]) -> In
 
 
 def lasting(graph: Graph, mask: Bools, span_ns: float) -> Ints:
-    """[N] durations with which the masked nodes of each span last this long together, as they were divided.
+    """Return [N] durations that scale the masked nodes of each span to take `span_ns` together.
 
     Args:
-        mask: [N] which nodes.
+        mask: [N] nodes.
     """
     nodes = graph.nodes
     duration = nodes.duration.copy()
@@ -214,14 +214,14 @@ def lasting(graph: Graph, mask: Bools, span_ns: float) -> Ints:
     first = np.append(True, np.diff(span_of[order]) != 0)
     summed = np.cumsum(weight)
     summed -= (summed - weight)[first][np.cumsum(first) - 1]
-    # Round where the pieces end, not how long they are: so the sum is exact.
+    # Rounding the ends of pieces, not their lengths, keeps the sum exact.
     ends = np.rint(summed * (span_ns / weight_of_span)).astype(np.int64)
     duration[picked[order]] = np.where(first, ends, np.diff(ends, prepend=0))
     return duration
 
 
 def without(graph: Graph, mask: Bools) -> Graph:
-    """The graph without the masked work, as `Remove` has it.
+    """Return the graph without the masked work, as in `Remove`.
 
     Args:
         mask: [N] the work.
@@ -232,13 +232,13 @@ def without(graph: Graph, mask: Bools) -> Graph:
 
 
 def left_out(graph: Graph, mask: Bools) -> tuple[Bools, Bools]:
-    """Without some work: [N] nodes that take no time then, and [E] edges that are not there.
+    """Return [N] a mask of nodes that take no time, and [E] of edges that disappear, without some work.
 
     Args:
-        graph: the graph, of which durations and lags do not matter.
+        graph: the graph, whose durations and lags do not matter.
         mask: [N] the work.
     """
-    # [N] arrivals at collectives whose transfers are masked.
+    # Arrivals at collectives whose transfers are masked go, too.
     nodes = graph.nodes
     member = nodes.collective * (int(nodes.rank.max(initial=0)) + 2) + nodes.rank
     moved = mask & (nodes.kind == NodeKind.TRANSFER)
@@ -249,10 +249,10 @@ def left_out(graph: Graph, mask: Bools) -> tuple[Bools, Bools]:
 
 
 def times_without(graph: Graph, gone: Bools) -> tuple[Ints, Ints]:
-    """[N] durations and [E] lags of a graph without some of its nodes.
+    """Return [N] durations and [E] lags of a graph without some of its nodes.
 
     Args:
-        gone: [N] which nodes, as `left_out` has them.
+        gone: [N] nodes, as from `left_out`.
     """
     lag = graph.edges.lag
     return (
@@ -280,7 +280,7 @@ class Slow(RankwiseEdit):
     doubt: float = 0.1
 
     def __post_init__(self) -> None:
-        """Refuse none or several of rank, host and stage, and neither factor nor ms."""
+        """Raise unless exactly one of rank, host and stage is given, with a factor or ms."""
         super().__post_init__()
         self.place.require_one(self.name)
         if self.factor is None and self.ms is None:
@@ -288,7 +288,7 @@ class Slow(RankwiseEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """The rank that most of the critical path runs over, a tenth slower."""
+        """Return the edit that slows the rank with most of the critical path by a tenth."""
         return [cls(RanksAt(rank), factor=1.1) for rank in facts.deciding_ranks[:1]]
 
     def bound(self, facts: RunFacts) -> float:
@@ -296,7 +296,7 @@ class Slow(RankwiseEdit):
         return facts.on_path(np.isin(facts.graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))) * faster
 
     def apply(self, graph: Graph) -> Graph:
-        """Scale the ranks' work, and make the first work of each step longer."""
+        """Scale the ranks' work, and lengthen the first work of each step."""
         ranks = self.place.ranks(graph)
         works = np.isin(graph.nodes.rank, ranks) & is_of(graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))
         duration = scaled(graph, works, 1.0 if self.factor is None else self.factor)
@@ -316,7 +316,7 @@ class Slow(RankwiseEdit):
 
 
 def first_work(graph: Graph, ranks: list[int]) -> Ints:
-    """The nodes with which the steps of these ranks begin: on their main threads, else on their GPUs."""
+    """Return the nodes that begin the steps of these ranks: on their main threads, else on their GPUs."""
     nodes = graph.nodes
     main = np.array([what in ("main thread", "compute") for _, what in graph.lanes] + [False], np.bool_)
     works = is_of(nodes.kind, (*CPU_KINDS, *GPU_KINDS)) & (nodes.step >= 0) & np.isin(nodes.rank, ranks)
@@ -347,14 +347,14 @@ class Drop(Edit):
     doubt: float = 0.1
 
     def __post_init__(self) -> None:
-        """Refuse none or both of rank and dp."""
+        """Raise unless exactly one of rank and dp is given."""
         super().__post_init__()
         if (self.rank is None) == (self.dp is None):
             raise UsageError(f"drop needs one of rank= and dp=, as in {self.example}")
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """The ranks that findings name, else the one that decides most; of a pipeline the whole replica."""
+        """Return edits that drop the ranks that findings name, else the most critical, or its replica."""
         ranks = list(facts.suspects) or facts.deciding_ranks[:1]
         if not ranks:
             raise Unanswerable("the run has no other rank")
@@ -368,7 +368,7 @@ class Drop(Edit):
         return max(facts.base_ns - left_ns / self.samples(facts.graph), 0.0)
 
     def samples(self, graph: Graph) -> float:
-        """What is left of the batch: the other replicas have theirs."""
+        """Return the remaining share of the batch: the other replicas keep theirs."""
         replicas = {rank: place.dp for rank, place in graph.places.items()} or {
             rank: rank for rank in graph.ranks
         }
@@ -378,7 +378,7 @@ class Drop(Edit):
         return max(total - len(gone), 0) / max(total, 1) or 1.0
 
     def apply(self, graph: Graph) -> Graph:
-        """Take the ranks' time and their edges to others away."""
+        """Remove the ranks' time and their edges to others."""
         nodes, edges = graph.nodes, graph.edges
         ranks = ranks_at(graph, self.rank, dp=self.dp)
         gone, kept = np.isin(nodes.rank, ranks), (nodes.rank >= 0) & ~np.isin(nodes.rank, ranks)
@@ -413,24 +413,24 @@ class Drop(Edit):
 
 
 def _ends_of_steps(graph: Graph, gone: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[E] edges from the ranks to nodes that all ranks must have reached: they are no hold-up any more."""
+    """Return [E] a mask of edges from the ranks to nodes that all ranks must reach, which delay none now."""
     edges = graph.edges
     shared = graph.nodes.kind == NodeKind.RENDEZVOUS
     ends: NDArray[np.bool_] = gone[edges.source] & shared[edges.target] & (edges.kind == EdgeKind.THREAD)
     return ends
 
 
-# Which ranks hold a part of the model that the others cannot do without.
+# Ranks with a part of the model that the others need.
 
 AXES = {"tp": "tensor-parallel", "pp": "pipeline", "cp": "context-parallel", "ep": "expert-parallel"}
 NAMES_A_SHARD = re.compile(r"(?<![a-z])(tp|tensor|fsdp|shard|sharded)(?![a-z])")
 ALSO_DATA = re.compile(r"data|(?<![a-z])dp(?![a-z])")
-MIN_UNKNOWN_SUMS = 2  # of a forward pass: one is its loss
+MIN_UNKNOWN_SUMS = 2  # of a forward pass: a single one is its loss
 MIN_SHARE = 0.1  # of the bytes of all-reduces: less is metrics or statistics, not parameters or activations
 
 
 def why_needed(graph: Graph, ranks: Collection[int]) -> str:
-    """Why the others cannot do without these ranks; empty where nothing says that they cannot."""
+    """Return the reason why the others need these ranks; empty where nothing shows that they do."""
     if graph.run is None or _is_of_operations(graph):
         return ""
     calls, mesh = _calls_with_others(graph.run, ranks), mesh_of_run(graph.run)
@@ -447,7 +447,7 @@ def _is_of_operations(graph: Graph) -> bool:
 
 
 def _by_coordinates(mesh: Mesh, ranks: Collection[int]) -> str:
-    """By ranks that stay and differ from one that goes in a single axis other than data parallelism."""
+    """Look for remaining ranks that differ from a removed one in one axis other than data parallelism."""
     for axis, words in AXES.items():
         places = places_along(mesh, axis)
         for rank in sorted(set(ranks) & set(places)):
@@ -461,13 +461,13 @@ def _by_coordinates(mesh: Mesh, ranks: Collection[int]) -> str:
 
 
 def _axis_between(mesh: Mesh, rank: int, other: int) -> str:
-    """The axis, or what is laid over the axes, in which alone two ranks differ."""
+    """Return the only axis, or overlay of axes, in which two ranks differ."""
     laid = (overlay.name for overlay in mesh.overlays for group in overlay.groups if {rank, other} <= group)
     return next(laid, "") or axis_of_group(mesh, (rank, other))
 
 
 def _calls_with_others(run: Run, ranks: Collection[int]) -> pl.DataFrame:
-    """Collective calls of these ranks with others: `rank`, `op`, `group`, `bytes`, `at` (ns), `window`."""
+    """Return collective calls of these ranks with others: `rank`, `window`, `op`, `group`, `bytes`, `at`."""
     columns = ["rank", "window", "op", "group", "group_ranks", "bytes_in", "bytes_out", "start_ns"]
     calls = run.table(COLLECTIVES, [*columns, "launch_span_id"]).filter(pl.col("rank").is_in(list(ranks)))
     alone = [text for text in calls["group_ranks"].unique() if text and set(members_of(text)) <= set(ranks)]
@@ -504,7 +504,7 @@ def _by_kind(calls: pl.DataFrame) -> str:
 
 
 def _by_forward_sums(run: Run, ranks: Collection[int]) -> str:
-    """By what forward passes sum with others, where groups or sizes do not say along which axis that is."""
+    """Look at the sums of forward passes with others, where groups or sizes do not show the axis."""
     sums = sums_of_passes(run)
     groups = [text for text in sums["group_ranks"].unique() if not text or set(members_of(text)) & set(ranks)]
     sums = sums.filter(pl.col("group_ranks").is_in(groups))

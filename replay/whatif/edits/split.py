@@ -1,11 +1,11 @@
-"""Cut work and the collectives that feed or drain it into chunks that overlap.
+"""Edits that cut work, and the collectives that feed or drain it, into chunks that overlap.
 
-Of tensor parallelism: a matmul that waits for all of its input, or whose whole result is on its way before
-anything goes on, leaves either the link or the arithmetic idle. Row by row both can be at work.
+In tensor parallelism, a matmul that waits for all of its input, or whose whole result must be sent before
+anything continues, leaves either the link or the arithmetic idle. Row by row, both can be busy.
 
-Of a mixture of experts: an all-to-all, what experts do with the tokens it brought, and the all-to-all that
-takes them back depend on each other as a whole, and chunk by chunk they do not. What ranks of a host gather
-or reduce in between is a stage of its own, on links of its own.
+In a mixture of experts, an all-to-all, the experts' work on its tokens, and the all-to-all that returns them
+depend on each other as a whole, but not chunk by chunk. Collectives within a host in between are a stage on
+separate links.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Split(ChunkedEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Two and four chunks of each operation that stands next to matmuls."""
+        """Return edits to two and four chunks of each operation next to matmuls."""
         graph = facts.graph
         ops = Counter(graph.messages[_member(segment).message].op for segment in cls().segments(graph))
         return [cls(op, chunks) for op in sorted(ops) for chunks in (2, 4)]
@@ -94,7 +94,7 @@ class Split(ChunkedEdit):
             return []
         order, axes = Order(graph), axes_of_messages(graph)
         fits = messages_fitting(graph, self.op, self.group, self.axis)
-        if not self.axis:  # gradients are no rows of a product
+        if not self.axis:  # gradients are not rows of a product
             fits &= np.array([axis != REPLICAS for axis in axes], np.bool_)
         gradients = _gradients(graph)
         awaited = [
@@ -112,7 +112,7 @@ class Split(ChunkedEdit):
         ]
 
     def _work(self, graph: Graph) -> Bools:
-        """[N] what may be cut."""
+        """Return [N] a mask of the work that may be cut."""
         nodes = graph.nodes
         kernels = nodes.kind == NodeKind.KERNEL
         work = kernels if kernels.any() else nodes.kind == NodeKind.CPU
@@ -126,7 +126,7 @@ class Split(ChunkedEdit):
         return mask
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """How many pairs there are, which way round, and whose latency the run does not show."""
+        """Report the pairs, their order, and operations whose latency the run does not show."""
         segments = self.segments(graph)
         drains = sum(isinstance(segment.ranks[0][1], Member) for segment in segments)
         ways = [
@@ -149,7 +149,7 @@ class Split(ChunkedEdit):
 
 
 def _gradients(graph: Graph) -> set[int]:
-    """Transfers that reduce gradients, as far as that is known."""
+    """Return transfers that reduce gradients, where known."""
     try:
         return {int(node) for backward in gradient_passes(graph) for node in backward.transfer}
     except Unanswerable:
@@ -157,14 +157,14 @@ def _gradients(graph: Graph) -> set[int]:
 
 
 def _kind_and_step(graph: Graph, segment: Segment) -> tuple[str, str, int]:
-    """Operation, group and step of a pair."""
+    """Return operation, group and step of a pair."""
     member = _member(segment)
     message = graph.messages[member.message]
     return message.op, message.group, int(graph.nodes.step[member.transfer])
 
 
 def _member(segment: Segment) -> Member:
-    """Its collective on one rank."""
+    """Return the collective of a segment on one rank."""
     return next(stage for stage in segment.ranks[0] if isinstance(stage, Member))
 
 
@@ -229,7 +229,7 @@ class MoePipeline(ChunkedEdit):
         return experts_of(graph, order, awaited)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """How many exchanges there are, what is between them, and whose latency the run does not show."""
+        """Report the exchanges, collectives between them, and operations without a known latency."""
         segments = self.segments(graph)
         inner = [
             stage

@@ -1,6 +1,6 @@
-"""What the stages of a pipeline do: layers move between them, or each micro-batch skips some of them.
+"""Edits of the stages of a pipeline: layers that move between them, or micro-batches that skip some of them.
 
-Layers go to where the user says, or to where the stages are balanced.
+Layers move to where the user wants, or to where the stages are balanced.
 """
 
 from __future__ import annotations
@@ -80,28 +80,28 @@ class StageLayers(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Balanced stages, where the run says how many layers there are."""
+        """Return balanced stages, where the run records the number of layers."""
         shape = shape_of(computes(facts.graph))
         now = _layers_of_command(facts.graph, shape)
         return [cls(now="/".join(map(str, now.tolist())))]
 
     def bound(self, facts: RunFacts) -> float:
-        """What the step takes longer than stages that all work as long."""
+        """Return how much longer the step is than with equal work on all stages."""
         rows = computes(facts.graph)
         even = rows.join(slowness(facts.graph), on=["rank", "kind"], how="left")
         work = even.group_by("step").agg(even=(pl.col("ns") / pl.col("slowness")).sum())["even"]
         return max(facts.base_ns - float(work.to_numpy().min()) / rows["rank"].n_unique(), 0.0)
 
     def apply(self, graph: Graph) -> Graph:
-        """Give each stage the work of its layers, wherever they were."""
+        """Give each stage the work of its layers, wherever they were before."""
         return self._made(graph, ends_stay=True)
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        """What the ends of the model take longer may be that of slower layers, which move."""
+        """Return the graph if the extra time of the model's ends is that of slower layers, which move."""
         return (self._made(graph, ends_stay=False),) if shape_of(computes(graph)).stages > 2 else ()
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """How many layers stages have then, and what is known of their memory."""
+        """Report the layers of each stage, and the limits of their memory."""
         rows = computes(graph)
         if self._moves_none:
             return ()
@@ -136,7 +136,7 @@ class StageLayers(Edit):
         return bool(self.branches) and not (self.layers or self.now)
 
     def _branches(self, graph: Graph, rows: pl.DataFrame) -> list[range]:
-        """Stages of each branch, none of which was handed anything by another."""
+        """Return the stages of each branch; raise if branches exchanged messages."""
         shape, branches = shape_of(rows), _ranges(self.branches)
         ends = [branch.stop for branch in branches]
         begins = [branch.start for branch in branches]
@@ -159,7 +159,7 @@ class StageLayers(Edit):
         return branches
 
     def _layers(self, graph: Graph, rows: pl.DataFrame) -> tuple[Ints, Ints]:
-        """[places] layers as recorded, and as they are to be."""
+        """Return [places] layers as recorded, and as wanted."""
         shape = shape_of(rows)
         wanted = _numbers(self.layers, "layers", shape)
         now = _numbers(self.now, "now", shape)
@@ -179,7 +179,7 @@ class StageLayers(Edit):
         return now, wanted
 
     def _balanced(self, graph: Graph, rows: pl.DataFrame, now: Ints) -> Ints:
-        """By the median of what each micro-batch takes there and back."""
+        """Balance layers by the median work of micro-batches, forward and backward."""
         mean = rows.group_by("step", "dp", maintain_order=True)
         works = [sum(recorded_work(of_step, kind)[0] for kind in (FORWARD, BACKWARD)) for _, of_step in mean]
         typical = np.median(np.concatenate(works, axis=1), axis=1, keepdims=True)
@@ -190,9 +190,9 @@ class StageLayers(Edit):
         return balanced(layer_ns[:, 0], fixed, np.full(now.size, now.sum()) if most is None else most)
 
     def _most(self, graph: Graph, rows: pl.DataFrame, now: Ints) -> Ints | None:
-        """[places] layers that each stage has memory for; None where that is not known.
+        """Return [places] layers that each stage has memory for; None where that is not known.
 
-        All that a rank had allocated is counted as that of its layers.
+        All memory that a rank had allocated counts as that of its layers.
         """
         try:
             peaks = peaks_of(graph.run)
@@ -207,7 +207,7 @@ class StageLayers(Edit):
         most = np.full(now.size, now.sum())
         for stage, rank, place in held:
             of_stage = rows.filter(pl.col("stage") == stage)["place"].unique().to_numpy()
-            more = limit / max(peaks[rank], 1)  # times what it has
+            more = limit / max(peaks[rank], 1)  # factor on what it has
             most[place] = min(most[place], int(more * now[of_stage].sum() / of_stage.size))
         return most
 
@@ -225,7 +225,7 @@ class StageLayers(Edit):
 
 
 def _ranges(text: str) -> list[range]:
-    """Stages of each branch from a text such as 1-2/3."""
+    """Parse the stages of each branch from a text such as 1-2/3."""
     branches = []
     for part in text.split("/"):
         begin, _, end = part.partition("-")
@@ -241,7 +241,7 @@ def _text(layers: Ints) -> str:
 
 
 def _numbers(text: str, name: str, shape: PipelineShape) -> Ints | None:
-    """[places] the numbers of a text such as 8/8/7; None of an empty one."""
+    """Parse [places] numbers from a text such as 8/8/7; None if it is empty."""
     if not text:
         return None
     parts = text.split("/")
@@ -262,7 +262,7 @@ def _evenly(layers: int, shape: PipelineShape) -> Ints:
 
 
 def _layers_of_command(graph: Graph, shape: PipelineShape) -> Ints:
-    """[places] as many layers on each, by the command of the job."""
+    """Return [places] equal numbers of layers, from the command of the job."""
     command = graph.run.manifest.command if graph.run else []
     for flag, value in pairwise(part for word in command for part in word.split("=", 1)):
         if flag in LAYERS_FLAGS and whole_number(value) >= 0:
@@ -270,15 +270,15 @@ def _layers_of_command(graph: Graph, shape: PipelineShape) -> Ints:
     raise Unanswerable("the layers per stage were not recorded: give now=, such as now=8/8/8/8")
 
 
-# Layers in a row, divided over the stages of a pipeline so that the slowest is as fast as can be.
+# Layers in a row, divided over the stages of a pipeline so that the slowest is as fast as possible.
 
 
 def balanced(layers: Floats, fixed: Floats, most: Ints) -> Ints:
-    """[P] layers of each stage: with the least work of the slowest, then the least sum of squares.
+    """Return [P] layers of each stage, with the least work of the slowest, then the least sum of squares.
 
     Args:
         layers: [N] ns of each layer, in the order of the model.
-        fixed: [P] ns of what each stage does besides.
+        fixed: [P] ns of other work on each stage.
         most: [P] layers that each has memory for.
 
     Raises:
@@ -312,16 +312,16 @@ def balanced(layers: Floats, fixed: Floats, most: Ints) -> Ints:
 
 
 def layer_times(work: Floats, now: Ints, ends_stay: bool = True) -> tuple[Floats, Floats]:
-    """What layers take by what places do that hold several, and what the ends do besides: [N, M], [2, M].
+    """Return the time of each layer, by the work of places, and the other work of the ends: [N, M], [2, M].
 
-    What the first and the last of three or more places take longer than their layers would at the median of
-    the others is embedding and loss, and no layer; what they take less stays there, too: the first layer may
-    have no gradient of its input.
+    Of three or more places, the difference of the first and the last from the median of the others per layer
+    is embedding and loss, not layers; a negative one stays there too, as the first layer may have no gradient
+    of its input.
 
     Args:
         work: [P, M] of each place and micro-batch.
         now: [P] layers of each place.
-        ends_stay: whether there is such work; else layers of the ends are slower.
+        ends_stay: whether there is such work; if not, layers of the ends are slower.
     """
     layer_ns: Floats = work / now[:, None]
     inner = np.median(layer_ns[1:-1], axis=0) if len(work) > 2 else layer_ns.max(axis=0)
@@ -334,12 +334,12 @@ def layer_times(work: Floats, now: Ints, ends_stay: bool = True) -> tuple[Floats
 
 
 def regrouped(work: Floats, now: Ints, layers: Ints, ends_stay: bool = True) -> Floats:
-    """[P, M] the work of places whose layers are moved between them.
+    """Return [P, M] the work of places after layers have moved between them.
 
     Args:
         work: [P, M] of each place and micro-batch.
         now: [P] layers of each place.
-        layers: [P] layers that each is to have.
+        layers: [P] layers that each gets.
         ends_stay: as in `layer_times`.
     """
     if (now == layers).all():
@@ -372,12 +372,12 @@ class Skip(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """A quarter of the stages, or one."""
+        """Return the edit that skips a quarter of the stages, or one."""
         shape = _shape(computes(facts.graph))
         return [cls(max(0.25, round(1 / shape.stages, 3)))]
 
     def bound(self, facts: RunFacts) -> float:
-        """All but the work of the first stage, which no micro-batch skips.
+        """Return all but the work of the first stage, which no micro-batch skips.
 
         Raises:
             Unanswerable: the first stage is not recorded.
@@ -390,7 +390,7 @@ class Skip(Edit):
         return max(facts.base_ns - float(slowest.to_numpy().min()), 0.0)
 
     def apply(self, graph: Graph) -> Graph:
-        """Take out the work that is skipped, and put the rest in the order that follows."""
+        """Remove the skipped work, and reorder the rest accordingly."""
         rows = computes(graph)
         shape = _shape(rows)
         skipped = self._skipped(shape)
@@ -406,7 +406,7 @@ class Skip(Edit):
         )
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Which micro-batches skip which stages."""
+        """Report which micro-batches skip which stages."""
         shape = _shape(computes(graph))
         skipped = self._skipped(shape)
         everywhere = range(shape.stages)

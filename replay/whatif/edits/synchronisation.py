@@ -1,8 +1,8 @@
-"""When ranks exchange: FSDP's parameters earlier, gradients seldom, during backward, or during the next step.
+"""Edits of when ranks exchange: FSDP's parameters earlier; gradients rarely, after backward, or a step late.
 
 FSDP2 records ranges around its all-gathers and the copies of their results. Prefetched, each all-gather is
-called behind the copy of one before it, forward and backward passes apart, and awaited where its own result
-is copied.
+called after the copy of an earlier one, separately in forward and backward passes, and awaited where its own
+result is copied.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Prefetch(Edit):
         return facts.idle_without_communication
 
     def apply(self, graph: Graph) -> Graph:
-        """Issue each all-gather where an earlier one of its pass is; workers take them as they are called."""
+        """Issue each all-gather where an earlier one of its pass was; workers run them in call order."""
         gathers = gathers_of(graph)
         if self.only:
             gathers = gathers.filter(pl.col("backward") == (self.only == "backward"))
@@ -106,7 +106,7 @@ class Prefetch(Edit):
 
 
 def gathers_of(graph: Graph) -> pl.DataFrame:
-    """FSDP's all-gathers in the order of their calls on each rank.
+    """Return FSDP's all-gathers in the order of their calls on each rank.
 
     Returns:
         `arrive`, `transfer` (nodes), `called` (ns, of the call), `copied` and `done` (the first and last node
@@ -142,7 +142,7 @@ def gathers_of(graph: Graph) -> pl.DataFrame:
 
 
 def _copies(graph: Graph, gathers: pl.DataFrame) -> pl.DataFrame:
-    """For each all-gather (`arrive`) the first and last node that copy its result out: `copied`, `done`."""
+    """Return the first and last node that copy each all-gather's result out: `arrive`, `copied`, `done`."""
     place = ["rank", "window", "layer"]
     copying = _nodes_within(graph, (f"{COPY_OUT} ",)).with_columns(
         layer=pl.col("around").str.strip_prefix(COPY_OUT)
@@ -164,7 +164,7 @@ def _copies(graph: Graph, gathers: pl.DataFrame) -> pl.DataFrame:
 
 
 def _nodes_within(graph: Graph, prefixes: tuple[str, ...]) -> pl.DataFrame:
-    """CPU nodes in ranges with such names: `node`, `around`, `inside` (ns), `rank`, `window`, `step`."""
+    """Return CPU nodes in ranges with such names: `node`, `around`, `at` (ns), `rank`, `window`, `step`."""
     nodes = graph.nodes
     fits = np.isin(nodes.kind, CPU_KINDS)
     fits &= np.any([_within(graph, prefix) for prefix in prefixes], axis=0)
@@ -180,13 +180,13 @@ def _nodes_within(graph: Graph, prefixes: tuple[str, ...]) -> pl.DataFrame:
 
 
 def _within(graph: Graph, prefix: str) -> NDArray[np.bool_]:
-    """[N] whether a node is in a range whose name begins so."""
-    fits = np.append(fitting(graph.names, f"{prefix}*"), False)  # what is in no range has -1, the last
+    """Return [N] whether a node is in a range with a prefix."""
+    fits = np.append(fitting(graph.names, f"{prefix}*"), False)  # the last entry: nodes in no range have -1
     return np.asarray(fits[graph.nodes.around])
 
 
 def _issue_earlier(draft: GraphEditor, moved: pl.DataFrame) -> None:
-    """Call all-gathers once the results of earlier ones are copied; of the GPU they need what those did."""
+    """Call all-gathers after the copies of earlier ones; on the GPU they need what the earlier ones did."""
     graph, edges = draft.graph, draft.graph.edges
     for arrive, earlier, behind in moved.select("arrive", "earlier", "behind").iter_rows():
         for edge in range(graph.indptr[arrive], graph.indptr[arrive + 1]):
@@ -199,7 +199,7 @@ def _issue_earlier(draft: GraphEditor, moved: pl.DataFrame) -> None:
 
 
 def _await_at_copies(draft: GraphEditor, moved: pl.DataFrame) -> None:
-    """A thread waits for an all-gather where it copies the result, not where it calls it."""
+    """Make threads wait for an all-gather where they copy its result, not where they call it."""
     edges = draft.graph.edges
     waits = np.flatnonzero(
         (edges.kind == EdgeKind.SYNC) & np.isin(edges.source, moved["transfer"].to_numpy())
@@ -212,7 +212,7 @@ def _await_at_copies(draft: GraphEditor, moved: pl.DataFrame) -> None:
 
 
 def _order_workers(draft: GraphEditor, moved: pl.DataFrame) -> None:
-    """On each worker or stream, communication in the order of its calls."""
+    """Order the communication on each worker or stream by its calls."""
     nodes, edges = draft.graph.nodes, draft.graph.edges
     arrives = (nodes.kind == NodeKind.ARRIVE) & np.isin(nodes.rank, moved["rank"].to_numpy())
     moves = arrives[edges.source] & (nodes.kind[edges.target] == NodeKind.TRANSFER)
@@ -267,7 +267,7 @@ class LocalUpdates(ReductionEdit):
         return [cls(4), cls(16), cls(4, "yes")]
 
     def changed(self, reductions: GradientReductions) -> Graph:
-        """Take the reductions out of backward, and put 1/k of one of all parameters at each step's end."""
+        """Remove the reductions from backward, and add 1/k of one of all parameters at each step's end."""
         if reductions.is_scattered or reductions.parameters.is_update_shared_out:
             by = "reduce_scatter" if reductions.is_scattered else "ZeRO"
             raise Unanswerable(
@@ -291,7 +291,7 @@ class LocalUpdates(ReductionEdit):
         )
 
     def is_proven(self, graph: Graph) -> bool:
-        """No job was recorded before and after that averages beside its steps."""
+        """Return whether steps wait for the averages: no other job was recorded before and after."""
         return not self.overlap and super().is_proven(graph)
 
     def _averaging(self, reductions: GradientReductions, backward: Pass) -> Reduction:
@@ -348,7 +348,7 @@ class ReduceLast(Edit):
         return facts.idle_without_communication
 
     def apply(self, graph: Graph) -> Graph:
-        """Take out the reductions of all passes but the last, and their calls."""
+        """Remove the reductions of all passes but the last, and their calls."""
         return without(graph, reduced_in_vain(graph))
 
     def describe(self) -> str:
@@ -359,7 +359,7 @@ class ReduceLast(Edit):
 
 
 def reduced_in_vain(graph: Graph) -> Bools:
-    """[N] reductions of gradients that are reduced again before they are applied, with what they call.
+    """Return [N] a mask of reductions of gradients that are reduced again before use, with their descendants.
 
     Raises:
         Unanswerable: there are none.
@@ -403,7 +403,7 @@ class Overlap(ReductionEdit):
         return [cls("full"), cls("off")]
 
     def changed(self, reductions: GradientReductions) -> Graph:
-        """Call all reductions behind the last gradient, or wait for them one pass later."""
+        """Call all reductions after the last gradient, or wait for them one pass later."""
         wanted = self.wanted(reductions)
         return with_reductions(reductions, wanted, next_of_rank(reductions) if self.mode == "full" else None)
 

@@ -1,4 +1,4 @@
-"""The training loop around the model: its input, always ready or from more workers, and its garbage."""
+"""Edits of the training loop around the model: its input, ready or from more workers, and its garbage."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from dpro.units import NS_PER_MS, format_duration
 
 IN_PROCESS = "enumerate(DataLoader)#_SingleProcess*"
 NO_PAUSES = "no deep window has a garbage collection of 1 ms or more"
-MAX_WORKERS = 16  # of each rank that are worth trying
-MIN_WAIT = 0.05  # of a step: a loop that waits less does not show that its workers cannot keep up
-FETCHING_NS = 1_000_000  # to take a batch that is ready out of the workers' queue, at most
+MAX_WORKERS = 16  # of each rank, at most tried
+MIN_WAIT = 0.05  # of a step: shorter waits do not show that workers cannot keep up
+FETCHING_NS = 1_000_000  # time limit of taking a ready batch out of the workers' queue
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Workers(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """One, and as few as hide a batch behind the step."""
+        """Return edits to one worker, and to the fewest that hide a batch behind the step."""
         graph = facts.graph
         loading = loading_of(graph) & (graph.nodes.step >= 0)
         if not loading.any():
@@ -103,7 +103,7 @@ class Workers(Edit):
         return facts.on_path(NodeSelection(within=DATA_LOADING).mask(facts.graph))
 
     def apply(self, graph: Graph) -> Graph:
-        """Scale each rank's time in `__next__` to what it would wait."""
+        """Scale each rank's time in `__next__` to its expected wait."""
         loading = loading_of(graph) & (graph.nodes.step >= 0)
         if not loading.any():
             raise Unanswerable("no complete step in the run: record at least two steps")
@@ -127,7 +127,7 @@ class Workers(Edit):
 
 
 def loading_of(graph: Graph) -> NDArray[np.bool_]:
-    """[N] the nodes within a DataLoader's `__next__`.
+    """Return [N] a mask of nodes within a DataLoader's `__next__`.
 
     Raises:
         Unanswerable: there is none.
@@ -141,9 +141,9 @@ def loading_of(graph: Graph) -> NDArray[np.bool_]:
 
 
 def fetched_ready(graph: Graph) -> NDArray[np.bool_]:
-    """[N] the nodes in which a rank fetches batches that its DataLoader's workers have ready.
+    """Return [N] a mask of nodes in which a rank fetches batches that its DataLoader's workers have ready.
 
-    It waits for workers that cannot keep up, longer than fetching takes.
+    Ranks that wait for slow workers, longer than fetching takes, are left out.
     """
     loading = NodeSelection(within=DATA_LOADING).mask(graph)
     in_process = fitting(graph.names, IN_PROCESS)[graph.nodes.around[loading]]
@@ -155,7 +155,7 @@ def fetched_ready(graph: Graph) -> NDArray[np.bool_]:
 
 
 def _per_step(graph: Graph, loading: NDArray[np.bool_], ranks: NDArray[np.int64], num_steps: int) -> Floats:
-    """[R] ns per step that each rank spends in its DataLoader."""
+    """Return [R] ns per step of each rank in its DataLoader."""
     total = np.bincount(
         graph.nodes.rank[loading], graph.nodes.duration[loading], minlength=int(ranks.max()) + 1
     )
@@ -168,11 +168,11 @@ def _mean_step(graph: Graph) -> float:
 
 
 def _batch_and_rest(graph: Graph, loading: NDArray[np.bool_], now: Floats) -> tuple[Floats, Floats]:
-    """[R] ns that one process of each rank needs for a step's batches, and what of a step is not waiting.
+    """Return [R] ns that one process needs for a step's batches, and [R] ns of a step without waiting.
 
-    Without workers the former is the time in `__next__`, and a loop that need not load has the step that
-    replay gives. Workers that are always waited for are always busy: each needs the steps of all of them for
-    its own.
+    Without workers, the former is the time in `__next__`, and the latter the replayed step without loading.
+    Workers that are always awaited are always busy: each needs as many steps as there are workers for a
+    batch.
     """
     around = graph.nodes.around[loading]
     if fitting(graph.names, IN_PROCESS)[around].all():
@@ -188,7 +188,7 @@ def _batch_and_rest(graph: Graph, loading: NDArray[np.bool_], now: Floats) -> tu
 
 
 def _num_workers(graph: Graph) -> int:
-    """How many DataLoader workers a rank has, by the numbers of those that were waited for; 0 unknown."""
+    """Return the number of a rank's DataLoader workers, by those that were awaited; 0 where unknown."""
     if graph.run is None:
         return 0
     waits = graph.run.table(COUNTERS, ["counter", "device"]).filter(pl.col("counter") == "data_wait_ns")
@@ -224,7 +224,7 @@ class Garbage(Edit):
         return facts.on_path(paused_ns(facts.graph).astype(np.float64))
 
     def apply(self, graph: Graph) -> Graph:
-        """Take the pauses out of the CPU work they fell into, and put the planned ones in evenly."""
+        """Remove the pauses from the CPU work around them, and add the planned ones evenly."""
         paused = paused_ns(graph)
         if not paused.any():
             raise Unanswerable(NO_PAUSES + _outside(graph))
@@ -251,7 +251,7 @@ class Garbage(Edit):
 
 
 def paused_ns(graph: Graph) -> Ints:
-    """[N] ns of each node's time that went to collecting garbage, as noted or as an operation."""
+    """Return [N] ns of each node's time spent on garbage collection, as recorded or as an operation."""
     nodes, paused = graph.nodes, held_ns(graph, collecting(graph))
     if GARBAGE_COLLECTION in graph.names:
         named = (nodes.name == graph.names.index(GARBAGE_COLLECTION)) & (nodes.kind == NodeKind.KERNEL)
@@ -260,7 +260,7 @@ def paused_ns(graph: Graph) -> Ints:
 
 
 def _outside(graph: Graph) -> str:
-    """What collecting garbage takes in all steps, where that was counted."""
+    """Word the time of garbage collection over all steps, where it was counted."""
     if graph.run is None:
         return ""
     counted = graph.run.table(COUNTERS, ["counter", "value"]).filter(pl.col("counter") == "step_gc_ns")[

@@ -1,1 +1,1 @@
-"""What edits are made of."""
+"""Graph operations that edits are built from."""

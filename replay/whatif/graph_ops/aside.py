@@ -1,7 +1,7 @@
-"""What hosts do besides the steps they are in: collect garbage, save checkpoints, compile code.
+"""Host work beside the steps: garbage collection, saving of checkpoints, compilation.
 
-In: a graph and its run. Out: when each rank did so, on the graph's clock, and which of its work that time is
-in. What runs in the background, beside the thread that trains, is not here.
+Takes a graph and its run; returns when each rank did such work, on the graph's clock, and how much of each
+node's time it took. Work in the background, beside the training thread, is not included.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dpro.replay.intervals import union
 from dpro.schema import CHECKPOINTS, COUNTERS, SPANS
 
 Stretches = list[tuple[int, int, int]]  # rank, begin, end
-COMPILER = r"\(dynamo_timed\)$|^Torch-?Dynamo Compile|^CompileId"  # how PyTorch's compiler names its work
+COMPILER = r"\(dynamo_timed\)$|^Torch-?Dynamo Compile|^CompileId"  # names of the work of PyTorch's compiler
 
 
 def collecting(graph: Graph) -> Stretches:
-    """When garbage was collected, as far as that was noted: 1 ms or more."""
+    """Return when garbage was collected, where recorded: 1 ms or more."""
     if graph.run is None:
         return []
     noted = graph.run.table(COUNTERS, ["rank", "counter", "time_ns", "value"])
@@ -28,7 +28,7 @@ def collecting(graph: Graph) -> Stretches:
 
 
 def saving(graph: Graph) -> Stretches:
-    """When saving a checkpoint held up the thread that trains."""
+    """Return when saving a checkpoint blocked the training thread."""
     if graph.run is None:
         return []
     saved = graph.run.table(CHECKPOINTS).filter((pl.col("kind") == "save") & (pl.col("stall_ns") > 0))
@@ -36,7 +36,7 @@ def saving(graph: Graph) -> Stretches:
 
 
 def compiling(graph: Graph) -> Stretches:
-    """When code was compiled, by the ranges of the compiler; those within others are parts of them."""
+    """Return when code was compiled, by the ranges of the compiler; nested ranges are merged."""
     if graph.run is None:
         return []
     spans = graph.run.table(SPANS, ["rank", "kind", "name", "start_ns", "duration_ns"])
@@ -46,7 +46,7 @@ def compiling(graph: Graph) -> Stretches:
 
 
 def _on_clock(graph: Graph, rows: pl.DataFrame) -> Stretches:
-    """Rank, start and length of each as stretches without overlap, on the graph's clock."""
+    """Merge rows of rank, start and length into stretches without overlap, on the graph's clock."""
     if rows.is_empty():
         return []
     shift, stretches = clock_shifts(graph), Stretches()
@@ -59,9 +59,9 @@ def _on_clock(graph: Graph, rows: pl.DataFrame) -> Stretches:
 
 
 def held_ns(graph: Graph, stretches: Stretches) -> Ints:
-    """[N] ns of each node's time that lie in stretches of its rank.
+    """Return [N] ns of each node's time within stretches of its rank.
 
-    Each is taken from the thread that was busiest during it.
+    Each stretch counts on the thread that was busiest during it.
     """
     nodes = graph.nodes
     held, on_cpu = np.zeros(graph.num_nodes, np.int64), np.isin(nodes.kind, CPU_KINDS)
@@ -79,7 +79,7 @@ def held_ns(graph: Graph, stretches: Stretches) -> Ints:
 
 
 def clock_shifts(graph: Graph) -> dict[int, int]:
-    """What to add to a recorded time of each rank to have it on the graph's clock, within its drift, ns."""
+    """Return ns to add to each rank's recorded times to get the graph's clock, within its drift."""
     if graph.run is None:
         return {}
     nodes = graph.nodes
@@ -95,6 +95,6 @@ def clock_shifts(graph: Graph) -> dict[int, int]:
         pl.col("rank").cast(pl.Int64)
     )
     matched = seen.agg(pl.col("at").min()).join(spans, on=["rank", "span_id"])
-    # A span's first own piece begins with it, unless one that it contains begins at the same moment.
+    # A span's first piece begins with the span, unless a nested span begins at the same moment.
     shifts = matched.group_by("rank").agg(shift=(pl.col("at") - pl.col("start_ns")).mode().min())
     return {int(rank): int(shift) for rank, shift in shifts.iter_rows()}

@@ -1,26 +1,26 @@
-"""Divisions of gradients into buckets, by when each gradient is ready and what a reduction takes on one link.
+"""Divisions of gradients into buckets, by when each gradient is ready and what a reduction costs on one link.
 
-In: how a graph reduces its gradients. Out: the bucket sizes that are worth a replay; and, for each number of
-buckets, the division of which the last reduction ends first. Only what passes over the link is looked at:
-what waits for a reduction, other ranks and other work on the link are the replay's.
+Takes the reductions of a graph's gradients; returns the bucket sizes that are worth a replay and, for each
+number of buckets, the division whose last reduction ends first. Only the link is modelled: waits for
+reductions, other ranks and other work on the link are left to the replay.
 
 The condition is dPRO's theorem on tensor fusion and partition (Hu et al., MLSys 2022, Theorem 2): tensor n
 is ready at p_n, its reduction ends at q_n and takes t(s_n) for its size. Apart, the second of two ends at
 max(q_(n-1), p_n) + t(s_n); fused, both end at max(q_(n-2), p_n) + t(s_(n-1) + s_n). Where the link is free
 by p_n, fused is earlier if q_(n-1) > p_n + t(s_(n-1) + s_n) - t(s_n), which is the theorem. Read backwards
-it says which buckets are better in two. On CPUs, where two workers take turns, what one reduction costs
-beside its bytes overlaps with the other. All of this is exact for one link.
+it shows which buckets are better split in two. On CPUs, where two workers take turns, the latency of one
+reduction overlaps with the other. All of this is exact for one link.
 
-The theorem compares two neighbours, and a division of which no two neighbours are better fused need not be
-the best. `best_divisions` is: the state of the link after the first i gradients in k buckets decides when any
-further bucket ends, and a link that is free earlier ends none of them later, so that of all ways to get there
-only those are kept that no other beats (dynamic programming; with two workers the state has two times).
+The theorem compares two neighbours, and a division in which no two neighbours are better fused need not be
+the best. `best_divisions` finds the best: the state of the link after the first i gradients in k buckets
+decides when any further bucket ends, and a link that is free earlier ends none of them later, so only states
+that no other dominates are kept (dynamic programming; with two workers the state has two times).
 
 Buckets of neighbours in the order of readiness lose nothing where reductions follow each other on one worker,
-bytes cost the same everywhere, and what waits, waits for the last. Of any division with buckets called at
-c_1 <= c_2 <= ..., the last reduction ends at the latest of c_b + (what buckets b, b+1, ... take). Gradients
-that are ready after c_(b-1) are in one of these buckets in every division. Put each gradient into the first
-bucket that is called no earlier than it is ready: buckets from b on hold these gradients and no others.
+bytes cost the same everywhere, and every consumer waits for the last reduction. In any division with buckets
+called at c_1 <= c_2 <= ..., the last reduction ends at the latest of c_b + (time of buckets b, b+1, ...).
+Gradients that are ready after c_(b-1) are in one of these buckets in every division. Put each gradient into
+the first bucket that is called no earlier than it is ready: buckets from b on contain these gradients only.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from dpro.replay.whatif.graph_ops.reductions import (
 )
 
 SIZES_MB = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0, 50.0, 100.0, 400.0)
-CLEARLY = 0.01  # of the time of a pass: what is better by less is as good
+CLEARLY = 0.01  # of the time of a pass: smaller improvements are ignored
 MAX_SIZES = 3
 
 
@@ -54,12 +54,12 @@ class ReadyGradients:
     """Gradients as the theorem sees them.
 
     Attributes:
-        ready: [P] ns since backward began, on the last rank, in the middle of the passes, without calls.
-        num_bytes: [P] that are moved.
-        line: what a reduction takes.
-        workers: how many reductions may run at once, which share the link: one, or two that take turns.
-        call_ns: by which each call delays the gradients behind it.
-        ends: gradients behind which a bucket has to close, since the next one is of another element type.
+        ready: [P] ns since backward began, on the last rank, median over passes, without calls.
+        num_bytes: [P] bytes to move.
+        line: cost of a reduction.
+        workers: number of concurrent reductions, which share the link: one, or two that take turns.
+        call_ns: delay of later gradients by each call.
+        ends: gradients after which a bucket must close, since the next one has another element type.
     """
 
     ready: Floats
@@ -70,7 +70,7 @@ class ReadyGradients:
     ends: tuple[int, ...] = ()
 
     def end_ns(self, ends: Sequence[float], first: int, last: int) -> float:
-        """When the reduction of a bucket ends.
+        """Return when the reduction of a bucket ends, ns.
 
         Args:
             ends: of the reductions before it.
@@ -79,14 +79,14 @@ class ReadyGradients:
         return self.moved_ns(ends, last, moving)
 
     def moved_ns(self, ends: Sequence[float], last: int, moving_ns: float) -> float:
-        """As `end_ns`, of a bucket whose bytes take `moving_ns`."""
+        """Return when the reduction of a bucket ends whose bytes take `moving_ns`."""
         free = ends[-self.workers] if len(ends) >= self.workers else 0.0
         ready = float(self.ready[last]) + self.call_ns * len(ends)
         return max(max(free, ready) + self.line.latency_ns, ends[-1] if ends else 0.0) + moving_ns
 
 
 def sizes_worth_replaying(reductions: GradientReductions) -> list[float]:
-    """Of `SIZES_MB` those that may be best, and those of them that end earliest, at most `MAX_SIZES`."""
+    """Return the sizes among `SIZES_MB` that may be best, at most `MAX_SIZES`, those that end earliest."""
     gradients = gradients_of(reductions)
     different: dict[tuple[int, ...], float] = {}
     for size in SIZES_MB:
@@ -100,7 +100,7 @@ def sizes_worth_replaying(reductions: GradientReductions) -> list[float]:
 
 
 def gradients_of(reductions: GradientReductions) -> ReadyGradients:
-    """What the theorem asks of a graph's gradients."""
+    """Return a graph's gradients as the theorem needs them."""
     sizes = reductions.parameters.num_bytes
     ready: dict[int, list[Floats]] = {}
     for backward, around in zip(reductions.passes, surroundings_of(reductions)):
@@ -122,12 +122,12 @@ def gradients_of(reductions: GradientReductions) -> ReadyGradients:
 
 
 def _delay_ns(reductions: GradientReductions) -> float:
-    """By how much a call delays gradients: on GPUs, whose work is launched ahead, by nothing."""
+    """Return the delay of gradients by a call: 0 on GPUs, whose work is launched ahead."""
     return 0.0 if on_stream(reductions) else reductions.call_ns
 
 
 def _ready_ns(reductions: GradientReductions, backward: Pass, around: Surroundings) -> Floats:
-    """[P] when the gradients of a pass are ready, if no reduction were called: on GPUs when kernels end."""
+    """Return [P] when gradients of a pass are ready without any calls; on GPUs, when their kernels end."""
     end, called = reductions.end, reductions.graph.nodes.measured_end[backward.ready]
     calls = np.searchsorted(backward.closes, np.arange(backward.ready.size))
     ready = end[backward.ready] - _delay_ns(reductions) * calls
@@ -138,7 +138,7 @@ def _ready_ns(reductions: GradientReductions, backward: Pass, around: Surroundin
 
 
 def reductions_end(gradients: ReadyGradients, closes: tuple[int, ...]) -> list[float]:
-    """When the reduction of each bucket ends, ns since backward began."""
+    """Return when the reduction of each bucket ends, ns since backward began."""
     ends: list[float] = []
     before = np.cumsum(gradients.num_bytes)[list(closes)]
     moving = gradients.line.moving_ns(np.diff(before, prepend=0.0)).tolist()
@@ -148,7 +148,7 @@ def reductions_end(gradients: ReadyGradients, closes: tuple[int, ...]) -> list[f
 
 
 def is_better_changed(gradients: ReadyGradients, closes: tuple[int, ...]) -> bool:
-    """Whether two neighbours are clearly better fused, or a bucket in two."""
+    """Return whether two neighbours are clearly better fused, or a bucket split in two."""
     ends = reductions_end(gradients, closes)
     firsts = [0, *(last + 1 for last in closes[:-1])]
     clearly = CLEARLY * ends[-1]
@@ -165,25 +165,25 @@ def is_better_changed(gradients: ReadyGradients, closes: tuple[int, ...]) -> boo
 # The best division for each number of buckets.
 
 MAX_BUCKETS = 64
-MAX_FRONT = 64  # ways to get to a state that no other beats; more were not seen
+MAX_FRONT = 64  # kept states that no other dominates; larger fronts have not been observed
 
 
 def best_divisions(
     gradients: ReadyGradients, most: int = MAX_BUCKETS, closes: Sequence[int] | None = None
 ) -> list[tuple[int, ...]]:
-    """For each number of buckets the division of which the last reduction ends first.
+    """Return the division whose last reduction ends first, for each number of buckets.
 
     Args:
         most: buckets.
-        closes: gradients behind which a bucket may close; any where None.
+        closes: gradients after which a bucket may close; any where None.
 
     Returns:
-        Divisions by the last gradient of each of their buckets, fewer buckets first. A number of buckets that
-        gradients of several types leave no division for has none.
+        Divisions by the last gradient of each of their buckets, fewer buckets first. Numbers of buckets that
+        the types of gradients rule out have none.
     """
     last = gradients.ready.size - 1
     allowed = np.array(sorted({*(range(last) if closes is None else closes), *gradients.ends, last}))
-    begins = np.append(0, allowed + 1)  # where buckets may begin: by the number of the end before it
+    begins = np.append(0, allowed + 1)  # where buckets may begin, by the number of the end before
     before = np.append(0.0, np.cumsum(gradients.num_bytes))[begins]
     moving = gradients.line.moving_ns(np.maximum(before[1:, None] - before[:-1], 0.0))
     of_type = np.append(0, np.searchsorted(allowed, gradients.ends) + 1)
@@ -202,13 +202,13 @@ def best_divisions(
 
 
 class _States(NamedTuple):
-    """Ways to reduce the first gradients in one number of buckets, [S] each.
+    """States of the link after the first gradients in a given number of buckets, [S] each.
 
     Attributes:
-        closed: at which of the places where buckets may end the last one does, from 1 on; 0 for no bucket.
-        free: ns, when the worker whose turn it is next is free.
+        closed: number of the allowed end at which the last bucket closes, from 1 on; 0 for no bucket.
+        free: ns, when the next worker is free.
         end: ns, when the last reduction ends.
-        before: which way of one bucket less it goes on from.
+        before: the preceding state, with one bucket less.
     """
 
     closed: Ints
@@ -218,7 +218,7 @@ class _States(NamedTuple):
 
     @classmethod
     def none(cls) -> _States:
-        """No gradient is reduced yet."""
+        """Return the state before any reduction."""
         return cls(np.zeros(1, np.int64), np.zeros(1), np.zeros(1), np.array([-1]))
 
 
@@ -231,14 +231,14 @@ def _extended(
     moving: Floats,
     of_type: Ints,
 ) -> _States:
-    """Ways with one bucket more, which ends at a place: those that no other of them beats.
+    """Return the states with one more bucket, which closes at a given end, that no other dominates.
 
     Args:
         number: of buckets so far.
-        place: where it ends, as in `_States`.
+        place: number of the end at which it closes, as in `_States`.
         last: its last gradient.
-        moving: ns that its bytes take, by the place where the bucket before it ends.
-        of_type: places at which gradients of another type begin, the first one included.
+        moving: ns that its bytes take, by the end of the bucket before it.
+        of_type: ends after which gradients of another type begin, including the beginning.
     """
     least = of_type[np.searchsorted(of_type, place, side="left") - 1]
     chosen = np.flatnonzero((states.closed < place) & (states.closed >= least))
@@ -254,7 +254,7 @@ def _extended(
 
 
 def _traced(layers: Sequence[_States], allowed: Ints, state: int) -> tuple[int, ...]:
-    """The division that a state of the last layer ends."""
+    """Return the division that leads to a state of the last layer."""
     closes = []
     for states in reversed(layers):
         closes.append(int(allowed[states.closed[state] - 1]))

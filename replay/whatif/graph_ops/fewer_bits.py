@@ -1,7 +1,7 @@
-"""Matmuls with fewer bits by a roofline: what their arithmetic or their bytes take then, and their casts.
+"""Matmuls with fewer bits by a roofline: new times from arithmetic or bytes, and from casts.
 
-In: a graph with shapes of operators, and a dtype. Out: new times of kernels. `dpro.replay.cost.kernels` says
-it by what was measured of devices.
+Takes a graph with shapes of operators, and a dtype; returns new times of kernels. `dpro.replay.cost.kernels`
+estimates them from measurements of devices instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
 
 
 def by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats, NDArray[np.str_]]:
-    """Kernels of matmuls that have more bits, their new times in ns, and what limits each now.
+    """Return the kernels of matmuls with more bits, their new times in ns, and what limits each now.
 
     Args:
         kernels: [N] those that may change.
@@ -41,7 +41,7 @@ def by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats,
     node, begins, sizes = matmuls.node, matmuls.begins, matmuls.sizes
     now = graph.nodes.duration[node]
     is_longest = np.flatnonzero(now == np.repeat(np.maximum.reduceat(now, begins), sizes))
-    longest = is_longest[np.searchsorted(is_longest, begins)]  # the first of them in each operator
+    longest = is_longest[np.searchsorted(is_longest, begins)]  # the first longest kernel of each operator
     num_names = len(graph.names)
     kinds, of_kind = np.unique(
         matmuls.kind * num_names + graph.nodes.name[node[longest]], return_inverse=True
@@ -63,12 +63,12 @@ def by_roofline(graph: Graph, kernels: Bools, dtype: str) -> tuple[Ints, Floats,
 
 
 class _Matmuls(NamedTuple):
-    """Kernels of matmuls, those of one operator together.
+    """Kernels of matmuls, grouped by operator.
 
     Attributes:
         node: [K] the kernels.
-        begins, sizes: [O] where those of an operator begin, and how many they are.
-        kind: [O] which of `kinds` an operator is.
+        begins, sizes: [O] first kernel and number of kernels of each operator.
+        kind: [O] index of each operator in `kinds`.
         kinds: operator, shapes, and whether it is of a backward pass.
     """
 
@@ -80,7 +80,7 @@ class _Matmuls(NamedTuple):
 
 
 def _matmuls_of(graph: Graph, kernels: Bools) -> _Matmuls:
-    """The kernels of matmuls among some."""
+    """Return the kernels of matmuls among `kernels`, grouped by operator."""
     name = ("matmuls of kernels", blake2b(np.packbits(kernels).tobytes()).digest())
 
     def compute() -> _Matmuls:
@@ -98,13 +98,13 @@ def _matmuls_of(graph: Graph, kernels: Bools) -> _Matmuls:
 
 
 class _Cast(NamedTuple):
-    """What fewer bits do to the kernels of a matmul.
+    """Effect of fewer bits on the kernels of a matmul.
 
     Attributes:
-        least_ns, compute_ns: the least that it takes now, and that its arithmetic takes.
-        fewer, by_bytes: the ratio of its times where arithmetic or bytes limit it, and where only that it
-            moves bytes is known: a convolution may do less than its shapes say, by its stride.
-        cast_ns: what the cast adds to its longest kernel.
+        least_ns, compute_ns: lower bounds of its present time, and of the time of its arithmetic.
+        fewer, by_bytes: ratio of its times where arithmetic or bytes limit it, and where it is only known to
+            move bytes: a convolution may do less than its shapes say, by its stride.
+        cast_ns: time that the cast adds to its longest kernel.
     """
 
     least_ns: float
@@ -115,9 +115,9 @@ class _Cast(NamedTuple):
 
 
 def _cast(of: tuple[str, str, bool], kernel: str, gpu: GpuModel, dtype: str) -> _Cast | None:
-    """Of a matmul (its operator, shapes, and whether it is of a backward pass) by its longest kernel.
+    """Return the effect on a matmul (operator, shapes, whether backward), given its longest kernel.
 
-    None where it is none, or has the bits already.
+    None where it is not a matmul, or has as few bits already.
     """
     name, shapes, backward = of
     asked, stored = matmul_of(name, shapes), stored_as(kernel)
@@ -135,7 +135,7 @@ def _cast(of: tuple[str, str, bool], kernel: str, gpu: GpuModel, dtype: str) -> 
 
 
 def cast_bytes(stored: str, dtype: str) -> int:
-    """Bytes moved to cast an element: read, written; for fp8 also read once more for its scale.
+    """Return the bytes moved to cast an element: read, written; for fp8 also read once more for its scale.
 
     Args:
         stored, dtype: before and after, keys of `BYTES`.

@@ -1,6 +1,6 @@
-"""Edits a graph: nodes are removed, inserted and linked, then numbered again.
+"""Editor of graphs: removes, inserts and links nodes, and numbers them again.
 
-In: a graph. Out: another one, validated like any. What to change is decided by the edits.
+Takes a graph; returns another one, validated like any. The edits decide what to change.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from dpro.replay.engine import by_target, longest_path, topological_order
 from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, assembled, make_graph
 from dpro.replay.intervals import union
 
-MANY = 1 << 20  # nodes, after which the room for more is looked at
+MANY = 1 << 20  # added nodes between checks of memory
 
 
 class GraphEditor:
-    """Changes to a graph that are made all at once.
+    """Changes to a graph, made all at once.
 
     Attributes:
-        graph: what is changed.
-        gone: [N] nodes to take out, with all their edges.
-        cut: [E] further edges to take out.
+        graph: the graph to change.
+        gone: [N] mask of nodes to remove, with all their edges.
+        cut: [E] mask of further edges to remove.
         duration: [N] ns, to be written to.
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Begin with no changes."""
+        """Begin without changes."""
         self.graph = graph
         self.gone: Bools = np.zeros(graph.num_nodes, np.bool_)
         self.cut: Bools = np.zeros(graph.edges.source.size, np.bool_)
@@ -40,12 +40,12 @@ class GraphEditor:
         self._templates: list[int] = []
         self._changed: dict[str, dict[int, Any]] = defaultdict(dict)
         self._changed_at_once: list[tuple[slice, dict[str, Any]]] = []
-        self._edges: list[int] = []  # source, target, lag and kind of each, one after the other
-        self._edges_at_once: list[Ints] = []  # [4, K] of the same
-        self._inserted: list[int] = []  # the node of the thread and what comes behind it, one after the other
+        self._edges: list[int] = []  # source, target, lag and kind of each, in sequence
+        self._edges_at_once: list[Ints] = []  # [4, K] source, target, lag and kind
+        self._inserted: list[int] = []  # node of the thread and inserted node, in turn
 
     def add(self, template: int, **changed: Any) -> int:
-        """Add a node that equals another one but for some columns.
+        """Add a copy of a node, with some columns changed.
 
         Args:
             changed: columns of `Nodes` with other values; `earliest` is 0 and `anchored` False unless given.
@@ -99,10 +99,10 @@ class GraphEditor:
         self._edges_at_once.append(edges)
 
     def insert(self, after: int, template: int = -1, **changed: Any) -> int:
-        """Put a node into the program of a thread, behind a node of it and what was inserted there before.
+        """Insert a node into the sequence of a thread, after a node and what was inserted there before.
 
         Args:
-            template: the node to copy, the same where none is given.
+            template: the node to copy; by default `after`.
             changed: columns of `Nodes` with other values.
 
         Returns:
@@ -113,7 +113,7 @@ class GraphEditor:
         return node
 
     def insert_all(self, after: Ints, **changed: Ints | int) -> Ints:
-        """Put nodes into the programs of threads, each as `insert` does.
+        """Insert nodes into the sequences of threads, each as `insert` does.
 
         Args:
             after: [K] nodes of threads, which are copied.
@@ -127,7 +127,7 @@ class GraphEditor:
         return nodes
 
     def wait(self, after: int, awaited: int) -> None:
-        """Have what follows a node on its thread wait for another node."""
+        """Make the successors of a node on its thread wait for another node."""
         source, target = self._on_threads
         first, last = np.searchsorted(source, (after, after + 1))
         for follows in target[first:last].tolist():
@@ -135,14 +135,14 @@ class GraphEditor:
 
     @cached_property
     def _on_threads(self) -> tuple[Ints, Ints]:
-        """The edges of threads by where they come from: sources and targets."""
+        """Edges of threads sorted by source: sources and targets."""
         edges = self.graph.edges
         on_thread = np.flatnonzero(edges.kind == EdgeKind.THREAD)
         on_thread = on_thread[np.argsort(edges.source[on_thread], kind="stable")]
         return edges.source[on_thread], edges.target[on_thread]
 
     def finish(self) -> Graph:
-        """The changed graph.
+        """Return the changed graph.
 
         Raises:
             GraphError: the changes contradict each other (a cycle).
@@ -166,23 +166,23 @@ class GraphEditor:
             kind=np.append(edges.kind[stays], added[3]),
             inferred=np.append(edges.inferred[stays], np.ones(added.shape[1], np.bool_)),
         )
-        # All edges go forward by now but for those of a cycle, which `make_graph` describes.
+        # All edges go forward now, except those of a cycle, which `make_graph` describes.
         make = assembled if (joined.source < joined.target).all() else make_graph
         nodes = self._nodes(order, place[graph.num_nodes :])
         return make(nodes, joined, graph.names, graph.lanes, graph.origin_ns).of_same_job(graph)
 
     def _order(self, added: Ints) -> Ints:
-        """[N'] the nodes that there will be: old ones as they were, new ones behind what they wait for.
+        """Return [N'] the nodes of the new graph: old ones in their order, new ones after what they wait for.
 
-        To order all nodes anew would take as long as everything else here. Most edges go forward by this
-        order: all but those of old nodes that come to wait for what was numbered after them.
+        Sorting all nodes again would take as long as everything else here. In this order most edges go
+        forward: all but those of old nodes that now wait for nodes numbered after them.
 
         Args:
             added: [4, K] columns of the added edges.
         """
         num_old, num_new = self.graph.num_nodes, len(self._templates)
         source, target = added[:2, added[1] >= num_old]
-        behind = np.full(num_new, -1)  # the old node that each comes behind
+        behind = np.full(num_new, -1)  # the old node after which each comes
         old = source < num_old
         np.maximum.at(behind, target[old] - num_old, source[old])
         source, target = source[~old] - num_old, target[~old] - num_old
@@ -200,7 +200,7 @@ class GraphEditor:
         return np.insert(kept, np.searchsorted(kept, behind[turn], "right"), num_old + among[turn])
 
     def _thread_through(self) -> None:
-        """Make what was inserted part of the program: between its node and the one that followed."""
+        """Link inserted nodes into their threads, between their node and its successor."""
         edges = self.graph.edges
         after, node = np.array(self._inserted, np.int64).reshape(-1, 2).T
         turn = np.argsort(after, kind="stable")
@@ -218,11 +218,11 @@ class GraphEditor:
         self.link_all(last, edges.target[edge], EdgeKind.THREAD, edges.lag[edge])
 
     def _nodes(self, order: Ints, places: Ints) -> Nodes:
-        """The nodes in an order.
+        """Return the nodes in an order.
 
         Args:
             order: [N'] numbers of nodes, old or added.
-            places: [K] where the added ones are in it.
+            places: [K] positions of the added ones in `order`.
         """
         like = order.copy()
         like[places] = self._templates
@@ -239,14 +239,14 @@ class GraphEditor:
 
 
 def _mended(order: Ints, source: Ints, target: Ints) -> Ints:
-    """An order by which every edge goes forward, from one by which most do; the same if there is a cycle.
+    """Repair an order in which most edges go forward, so that all do; return it as it is if there is a cycle.
 
-    Between the ends of an edge that goes backwards, and in overlapping stretches together, nodes are ordered
-    anew. All others keep their places, so that edges from or to them still go forward.
+    Nodes between the ends of an edge that goes backwards are sorted again, overlapping stretches together.
+    All others keep their positions, so that their edges still go forward.
 
     Args:
         order: [N] nodes.
-        source, target: [E] places in the order.
+        source, target: [E] positions in the order.
     """
     late = np.flatnonzero(source >= target)
     if not late.size:

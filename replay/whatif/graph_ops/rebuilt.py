@@ -1,8 +1,8 @@
-"""The computes of a pipeline in another order, of other micro-batches, or cut elsewhere.
+"""Pipelines rebuilt: their computes in another order, with other micro-batches, or divided differently.
 
-In: a graph, its forward and backward work, and an order of work for each stage. Out: the graph with the work
-in this order in place of what was recorded: pieces follow each other on their stage, and wait for the stage
-that their micro-batch comes from. Which order, and why, is decided by the edits.
+Takes a graph, its forward and backward work, and an order of work for each stage; returns the graph with the
+work in this order in place of the recorded one: computes follow each other on their stage, and wait for the
+stage that their micro-batch comes from. The edits decide the order.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Wanted:
     """The pipeline to rebuild.
 
     Attributes:
-        table: all pieces of work, and what waits for what.
-        share: of a backward that the gradients of weights take, where they are computed apart.
-        resized: the work of all new places from that of the recorded ones: forward or backward, [places,
-            micro-batches] ns to [new places, new micro-batches] ns.
-        smaller: the size of the new micro-batches to that of the recorded ones.
+        table: all computes and their dependencies.
+        share: of a backward spent on gradients of weights, where they are computed apart.
+        resized: maps recorded forward or backward work to the new pipeline: [places, micro-batches] ns to
+            [new places, new micro-batches] ns.
+        smaller: size of the new micro-batches over that of the recorded ones.
     """
 
     table: TaskTable
@@ -55,15 +55,15 @@ class Wanted:
 
 
 def resample(work: Floats, places: int, batches: int, ends_stay: bool = False) -> Floats:
-    """[places, batches] the same work in another number of equal parts, of the model and of the batch.
+    """Return [places, batches] the work in other numbers of equal parts, of the model and of the batch.
 
-    What a part takes is spread evenly within it.
+    Work is spread evenly within each part.
 
     Args:
         work: [recorded places, recorded micro-batches] ns.
-        ends_stay: whether what the first and the last place take beyond the median of the others, or less,
-            stays whole, and at the end: embedding and loss are no layers, and the first layer may have no
-            gradient of its input.
+        ends_stay: whether the difference of the first and the last place from the median of the others stays
+            at that end in full: embedding and loss are not layers, and the first layer may have no gradient
+            of its input.
     """
     fixed = np.zeros_like(work[[0, -1]])
     if ends_stay and len(work) > 2:
@@ -77,7 +77,7 @@ def resample(work: Floats, places: int, batches: int, ends_stay: bool = False) -
 
 
 def _cut(work: Floats, parts: int) -> Floats:
-    """[parts, M] of [N, M] work: the first axis cut into equal stretches."""
+    """Return [parts, M] of [N, M] work, with the first axis cut into equal stretches."""
     if parts == len(work):
         return work
     until = np.concatenate([np.zeros((1, work.shape[1])), np.cumsum(work, axis=0)])
@@ -88,10 +88,11 @@ def _cut(work: Floats, parts: int) -> Floats:
 
 
 def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wanted) -> Graph:
-    """The graph with the computes of these orders in place of those that were recorded.
+    """Return the graph with computes in the wanted orders in place of the recorded ones.
 
     Args:
-        slowness: of each `rank` and `kind` to the others of its stage: it stays, whatever the rank works on.
+        slowness: factor of each `rank` and `kind` relative to the others of its stage; it applies to any work
+            of the rank.
         wanted: the new orders.
 
     Raises:
@@ -130,12 +131,12 @@ def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wa
 
 
 class RecordedPipe(NamedTuple):
-    """The computes of one pipeline in one step.
+    """Computes of one pipeline in one step.
 
     Attributes:
         rows: of `_pipes`.
         places: each rank and its stage.
-        work: of forwards and of backwards, as `recorded_work`.
+        work: of forwards and of backwards, as from `recorded_work`.
     """
 
     step: int
@@ -157,9 +158,9 @@ def _recorded_pipes(rows: pl.DataFrame) -> list[RecordedPipe]:
 
 
 def _pipes(rows: pl.DataFrame) -> pl.DataFrame:
-    """Computes with `first`, by which ranks of all stages are one pipeline; each by its stages and time.
+    """Add `first`, a key of the ranks of all stages that form one pipeline, and sort by stage and time.
 
-    Of several ranks that hold one stage of one replica (tensor parallelism) each is in its own pipeline.
+    Each of several ranks with one stage of one replica (tensor parallelism) is in its own pipeline.
     """
     sided = rows.with_columns(side=pl.col("rank").rank("dense").over("dp", "stage"))
     if sided.group_by("dp", "side").agg(pl.col("stage").n_unique())["stage"].n_unique() > 1:
@@ -169,12 +170,12 @@ def _pipes(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def label(chunk: int, batch: int) -> str:
-    """What is written around a piece of work."""
+    """Return the label of a compute."""
     return f"chunk {chunk} micro-batch {batch}" if chunk else f"micro-batch {batch}"
 
 
 def recorded_work(pipe: pl.DataFrame, kind: str) -> tuple[Floats, list[int]]:
-    """[places, micro-batches] ns of forward or backward work of one pipeline in one step, and its ranks.
+    """Return [places, micro-batches] ns of one pipeline's forwards or backwards in one step, and its ranks.
 
     Raises:
         Unanswerable: a stage of the pipeline is not recorded.
@@ -192,7 +193,7 @@ def recorded_work(pipe: pl.DataFrame, kind: str) -> tuple[Floats, list[int]]:
 
 
 def _durations(pipe: RecordedPipe, wanted: Wanted, slow: dict[tuple[int, str], float]) -> Floats:
-    """[N] ns of each piece of work."""
+    """Return [N] ns of each compute."""
     table = wanted.table
     ranks = {stage: rank for rank, stage in pipe.places}
     work_ns = []
@@ -209,11 +210,11 @@ def _durations(pipe: RecordedPipe, wanted: Wanted, slow: dict[tuple[int, str], f
 def _insert(
     draft: GraphEditor, pipe: pl.DataFrame, table: TaskTable, durations: Ints, around: Ints, weights: int
 ) -> Ints:
-    """[N] the computes of one pipeline in one step, behind one another on each stage.
+    """Insert the computes of one pipeline in one step, in sequence on each stage; return [N] their nodes.
 
     Args:
         durations: [N] ns.
-        around: [N] what is written around each.
+        around: [N] names of the labels.
     """
     stage, start, node = (pipe[name].to_numpy() for name in ("stage", "start", "node"))
     is_kind = {kind: (pipe["kind"] == kind).to_numpy() for kind in (FORWARD, BACKWARD)}
@@ -233,7 +234,7 @@ def _insert(
 
 
 def _hand_over(draft: GraphEditor, nodes: Ints, table: TaskTable, link_ns: Ints) -> None:
-    """What one stage computed goes to the next, or stays on its own."""
+    """Link each compute to those that need its result, on the next stage or its own."""
     one, other = table.stage[table.source], table.stage[table.target]
     kind = np.where(one == other, EdgeKind.STREAM, EdgeKind.HANDOVER)
     lag = np.where(one == other, 0, link_ns[one, other])
@@ -244,10 +245,10 @@ Border = tuple[int, int, EdgeKind, int]
 
 
 def _borders(graph: Graph, rows: pl.DataFrame, gone: Bools) -> dict[tuple[int, int], list[Border]]:
-    """Edges between the computes of each (step, rank) and what stays: source, target, kind, lag.
+    """Return edges between the computes of each (step, rank) and the rest: source, target, kind, lag.
 
-    -1 stands for the computes. What lay between them comes before the first; only what began with or after
-    the last comes after that.
+    -1 is the computes. Nodes between them come before the first; only nodes that began with or after the last
+    come after it.
     """
     nodes, edges = graph.nodes, graph.edges
     owner = dict(zip(rows["node"].to_list(), rows.select("step", "rank").iter_rows()))
@@ -271,7 +272,7 @@ def _borders(graph: Graph, rows: pl.DataFrame, gone: Bools) -> dict[tuple[int, i
 
 
 def _messages(graph: Graph) -> Bools:
-    """[N] sends and receives between stages, and where they meet."""
+    """Return [N] a mask of sends and receives between stages, with their rendezvous."""
     nodes = graph.nodes
     between_stages = np.array([message.op in MESSAGES for message in graph.messages] + [False], np.bool_)
     moves = between_stages[nodes.message] & (nodes.kind == NodeKind.TRANSFER)
@@ -280,7 +281,7 @@ def _messages(graph: Graph) -> Bools:
 
 
 def _delays_of(graph: Graph, work: Bools) -> Bools:
-    """[N] launch delays of this work."""
+    """Return [N] a mask of the launch delays of this work."""
     edges = graph.edges
     delays = np.zeros(graph.num_nodes, np.bool_)
     delays[edges.source[work[edges.target]]] = True
@@ -289,12 +290,13 @@ def _delays_of(graph: Graph, work: Bools) -> Bools:
 
 
 def _link_times(graph: Graph, rows: pl.DataFrame, passed: Bools, smaller: float) -> Ints:
-    """[stages, stages] ns that what one stage computed takes to another, as messages or as was seen to pass.
+    """Return [stages, stages] ns from one stage to another, by messages or by observed gaps.
 
-    Between stages that handed nothing on it takes what it usually does between others.
+    Pairs of stages without any have the median over all pairs.
 
     Args:
         passed: [N] sends and receives.
+        smaller: size of the new micro-batches over that of the recorded ones.
     """
     moves = passed & (graph.nodes.kind == NodeKind.TRANSFER)
     seen = _moved(graph, rows, moves) if moves.any() else _handed(graph, rows)
@@ -307,7 +309,7 @@ def _link_times(graph: Graph, rows: pl.DataFrame, passed: Bools, smaller: float)
 
 
 def _moved(graph: Graph, rows: pl.DataFrame, moves: Bools) -> pl.DataFrame:
-    """`one`, `to` (stages) and `ns` of recorded messages, either way the same."""
+    """Return `one`, `to` (stages) and `ns` of recorded messages, once in each direction."""
     nodes = graph.nodes
     stage = dict(rows.select("rank", "stage").unique().iter_rows())
     frame = pl.DataFrame(
@@ -323,7 +325,7 @@ def _moved(graph: Graph, rows: pl.DataFrame, moves: Bools) -> pl.DataFrame:
 
 
 def _handed(graph: Graph, rows: pl.DataFrame) -> pl.DataFrame:
-    """`one`, `to` (stages) and `ns` of what passed without being recorded."""
+    """Return `one`, `to` (stages) and `ns` of hand-overs without a recorded message."""
     edges = graph.edges
     stage = np.full(graph.num_nodes, -1, np.int64)
     stage[rows["node"].to_numpy()] = rows["stage"].to_numpy()
@@ -334,7 +336,7 @@ def _handed(graph: Graph, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def handed_on(graph: Graph, rows: pl.DataFrame) -> Links | None:
-    """How many messages were recorded from which stage to which; None where none was recorded at all."""
+    """Return the number of messages recorded between each two stages; None where none was recorded."""
     nodes = graph.nodes
     moves = _messages(graph) & (nodes.kind == NodeKind.TRANSFER)
     if not moves.any():
@@ -355,7 +357,7 @@ def handed_on(graph: Graph, rows: pl.DataFrame) -> Links | None:
 
 
 def recorded_orders(rows: pl.DataFrame) -> list[Order]:
-    """The order of each stage, as one pipeline had it in the middle of the run."""
+    """Return the order of each stage in one pipeline, in the middle step of the run."""
     steps = rows["step"].unique().sort().to_list()
     of_step = rows.filter((pl.col("step") == steps[len(steps) // 2]) & (pl.col("dp") == rows["dp"].min()))
     orders = []
@@ -368,7 +370,7 @@ def recorded_orders(rows: pl.DataFrame) -> list[Order]:
 
 
 def recorded_place(rows: pl.DataFrame) -> Place:
-    """Where each chunk of each stage is in the model."""
+    """Return the place of each chunk of each stage in the model."""
     places = {
         (stage, chunk): place for stage, chunk, place in rows.select("stage", "chunk", "place").iter_rows()
     }

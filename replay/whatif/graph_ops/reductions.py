@@ -1,8 +1,8 @@
-"""How a graph reduces gradients, and the graph with other reductions in place of these.
+"""Reductions of gradients in a graph, and the graph with other reductions in their place.
 
-In: a graph. Out: its backward passes with what each reduces, what a reduction costs, plain reductions of
-buckets that close where an edit says; and the graph once each pass has the reductions that it should have.
-What they are to be is decided by the edits.
+Takes a graph; returns its backward passes with their gradients, the cost of a reduction, plain reductions of
+buckets that close where an edit wants; and the graph with given reductions in each pass. The edits decide
+what these are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dpro.replay.whatif.graph_ops.shared_links import share_without_others
 
 STEP = -1
 RECORDS = {"Parameters": Parameters, "Pass": Pass, "Message": Message, "LinkCost": LinkCost}
-COPIES = ("aten::mul", "aten::copy_", "aten::div_")  # by which DDP fills its buckets
+COPIES = ("aten::mul", "aten::copy_", "aten::div_")  # operators with which DDP fills its buckets
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class Reduction:
     """One reduction of a backward pass.
 
     Attributes:
-        first, last: its parameters, by the order in which they are ready.
+        first, last: its parameters, in the order in which they are ready.
         num_bytes: payload.
         moving_ns: time for the payload.
         fixed_ns: further time, during which others may use the link.
-        call_ns: time of the thread that makes the call.
-        called_after: the parameter after which it is called; `STEP`: the whole step, which waits for it.
-        needed: where its result is needed; None: where those of the recorded reductions are.
+        call_ns: time of the calling thread.
+        called_after: the parameter after which it is called; `STEP`: at the end of the step, which waits.
+        needed: nodes that wait for its result, with kinds of edges; None: as for the recorded reductions.
         dtype: element type of its gradients, empty where not known.
-        shapes: of its gradients; empty where they are not known.
+        shapes: of its gradients; empty where not known.
     """
 
     first: int
@@ -65,20 +65,21 @@ class Reduction:
 
 @dataclass(frozen=True)
 class GradientReductions:
-    """How the gradients of a graph are reduced.
+    """Reductions of a graph's gradients.
 
     Attributes:
+        graph: the graph, without its cached replay.
         end: [N] ns of the replay.
         passes: backward passes of all ranks.
-        message: which kind of communication a reduction is.
-        line: what a reduction costs.
-        slowdown: [passes] how many times as long the reductions of each took as the line says, without what
-            others on their link took from them.
-        call_ns: mean time of the thread in a call.
-        ratio: bytes that are moved per byte of gradient.
+        message: kind of communication of the reductions.
+        line: cost of a reduction.
+        slowdown: [passes] time of each pass's reductions over that by the line, without delays by others on
+            their link.
+        call_ns: mean time of a call on the thread.
+        ratio: moved bytes per byte of gradient.
         copy_ns_per_byte: time of a thread to read and write gradients once; 0 where the run does not show it.
-        are_bytes_known: whether the run says any bytes; else sizes are ns that moving them takes.
-        are_ranks_missing: whether what reductions take may be waiting for ranks that were not recorded.
+        are_bytes_known: whether the run records bytes; if not, sizes are ns of moving them.
+        are_ranks_missing: whether times of reductions may include waits for ranks that were not recorded.
     """
 
     graph: Graph
@@ -95,32 +96,32 @@ class GradientReductions:
 
     @property
     def parameters(self) -> Parameters:
-        """What the pass with most bytes reduces, the first of several."""
+        """Parameters of the pass with most bytes, the first of several."""
         return max(
             (backward.parameters for backward in self.passes),
             key=lambda gradients: int(gradients.num_bytes.sum()),
         )
 
     def bytes_of(self, backward: Pass, first: int, last: int) -> int:
-        """Payload of a bucket.
+        """Return the payload of a bucket, in bytes.
 
         Args:
-            first, last: its parameters, by the order in which they are ready.
+            first, last: its parameters, in the order in which they are ready.
         """
         return round(self.ratio * int(backward.parameters.num_bytes[first : last + 1].sum()))
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the run says which gradients are in which reduction; else that is inferred."""
+        """Whether the run records the gradients of each reduction; if not, they are inferred."""
         return all(backward.parameters.is_recorded for backward in self.passes)
 
     @property
     def is_scattered(self) -> bool:
-        """Whether each rank gets its shard of the sums only."""
+        """Whether each rank receives only its shard of the sums."""
         return self.message.op == "reduce_scatter"
 
     def notes(self) -> tuple[str, ...]:
-        """What was inferred of the reductions, a line each."""
+        """Return what was inferred about the reductions, a line each."""
         said = []
         if not self.is_recorded:
             said.append(
@@ -138,10 +139,10 @@ class GradientReductions:
 
 
 def reduced(graph: Graph) -> GradientReductions:
-    """How a graph reduces gradients, as recorded or inferred.
+    """Return the reductions of a graph's gradients, as recorded or inferred.
 
     Raises:
-        Unanswerable: the run lacks something; the message says what is missing.
+        Unanswerable: the run lacks something; the message says what.
     """
     edges = graph.edges
     columns = (*graph.nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
@@ -152,7 +153,7 @@ def reduced(graph: Graph) -> GradientReductions:
 
 
 def _reduced_or_why_not(graph: Graph) -> GradientReductions | Unanswerable:
-    """As `reduced`, or why there is no answer, which takes as long to find out."""
+    """Return the reductions, or the error, which takes as long to find and is worth keeping."""
     try:
         return _reduced(graph)
     except Unanswerable as error:
@@ -164,12 +165,12 @@ def _reduced(graph: Graph) -> GradientReductions:
     columns = (*nodes.columns, edges.source, edges.target, edges.lag, edges.kind)
     inputs = (*columns, graph.messages, graph.network, graph.run)
     passes, *costs = kept(graph, "gradient-reductions", inputs, lambda: _facts(graph), RECORDS)
-    end = replayed(graph).end  # what a graph keeps must not hold it
+    end = replayed(graph).end  # kept facts must not keep the graph alive
     return GradientReductions(with_facts_alone(graph), end, list(passes), *costs)
 
 
 def _facts(graph: Graph) -> tuple[Any, ...]:
-    """Of `GradientReductions` all but the graph and its replay, in order."""
+    """Compute the fields of `GradientReductions` except the graph and its replay, in order."""
     passes = gradient_passes(graph)
     timeline = replayed(graph)
     transfers = np.concatenate([backward.transfer for backward in passes])
@@ -199,7 +200,7 @@ BYTES_ARE_NS = LinkCost(0.0, 1.0, 0.0, 0.0, 0, 0.0, bandwidth_only=True)
 
 
 def _timed(graph: Graph, backward: Pass) -> Pass:
-    """A pass whose sizes are the times of its reductions, in proportion where they are known, else even."""
+    """Return a pass sized by the times of its reductions, in proportion to known sizes, else evenly."""
     if backward.parameters.are_sizes_known:
         parts = np.split(backward.parameters.num_bytes, backward.closes[:-1] + 1)
         duration_ns = graph.nodes.duration[backward.transfer].tolist()
@@ -222,17 +223,17 @@ def _timed(graph: Graph, backward: Pass) -> Pass:
 
 
 def _fastest(graph: Graph, transfers: Ints) -> LinkCost:
-    """What reductions cost at most where others were waited for: the bandwidth of the fastest."""
+    """Return an upper bound of the cost where ranks may have waited: the bandwidth of the fastest."""
     duration_ns = graph.nodes.duration[transfers].astype(np.float64).clip(1)
     fastest = [int(np.argmax(graph.nodes.bytes[transfers] / duration_ns))]
     return fit_line(graph.nodes.bytes[transfers[fastest]].astype(np.float64), duration_ns[fastest])
 
 
 def alternatives(reductions: GradientReductions) -> list[GradientReductions]:
-    """How the graph may reduce gradients besides: both ends of each thing that it leaves open.
+    """Return other possible reductions of the graph: both ends of everything that it leaves open.
 
-    Sizes of gradients that are not known may be as uneven as can be, and of what reductions take with missing
-    ranks all above the fastest may have been waiting, which goes away.
+    Unknown sizes of gradients may be as uneven as possible; and with missing ranks, all time of a reduction
+    above that of the fastest may have been waiting, which disappears.
     """
     assumed = []
     if not all(backward.parameters.are_sizes_known for backward in reductions.passes):
@@ -248,7 +249,7 @@ def alternatives(reductions: GradientReductions) -> list[GradientReductions]:
 
 
 def plain_reductions(reductions: GradientReductions, backward: Pass, closes: Ints) -> list[Reduction]:
-    """Plain reductions of buckets that close after some gradients, each called as soon as it can be.
+    """Return plain reductions of buckets that close after given gradients, each called as early as possible.
 
     Args:
         closes: [B] the last gradient of each bucket.
@@ -269,21 +270,21 @@ def plain_reductions(reductions: GradientReductions, backward: Pass, closes: Int
 
 
 def dtypes_of(reductions: GradientReductions, backward: Pass) -> list[str]:
-    """[P] the element type of each gradient of a pass, empty where not known."""
+    """Return [P] the element type of each gradient of a pass, empty where not known."""
     of_bucket = [dtype_of(reductions.graph, transfer) for transfer in backward.transfer.tolist()]
     counts = np.diff(backward.closes, prepend=-1).tolist()
     return [dtype for dtype, count in zip(of_bucket, counts) for _ in range(count)]
 
 
 def calling(reductions: GradientReductions) -> Bools:
-    """[N] the calls of reductions, whose time changes with them."""
+    """Return [N] a mask of the calls of reductions, whose time changes with them."""
     calls = np.zeros(reductions.graph.num_nodes, np.bool_)
     calls[np.concatenate([pieces for backward in reductions.passes for pieces in backward.calls])] = True
     return calls
 
 
 def _copying(graph: Graph, passes: list[Pass], num_bytes: float) -> float:
-    """What the copies of gradients into their buckets took, per byte."""
+    """Return the time of copying gradients into their buckets, in ns per byte."""
     nodes = graph.nodes
     copies = [code for code, name in enumerate(graph.names) if name in COPIES]
     copying = np.flatnonzero(np.isin(nodes.name, copies) & (nodes.kind == NodeKind.CPU))
@@ -297,7 +298,7 @@ def _copying(graph: Graph, passes: list[Pass], num_bytes: float) -> float:
 
 
 def _slowdowns(graph: Graph, timeline: Timeline, line: LinkCost, passes: list[Pass]) -> Floats:
-    """[passes] as `GradientReductions.slowdown`."""
+    """Return [passes] `GradientReductions.slowdown`."""
     is_reduction = np.zeros(graph.num_nodes, np.bool_)
     is_reduction[np.concatenate([backward.transfer for backward in passes])] = True
     alone_ns = graph.nodes.duration * share_without_others(graph, timeline, is_reduction)
@@ -312,9 +313,9 @@ def _slowdowns(graph: Graph, timeline: Timeline, line: LinkCost, passes: list[Pa
 
 
 def _slowdown(graph: Graph, timeline: Timeline, line: LinkCost, backward: Pass) -> float:
-    """The time in which a pass moved its gradients over what its line says.
+    """Return the time in which a pass moved its gradients over that by its line.
 
-    That is the time in which any of its reductions ran: latencies of those that follow each other overlap.
+    Counts the time in which any of its reductions ran, since latencies of successive ones overlap.
     """
     transfers, sizes = backward.transfer, graph.nodes.bytes[backward.transfer]
     if (sizes <= 0).any():  # sizes are times
@@ -325,7 +326,7 @@ def _slowdown(graph: Graph, timeline: Timeline, line: LinkCost, backward: Pass) 
 
 
 def next_of_rank(reductions: GradientReductions) -> list[int]:
-    """For each pass the next one of its thread and window, -1 for none."""
+    """Return the next pass of each one's thread and window, -1 for none."""
     lane = reductions.graph.nodes.lane
     following, latest = [-1] * len(reductions.passes), dict[tuple[int, int, int], int]()
     for number, backward in enumerate(reductions.passes):
@@ -338,28 +339,29 @@ def next_of_rank(reductions: GradientReductions) -> list[int]:
 
 
 def on_stream(reductions: GradientReductions) -> bool:
-    """Whether reductions run on GPUs, not in threads."""
+    """Return whether reductions run on GPUs, not in threads."""
     nodes = reductions.graph.nodes
     return reductions.graph.lanes[int(nodes.lane[reductions.passes[0].transfer[0]])][1].startswith("stream")
 
 
-# What is linked with the reductions of backward passes: what others call, what waits, which work is before.
+# Links of the reductions with other work: calls of others, waits, preceding GPU work.
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is linked with the reductions of a pass.
+    """Links of the reductions of a pass with other work.
 
     Attributes:
-        launch_lag, queue_lag, input_lag: usual lags ns of calls, of the worker, of GPU work before.
-        before, after: [K] when other communication on the same workers was called, and its transfer or
-            arrival, in this order; some of it may be between reductions of the pass.
-        awaited: [W] where results are needed: of which recorded bucket, by which node and kind of edge.
-        issued: [N] as of `_issued`.
+        launch_lag, queue_lag, input_lag: median lags, ns, after calls, in the worker's queue, and after
+            preceding GPU work.
+        before, after: [K] call times, and transfers or arrivals, of other communication on the same workers,
+            in this order; some of it may be between reductions of the pass.
+        awaited: [W] uses of results: recorded bucket, waiting node and kind of edge.
+        issued: [N] as from `_issued`.
         inputs: GPU work that gradients may come from, in the order of its launches on the thread.
         launched: ns of these launches.
         end: the last node of the step on the thread that drives the rank, -1 where none is known.
-        are_bytes_known: whether each of its transfers says how many bytes it moves.
+        are_bytes_known: whether each transfer of the pass has its bytes.
     """
 
     launch_lag: int
@@ -376,7 +378,7 @@ class Surroundings:
 
 
 def surroundings_of(reductions: GradientReductions) -> list[Surroundings]:
-    """For each pass what is linked with its reductions."""
+    """Return the links of each pass's reductions with other work."""
     graph = reductions.graph
     columns = (*graph.nodes.columns, *graph.edges.columns, graph.lanes, graph.messages, graph.run)
     records, compute = {"Surroundings": Surroundings}, lambda: tuple(_surroundings_of(reductions))
@@ -384,7 +386,7 @@ def surroundings_of(reductions: GradientReductions) -> list[Surroundings]:
 
 
 def recorded_reductions(reductions: GradientReductions) -> Bools:
-    """[N] the nodes of the recorded reductions of all passes, with their rendezvous."""
+    """Return [N] a mask of the recorded reductions of all passes, with their rendezvous."""
     nodes = reductions.graph.nodes
     gone = np.zeros(reductions.graph.num_nodes, np.bool_)
     for backward in reductions.passes:
@@ -417,7 +419,7 @@ def _surroundings_of(reductions: GradientReductions) -> list[Surroundings]:
 
 
 def _issued(graph: Graph) -> Ints:
-    """[N] ns as measured, when each node was issued: GPU work and communication by a thread, earlier."""
+    """Return [N] measured ns at which each node was issued: GPU work and communication by its call."""
     nodes, edges, launches = graph.nodes, graph.edges, Launches(graph)
     issued = nodes.measured_start.copy()
     launch = edges.kind == EdgeKind.LAUNCH
@@ -428,7 +430,7 @@ def _issued(graph: Graph) -> Ints:
 
 
 def _ends_of_steps(graph: Graph) -> dict[tuple[int, int, int], int]:
-    """By rank, window and step, the last node of the thread that drives the rank; the first of several."""
+    """Return the last node of the rank's driving thread, by rank, window and step; the first of several."""
     nodes = graph.nodes
     drives = np.array([label == MAIN_THREAD for _, label in graph.lanes] + [False], np.bool_)
     driving = np.flatnonzero(drives[nodes.lane])
@@ -438,10 +440,10 @@ def _ends_of_steps(graph: Graph) -> dict[tuple[int, int, int], int]:
         nodes.measured_start[driving],
         (nodes.rank[driving], nodes.window[driving], nodes.step[driving]),
     )
-    runs = np.flatnonzero(differs_from_last(*columns))  # nodes that follow each other are mostly of one step
+    runs = np.flatnonzero(differs_from_last(*columns))  # consecutive nodes are mostly of one step
     latest = np.maximum.reduceat(starts, runs)
     last = np.flatnonzero(starts == np.repeat(latest, np.diff(runs, append=driving.size)))
-    last = last[np.lexsort((-last, starts[last]))]  # those that count come last
+    last = last[np.lexsort((-last, starts[last]))]  # later entries of the dictionary win
     places = zip(*(column[last].tolist() for column in columns))
     return dict(zip(places, driving[last].tolist()))
 
@@ -449,12 +451,14 @@ def _ends_of_steps(graph: Graph) -> dict[tuple[int, int, int], int]:
 def _surroundings(
     graph: Graph, backward: Pass, gone: Bools, leaving: Ints, issued: Ints, launched: _LaunchedWork, end: int
 ) -> Surroundings:
-    """What is linked with the reductions of a pass.
+    """Return the links of a pass's reductions with other work.
 
     Args:
         gone: [N] reductions and rendezvous of all passes.
-        leaving: edges from transfers of the pass to what is none of these.
-        issued: [N] as of `_issued`.
+        leaving: edges from transfers of the pass to other nodes.
+        issued: [N] as from `_issued`.
+        launched: GPU work by launching thread.
+        end: the last node of the step, -1 where unknown.
     """
     nodes, edges = graph.nodes, graph.edges
     entering = graph.edges_into(backward.arrive)
@@ -487,7 +491,7 @@ def _surroundings(
 
 
 def _in_turn(nodes: Ints, issued: Ints) -> tuple[Ints, Ints]:
-    """[K] when each node was issued, and the nodes, in this order."""
+    """Return [K] issue times, and the nodes, both sorted by them."""
     nodes = nodes[np.lexsort((nodes, issued[nodes]))]
     return issued[nodes], nodes
 
@@ -505,7 +509,7 @@ class _LaunchedWork:
         self._by_streams: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
 
     def on_streams_of(self, sources: Ints, thread: int) -> tuple[Ints, Ints]:
-        """Work on the streams of some work that a thread launched, and when it did."""
+        """Return work on the streams of `sources` that a thread launched, and its launch times."""
         if sources.size == 0:
             return sources, sources
         streams = np.unique(self._lane[sources])
@@ -519,12 +523,12 @@ class _LaunchedWork:
 
 
 def closing(num_bytes: Ints, first_cap: int, cap: int, closes_before: bool = False) -> Ints:
-    """The last parameter of each bucket: a bucket closes once it holds the cap or more.
+    """Return the last parameter of each bucket, where a bucket closes once it has the cap or more.
 
     Args:
         num_bytes: [P] sizes of gradients in the order in which they are ready.
         first_cap, cap: bytes, of the first bucket and of the others.
-        closes_before: whether it closes before a parameter with which it would hold more.
+        closes_before: whether a bucket closes before a parameter that would take it over the cap.
     """
     closes: list[int] = []
     held = 0
@@ -542,13 +546,13 @@ def closing(num_bytes: Ints, first_cap: int, cap: int, closes_before: bool = Fal
 
 
 # Gradients reduced in other buckets, at other moments, or in other ways. A reduction begins when its call is
-# made and a worker (a stream) is free for it, moves data once all ranks are there, and ends its own time
-# later. Reductions of one rank share its link: each can use it once the bytes of those before it have
-# passed, while the fixed parts of their times overlap. Other communication of its workers keeps its place
-# among the calls.
+# made and a worker (a stream) is free for it, moves data once all ranks have arrived, and ends its own time
+# later. Reductions of one rank share its link: each can use it once the bytes of those before it have passed,
+# while the fixed parts of their times overlap. Other communication of its workers keeps its position among
+# the calls.
 
 NOWHERE: Ints = np.empty(0, np.int64)
-GLOO_WORKERS = 2  # threads of a gloo process group that run collectives, unless GLOO's options say otherwise
+GLOO_WORKERS = 2  # threads of a gloo process group that run collectives, unless GLOO's options differ
 
 
 def with_reductions(
@@ -557,11 +561,11 @@ def with_reductions(
     awaited: Sequence[int] | None = None,
     ends_step: bool = True,
 ) -> Graph:
-    """The graph with other reductions in its backward passes.
+    """Return the graph with other reductions in its backward passes.
 
     Args:
-        wanted: for each pass its reductions in the order of their calls; the same on all ranks of a pass.
-        awaited: for each pass the one that waits for its results, -1 for none; itself if not given.
+        wanted: reductions of each pass in the order of their calls; equal on all ranks of a pass.
+        awaited: for each pass, the pass whose consumers wait for its results, -1 for none; by default itself.
         ends_step: whether a step waits for reductions that are called at its end.
     """
     editor, surroundings = GraphEditor(reductions.graph), surroundings_of(reductions)
@@ -593,18 +597,18 @@ def with_reductions(
 
 
 class _PassReductions(NamedTuple):
-    """The reductions of a pass, [R] each, in the order of their calls.
+    """Reductions of a pass, [R] each, in the order of their calls.
 
     Attributes:
         ready: the nodes that their calls follow.
-        called: ns as measured, when they are called.
-        at_end: whether the whole step waits for them.
+        called: measured ns at which they are called.
+        at_end: whether the end of the step waits for them.
         call_ns: of the calls.
         fixed_ns: the part of their time that overlaps with the transfer before.
         whole_ns: all of their time.
-        num_bytes: -1 where the run does not say any.
-        arrive, transfer: recorded nodes like which the new ones are.
-        launch_lag: usual lag of the pass.
+        num_bytes: -1 where the run does not record bytes.
+        arrive, transfer: recorded nodes to copy.
+        launch_lag: median lag of the pass.
     """
 
     ready: Ints
@@ -626,10 +630,10 @@ def _pass_reductions(
     wanted: Sequence[Reduction],
     around: Surroundings,
 ) -> _PassReductions:
-    """The reductions that a pass is to have.
+    """Return the wanted reductions of a pass as arrays.
 
     Raises:
-        Unanswerable: one is the last of the step, and which thread drives the rank is not known.
+        Unanswerable: one is the last of the step, and the thread that drives the rank is not known.
     """
     columns = [(reduction.last, reduction.num_bytes, reduction.called_after) for reduction in wanted]
     last, num_bytes, after = np.array(columns, np.int64).reshape(-1, 3).T
@@ -659,7 +663,7 @@ def _pass_reductions(
 def _insert(
     editor: GraphEditor, reductions: GradientReductions, passes: Sequence[_PassReductions]
 ) -> tuple[Ints, Ints]:
-    """Put the reductions of all passes in, each with its call and its rendezvous.
+    """Insert the reductions of all passes, each with its call and its rendezvous.
 
     Returns:
         Arrivals and transfers.
@@ -693,16 +697,16 @@ def _insert(
 
 
 def _rendezvous(editor: GraphEditor, begun_with: Ints, index: Ints) -> tuple[Ints, Ints]:
-    """Instance and rendezvous of each reduction, -1 for none where no other rank was recorded.
+    """Return instance and rendezvous of each reduction; rendezvous is -1 where no other rank was recorded.
 
     Args:
-        begun_with: [K] the recorded collective that its pass began with, which identifies it on all ranks.
-        index: [K] which reduction of the pass.
+        begun_with: [K] the first recorded collective of its pass, which identifies the pass on all ranks.
+        index: [K] of the reduction in the pass.
     """
     nodes = editor.graph.nodes
     place = begun_with * (int(index.max(initial=0)) + 1) + index
     _, first, which = np.unique(place, return_index=True, return_inverse=True)
-    turn = np.argsort(first)  # instances are counted in the order in which they come
+    turn = np.argsort(first)  # instances are numbered in order of first occurrence
     number = np.empty_like(turn)
     number[turn] = np.arange(turn.size)
     instance = int(nodes.collective.max(initial=-1)) + 1 + np.arange(turn.size)
@@ -722,10 +726,10 @@ def _queue(
     arrive: Ints,
     transfer: Ints,
 ) -> None:
-    """Queue reductions: one begins when a worker is free, and has the link once those before it have moved.
+    """Queue reductions: each begins when a worker is free, and gets the link once those before it have moved.
 
     Args:
-        rows_of_pass: where those of each pass are among all.
+        rows_of_pass: positions of each pass's reductions among all.
     """
     workers, surroundings = workers_of(reductions.graph), surroundings_of(reductions)
     queues: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -747,7 +751,7 @@ def _queue(
 def _beside_others(
     editor: GraphEditor, around: Surroundings, inserted: _PassReductions, arrive: Ints, transfer: Ints
 ) -> None:
-    """Have reductions of a pass follow other work that was called before them, and others follow them.
+    """Make reductions of a pass follow other work called before them, and other work follow the reductions.
 
     Args:
         arrive, transfer: [R] their nodes.
@@ -760,7 +764,7 @@ def _beside_others(
         editor.link_all(around.inputs[last], arrive, EdgeKind.EVENT, around.input_lag)
     for called, ahead in ((inserted.called, transfer), (before_issued, before)):
         for issued, node in zip(after_issued.tolist(), after.tolist()):
-            earlier = ahead[called < issued][-1:]  # the last of them is enough: they are in a queue
+            earlier = ahead[called < issued][-1:]  # the last is enough, since they are queued
             editor.link_all(earlier, np.full_like(earlier, node), EdgeKind.STREAM, lag)
 
 
@@ -772,19 +776,18 @@ def _needed_at(
     wanted: Sequence[Reduction],
     inserted: _PassReductions,
 ) -> tuple[Ints, Ints, Ints]:
-    """Where results are needed: as early as that of any recorded bucket with one of their parameters.
+    """Return where results are needed: as early as that of any recorded bucket with one of their parameters.
 
-    What comes before its call cannot wait for it: a thread that stood still in between its own calls (for a
-    core, say) may seem to have waited for one of them.
+    Nodes before its call cannot wait for a reduction: a thread that stalls between its own calls (waiting for
+    a core, say) may seem to have waited for one of them.
 
     Args:
-        issued: [N] as of `Surroundings`.
-        awaited: [W] as of `Surroundings`.
-        wanted: its reductions: those that say where they are needed, or for which the step waits, are not
-            asked for.
+        issued: [N] as in `Surroundings`.
+        awaited: [W] as in `Surroundings`.
+        wanted: its reductions; those with `needed`, or at the end of the step, are not inferred.
 
     Returns:
-        Which reduction, the node that needs it, and by which kind of edge.
+        The reduction, the node that needs it, and the kind of edge.
     """
     stated = [
         (row, node, kind)
@@ -802,7 +805,7 @@ def _needed_at(
     start = graph.nodes.measured_start
     later = issued[node] > start[inserted.ready[asked], None]
     never = np.iinfo(np.int64).max
-    needs = np.full((len(asked), int(bucket.max()) + 1), never)  # when each bucket is needed first
+    needs = np.full((len(asked), int(bucket.max()) + 1), never)  # first need of each bucket
     for number in np.unique(bucket).tolist():
         of_bucket = bucket == number
         needs[:, number] = np.where(later[:, of_bucket], start[node[of_bucket]], never).min(axis=1)
@@ -820,7 +823,7 @@ def _needed_at(
 
 
 def workers_of(graph: Graph) -> dict[int, int]:
-    """How many reductions a rank can run side by side."""
+    """Return the number of concurrent reductions of each rank."""
     nodes = graph.nodes
     moving = np.flatnonzero(nodes.kind == NodeKind.TRANSFER)
     of_gpu = [what.startswith("stream") for _, what in graph.lanes]

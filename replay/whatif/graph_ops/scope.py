@@ -1,7 +1,7 @@
-"""The scope of spans: the work of an operator or a module as a whole, its backward pass and its kernels.
+"""Scope of spans: all work of an operator or a module, its backward pass and its kernels.
 
-In: a graph with the run it was made from. Out: masks over its nodes. A node has the innermost span it is
-part of and nothing of those around that; the run's tables do.
+Takes a graph with its run; returns masks over its nodes. A node has only the innermost span that it is part
+of; the run's tables have the spans around that.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
 from dpro.store import Run
 from dpro.words import few
 
-# Which spans lie in which on their threads, what they launch, and which nodes they are.
+# Nesting of spans on their threads, their launches, and their nodes.
 
 ON_CPU = ("cpu_op", "runtime", "annotation", "python")
 COLUMNS = [
     *("span_id", "rank", "window", "kind", "name", "start_ns", "duration_ns", "tid"),
     *("correlation", "sequence_number", "forward_thread"),
 ]
-MAX_SPARSE = 16  # entries of a look-up table per value that is looked up
+MAX_SPARSE = 16  # entries of a look-up table per looked-up value
 
 
 @dataclass(frozen=True)
 class Nesting:
-    """The spans of a run, each column [S].
+    """Spans of a run, each column [S].
 
     Attributes:
-        run: whose spans.
-        on_cpu: whether a span is of a thread.
+        run: the run.
+        on_cpu: whether a span is on a thread.
         start: ns on one axis for all threads, each thread after the one before it.
         lasts: ns.
-        launch: a number that a call shares with what it launched, -1 for none.
-        calls, launched: whether a span launches GPU work; whether it is such work.
+        launch: a number shared by a call and the work that it launched, -1 for none.
+        calls: whether a span launches GPU work.
+        launched: whether a span is launched GPU work.
     """
 
     run: Run
@@ -62,20 +63,20 @@ class Nesting:
 
     @cached_property
     def end(self) -> Ints:
-        """ns on the axis of the starts."""
+        """Ends, ns on the axis of the starts."""
         return self.start + self.lasts
 
     @cached_property
     def spans(self) -> pl.DataFrame:
-        """The rows, with `COLUMNS` and `row`, their number."""
+        """Rows with `COLUMNS` and `row`, their number."""
         return self.rows(*COLUMNS)
 
     def rows(self, *columns: str) -> pl.DataFrame:
-        """The rows, with some of `COLUMNS` and `row`, their number; ranks as the graph has them."""
+        """Return the rows with some of `COLUMNS` and `row`, their number; ranks have the graph's type."""
         return _with_wide_ranks(self.run.table(SPANS, columns)).with_row_index("row")
 
     def inside(self, chosen: Bools) -> Bools:
-        """[S] all CPU spans within the chosen ones on their threads, and what they launched.
+        """Return [S] a mask of all CPU spans within the chosen ones on their threads, and their launches.
 
         Args:
             chosen: [S] spans.
@@ -88,7 +89,7 @@ class Nesting:
         time = self.start[cpu]
         place = np.searchsorted(begin, time, side="right") - 1
         is_inside[cpu] = (place >= 0) & (time < end[np.maximum(place, 0)])
-        calling = np.zeros(int(self.launch.max(initial=-1)) + 2, np.bool_)  # the last: launched by none
+        calling = np.zeros(int(self.launch.max(initial=-1)) + 2, np.bool_)  # the last entry: launched by none
         calling[self.launch[is_inside & self.calls]] = True
         calling[-1] = False
         work = np.flatnonzero(self.launched)
@@ -96,10 +97,10 @@ class Nesting:
         return is_inside
 
     def with_backward(self, chosen: Bools) -> Bools:
-        """[S] what is inside the chosen spans, and inside the backward pass of that.
+        """Return [S] a mask of the inside of the chosen spans, and of the backward pass of that.
 
-        A backward operator has the sequence number of the forward operator that asked for it: the last one
-        that had it, since those before only looked at the next number.
+        A backward operator has the sequence number of its forward operator: the last one with that number,
+        since earlier ones only read the next number.
 
         Args:
             chosen: [S] spans.
@@ -114,14 +115,14 @@ class Nesting:
         order = np.lexsort((ids[numbered], start[numbered]))
         order = order[is_forward[order]]
         asker = np.full(int(asked.max(initial=-1)) + 1, -1)
-        asker[asked[order]] = numbered[order]  # the last of those that are equal stays
+        asker[asked[order]] = numbered[order]  # the last of equal ones stays
         backward = ~is_forward & np.append(forward, False)[asker[asked]]
         late = np.zeros(chosen.size, np.bool_)
         late[numbered[backward]] = True
         return forward | self.inside(late)
 
     def marked(self, rows: pl.DataFrame) -> Bools:
-        """[S] whether a span is among some rows.
+        """Return [S] a mask of the spans among some rows.
 
         Args:
             rows: of `spans`.
@@ -131,7 +132,7 @@ class Nesting:
         return is_marked
 
     def column(self, name: str) -> Ints:
-        """A column of the rows.
+        """Return a column of the rows.
 
         Args:
             name: of `COLUMNS`.
@@ -140,7 +141,7 @@ class Nesting:
 
 
 def nesting_of(graph: Graph, run: Run) -> Nesting:
-    """The spans of a run, in order of their threads."""
+    """Return the spans of a run, in order of their threads."""
     return kept(graph, "nesting-of-spans", (run,), lambda: _nesting(run), {"Nesting": Nesting})
 
 
@@ -169,12 +170,12 @@ def _nesting(run: Run) -> Nesting:
 
 
 def _dense(values: Ints) -> Ints:
-    """Values, of which few differ, as numbers from 0 on."""
+    """Replace values, few of which differ, by numbers from 0 on."""
     return np.searchsorted(np.sort(pl.Series(values).unique().to_numpy()), values)
 
 
 def _numbered(*columns: Ints) -> Ints:
-    """[K] a number from 0 on for each row, equal where all columns are."""
+    """Return [K] a number for each row, from 0 on, equal where all columns are."""
     columns = tuple(column - column.min(initial=0) for column in columns)
     sizes = [int(column.max(initial=0)) + 1 for column in columns]
     if math.prod(sizes) <= MAX_SPARSE * (columns[0].size + 1):
@@ -185,7 +186,7 @@ def _numbered(*columns: Ints) -> Ints:
 
 
 def nodes_of(graph: Graph, run: Run, members: Bools) -> Bools:
-    """[N] nodes of the spans, and of collectives that they called.
+    """Return [N] a mask of the nodes of spans, and of the collectives that they called.
 
     Args:
         members: [S] spans of its `Nesting`.
@@ -198,7 +199,7 @@ def nodes_of(graph: Graph, run: Run, members: Bools) -> Bools:
 
 
 def rows_of(graph: Graph, run: Run) -> Ints:
-    """[N] the row of the span that each node is, -1 for none."""
+    """Return [N] the row of each node's span, -1 for none."""
     nodes = graph.nodes
     columns = (nodes.rank, nodes.span, run)
     return kept(
@@ -207,10 +208,10 @@ def rows_of(graph: Graph, run: Run) -> Ints:
 
 
 def _rows(nesting: Nesting, rank: Ints, span: Ints) -> Ints:
-    """[K] the row of each span, -1 where there is none.
+    """Return [K] the row of each span, -1 where there is none.
 
     Args:
-        rank, span: [K] whose, and which; below 0 for none.
+        rank, span: [K] rank and id of the spans; below 0 for none.
     """
     have_spans = (rank >= 0) & (span >= 0)
     of, ids = nesting.column("rank"), nesting.column("span_id")
@@ -223,7 +224,7 @@ def _rows(nesting: Nesting, rank: Ints, span: Ints) -> Ints:
 
 
 def _calls(graph: Graph, run: Run) -> tuple[Ints, Ints]:
-    """Rows of spans that called collectives, and the nodes of these."""
+    """Return the rows of spans that called collectives, and the nodes of these."""
     calls = run.table(COLLECTIVES, ["rank", "span_id", "launch_span_id"])
     calls = calls.with_columns(pl.col("rank").cast(pl.Int64)).filter(pl.col("span_id") >= 0)
     nodes = pl.DataFrame({"rank": graph.nodes.rank, "span_id": graph.nodes.span}).with_row_index("node")
@@ -235,19 +236,19 @@ def _calls(graph: Graph, run: Run) -> tuple[Ints, Ints]:
 
 RANGES = ("annotation", "python")
 DATA_LOADING = "enumerate(DataLoader)*"  # pattern for the range in which torch waits for a batch
-OPTIMIZER = "Optimizer.step#"  # with the class of the optimizer behind it
-MAX_NAMES = 4  # of modules that a reason lists
-WRAPPER = "module."  # by which DDP names the module inside
-NUMBERED = re.compile(r"(?:.*\.)?\d+")  # as dpro and DDP name modules
-OF_CLASS = re.compile(r"\w+_\d+")  # as torch.profiler numbers the modules of a class, with Python stacks
+OPTIMIZER = "Optimizer.step#"  # followed by the class of the optimizer
+MAX_NAMES = 4  # modules listed in a reason
+WRAPPER = "module."  # prefix of module names within DDP
+NUMBERED = re.compile(r"(?:.*\.)?\d+")  # names of modules by dpro and DDP
+OF_CLASS = re.compile(r"\w+_\d+")  # names of modules by torch.profiler with Python stacks, numbered by class
 LANE = ["rank", "window", "tid"]
 
 
 def in_modules(graph: Graph, pattern: str) -> Bools:
-    """[N] nodes of modules or other ranges that fit a pattern, of their backward pass, and what both launch.
+    """Return [N] a mask of ranges that fit a pattern, their backward pass, and the work that both launch.
 
     Raises:
-        Unanswerable: there is no such range.
+        Unanswerable: no module or other range fits.
     """
     columns = (graph.nodes.rank, graph.nodes.span)
     return once(graph, ("in modules", pattern), columns, lambda: _in_modules(graph, pattern))
@@ -269,7 +270,7 @@ def _in_modules(graph: Graph, pattern: str) -> Bools:
 
 
 def optimizing(graph: Graph) -> Bools:
-    """[N] what the optimizer does; nothing where its range was not recorded."""
+    """Return [N] a mask of the optimizer's work; empty where its range was not recorded."""
 
     def compute() -> Bools:
         try:
@@ -281,13 +282,13 @@ def optimizing(graph: Graph) -> Bools:
 
 
 def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
-    """The nodes of each call of the outermost modules that fit a pattern, forward and backward.
+    """Return the nodes of each call of the outermost modules that fit a pattern, forward and backward.
 
     Returns:
         `node`, `block` (a number per call), `backward`.
 
     Raises:
-        Unanswerable: there is no such module, or backward runs it again already.
+        Unanswerable: there is no such module, or backward already recomputes it.
     """
     run = _run_of(graph)
     nesting = nesting_of(graph, run)
@@ -308,7 +309,7 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
 
 
 def outermost_modules(graph: Graph, pattern: str) -> list[str]:
-    """Names of the outermost modules that fit a pattern.
+    """Return the names of the outermost modules that fit a pattern.
 
     Raises:
         Unanswerable: there is no such module.
@@ -322,7 +323,7 @@ def outermost_modules(graph: Graph, pattern: str) -> list[str]:
 
 
 def _modules(graph: Graph, nesting: Nesting, pattern: str) -> pl.DataFrame:
-    """Calls of the modules that fit a pattern, by their names."""
+    """Return the calls of the modules whose names fit a pattern."""
     ranges = nesting.spans.filter(pl.col("kind").is_in(RANGES) & pl.col("name").str.starts_with(MODULE))
     ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
     fits = ranges.filter(_fits(ranges, pattern))
@@ -334,9 +335,9 @@ def _modules(graph: Graph, nesting: Nesting, pattern: str) -> pl.DataFrame:
 
 
 def blocks_of_run(run: Run | None) -> dict[str, list[str]]:
-    """Patterns for modules that are numbered side by side (`layers.*`), each with the names of its blocks.
+    """Return patterns of numbered sibling modules (`layers.*`), each with the names of its blocks.
 
-    Modules that are numbered by class (`BertLayer_*`) count where they hold others.
+    Modules that are numbered by class (`BertLayer_*`) count only if they contain others.
     """
     if run is None:
         return {}
@@ -356,7 +357,7 @@ def blocks_of_run(run: Run | None) -> dict[str, list[str]]:
 
 
 def _run_again(nesting: Nesting, calls: pl.DataFrame) -> list[str]:
-    """Names of the called modules, and of those that these call, that run in backward, too."""
+    """Return the names of called modules, and of those inside, that also run in backward."""
     spans = nesting.spans
     is_module = (spans["kind"].is_in(RANGES) & spans["name"].str.starts_with(MODULE)).to_numpy()
     late = spans.filter(is_module & nesting.inside(nesting.column("forward_thread") > 0))
@@ -368,14 +369,14 @@ def _run_again(nesting: Nesting, calls: pl.DataFrame) -> list[str]:
 
 
 def _outermost(spans: pl.DataFrame) -> pl.DataFrame:
-    """Of spans those that lie in no other of their thread."""
+    """Return the spans that are inside no other of their thread."""
     ordered = spans.sort(*LANE, "start_ns", "duration_ns", descending=[False] * 4 + [True])
     latest = (pl.col("start_ns") + pl.col("duration_ns")).cum_max().shift(1).over(LANE)
     return ordered.filter((pl.col("start_ns") >= latest).fill_null(True))
 
 
 def names_in_scope(graph: Graph, pattern: str) -> list[str]:
-    """Names of the ranges that fit a pattern, and of all CPU spans inside them.
+    """Return the names of the ranges that fit a pattern, and of all CPU spans inside them.
 
     Raises:
         Unanswerable: there is no such range.
@@ -392,9 +393,9 @@ def names_in_scope(graph: Graph, pattern: str) -> list[str]:
 
 
 def launching_only(graph: Graph, work: Bools) -> Bools:
-    """[N] the outermost operators that launch some of this GPU work and none other, with all inside them.
+    """Return [N] a mask of the outermost operators that launch only work of `work`, and their inside.
 
-    Without a run, which names operators, the calls alone.
+    Without a run, which has the operators, only the calls.
 
     Args:
         work: [N] GPU work.
@@ -415,7 +416,7 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
 
 
 def _launches_in_operators(nesting: Nesting) -> tuple[Ints, Ints]:
-    """Rows of launches of GPU work in operators, and of the outermost operator that each is in."""
+    """Return the rows of launches of GPU work in operators, and of their outermost operators."""
     operators = np.flatnonzero((nesting.rows("kind")["kind"] == "cpu_op").to_numpy())
     operators = operators[np.lexsort((-nesting.end[operators], nesting.start[operators]))]
     latest = np.maximum.accumulate(nesting.end[operators])
@@ -432,10 +433,10 @@ def _launches_in_operators(nesting: Nesting) -> tuple[Ints, Ints]:
 
 
 def matmuls_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
-    """The matmuls that launched the masked kernels.
+    """Return the matmuls that launched the masked kernels.
 
     Args:
-        kernels: [N] which kernels.
+        kernels: [N] mask of kernels.
 
     Returns:
         `node`, `rank`, `span_id`, `name`, `shapes`, `backward` (whether a backward pass called it), sorted by
@@ -447,7 +448,7 @@ def matmuls_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
 
 
 def products_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
-    """`matmuls_of_kernels` that have shapes, with `batch`, `m`, `n`, `k`."""
+    """Return the rows of `matmuls_of_kernels` with shapes, with `batch`, `m`, `n`, `k`."""
     operators = matmuls_of_kernels(graph, kernels)
     shapes = operators.select("name", "shapes").unique().rows()
     rows = [(*shape, *size) for shape in shapes if (size := product_of(*shape)) is not None]
@@ -490,7 +491,7 @@ def _matmuls_of_kernels(graph: Graph) -> pl.DataFrame:
 
 
 def calls_only_for(graph: Graph, work: Bools) -> Bools:
-    """[N] calls that launch some of this work and no other.
+    """Return [N] a mask of calls that launch some of this work and no other.
 
     Args:
         work: [N] GPU work.
@@ -506,7 +507,7 @@ def calls_only_for(graph: Graph, work: Bools) -> Bools:
 
 
 def descendants_of(graph: Graph, pattern: str) -> Bools:
-    """[N] nodes of CPU spans whose name fits a pattern, with all that these call and launch."""
+    """Return [N] a mask of CPU spans whose name fits a pattern, with everything they call and launch."""
     run = _run_of(graph)
 
     def spans() -> Bools:
@@ -521,7 +522,7 @@ def descendants_of(graph: Graph, pattern: str) -> Bools:
 
 
 def with_descendants(graph: Graph, mask: Bools) -> Bools:
-    """[N] the masked nodes with all that their CPU spans call and launch; as they are without a run.
+    """Return [N] the masked nodes with all that their CPU spans call and launch; unchanged without a run.
 
     Args:
         mask: [N] nodes.
@@ -541,7 +542,7 @@ def _run_of(graph: Graph) -> Run:
 
 
 def spans_of(run: Run, columns: Sequence[str] = COLUMNS) -> pl.DataFrame:
-    """The run's spans with these columns, ranks as the graph has them.
+    """Return the run's spans with these columns; ranks have the graph's type.
 
     Args:
         columns: of the `spans` table.
@@ -556,6 +557,6 @@ def _fits(spans: pl.DataFrame, pattern: str) -> pl.Series:
 
 
 def _fits_name(name: str, pattern: str) -> bool:
-    """Whether a pattern is for this name, or for the one that a module has within DDP."""
+    """Return whether a pattern fits this name, with or without the prefix of DDP."""
     inside = name.removeprefix(WRAPPER)
     return pattern in (name, inside) or fnmatchcase(name, pattern) or fnmatchcase(inside, pattern)

@@ -1,6 +1,6 @@
-"""Which nodes an edit changes: by name, kind, place in the job, stream, step, module, axis or collective.
+"""Selections of nodes by name, kind, place in the job, stream, step, module, axis or collective.
 
-In: `key=value` pairs. Out: a `NodeSelection`, and a mask over a graph's nodes. Names are shell patterns.
+Takes `key=value` pairs; returns a `NodeSelection`, and a mask over a graph's nodes. Names are shell patterns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpro.replay.whatif.graph_ops.scope import in_modules
 from dpro.schema import COLLECTIVES, WORKERS
 from dpro.words import few, short_name
 
-# What users call the kinds of work, and the kinds of nodes of each.
+# Kinds of work in users' words, with their kinds of nodes.
 KINDS: dict[str, tuple[NodeKind, ...]] = {
     "cpu": (NodeKind.CPU,),
     "runtime": (NodeKind.RUNTIME,),
@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[NodeKind, ...]] = {
 
 @dataclass(frozen=True)
 class NodeSelection:
-    """Work that fits all the given conditions; an empty string or None is no condition."""
+    """Work that meets all given conditions; an empty string or None is not a condition."""
 
     name: str = key("pattern for the name of a span, such as `aten::mm` or `*gemm*`", "")
     within: str = key("pattern for the innermost annotation around CPU work, or `micro-batch 3`", "")
@@ -59,15 +59,15 @@ class NodeSelection:
     axis: str = key("parallelism axis of collectives", "", choices=AXES)
 
     def __post_init__(self) -> None:
-        """Refuse a kind that does not exist."""
+        """Raise if the kind does not exist."""
         check(self, "selection")
 
     def __str__(self) -> str:
-        """The conditions as `key=value`, comma-separated."""
+        """Return the conditions as `key=value`, comma-separated."""
         return text_of(self)
 
     def describe(self) -> str:
-        """The conditions in words."""
+        """Return the conditions in words."""
         words = [short_name(self.name) or (f"{self.kind} work" if self.kind else "all work")]
         words += [f"within {short_name(self.within)}"] if self.within else []
         words += [f"of module {self.module}"] if self.module else []
@@ -83,10 +83,10 @@ class NodeSelection:
         return " ".join(words)
 
     def mask(self, graph: Graph) -> Bools:
-        """[N] the nodes that fit; a rendezvous never does. Not to be written to.
+        """Return [N] a mask of the selected nodes, read-only; a rendezvous never fits.
 
         Raises:
-            Unanswerable: the run does not say what a condition asks for.
+            Unanswerable: the run lacks what a condition needs.
         """
         nodes = graph.nodes
         of_work = (nodes.kind, nodes.name, nodes.around, nodes.span, nodes.message, nodes.collective)
@@ -119,11 +119,11 @@ class NodeSelection:
 
     @property
     def of_transfers(self) -> bool:
-        """Whether it has a condition that nothing but transfers can meet."""
+        """Whether a condition can be met only by transfers."""
         return bool(self.op or self.group or self.axis) or self.kind == "collective"
 
     def ranks(self, graph: Graph) -> list[int]:
-        """The ranks that the work may be of.
+        """Return the ranks that selected work may be on.
 
         Raises:
             Unanswerable: the run does not name hosts, or places in the job.
@@ -131,10 +131,10 @@ class NodeSelection:
         return ranks_at(graph, self.rank, self.host, self.stage, self.dp)
 
     def chosen(self, graph: Graph) -> Bools:
-        """`mask`, of which something fits.
+        """Return `mask`, which must not be empty.
 
         Raises:
-            NothingToChange: nothing does; the message has the nearest name.
+            NothingToChange: nothing fits; the message has the nearest name.
         """
         mask = self.mask(graph)
         if not mask.any():
@@ -145,15 +145,15 @@ class NodeSelection:
 
 
 def selection_of(name: str, kind: NodeKind) -> NodeSelection:
-    """The work of a name and a kind."""
+    """Return the selection of work with a name and a kind."""
     return NodeSelection(name=name, kind=next(word for word, kinds in KINDS.items() if kind in kinds))
 
 
 def fitting(names: Iterable[str], pattern: str) -> Bools:
-    """Which names fit a shell pattern, or are it.
+    """Return a mask of the names that equal a pattern, or fit it as a shell pattern.
 
     Args:
-        names: what may fit.
+        names: to be tested.
     """
     return np.array([name == pattern or fnmatchcase(name, pattern) for name in names], np.bool_)
 
@@ -161,10 +161,10 @@ def fitting(names: Iterable[str], pattern: str) -> Bools:
 def ranks_at(
     graph: Graph, rank: int | None = None, host: str = "", stage: int | None = None, dp: int | None = None
 ) -> list[int]:
-    """Ranks for which all that is given holds.
+    """Return the ranks that meet all given conditions.
 
     Args:
-        rank: which, any where None.
+        rank: any where None.
         host: a shell pattern for its name, any where empty.
         stage: a pipeline stage, any where None.
         dp: a data-parallel rank, any where None.
@@ -189,16 +189,16 @@ def ranks_at(
 
 
 def absent(graph: Graph, what: str) -> str:
-    """Why there is no answer for a rank, host or stage: it is not in the run, and which ranks are."""
+    """Word that a rank, host or stage is not in the run, with the ranks that are."""
     ranks = ranks_at(graph)
     return f"{what} is not in the run, which has rank{'s' * (len(ranks) != 1)} {few(ranks, 8)}"
 
 
 def hosts_of(graph: Graph) -> dict[int, str]:
-    """The host of each rank.
+    """Return the host of each rank.
 
     Raises:
-        Unanswerable: the run does not say.
+        Unanswerable: the run does not record them.
     """
     workers = graph.run.table(WORKERS) if graph.run is not None else WORKERS.empty()
     hosts = {rank: host for rank, host in workers.select("rank", "host").iter_rows() if host}
@@ -208,21 +208,21 @@ def hosts_of(graph: Graph) -> dict[int, str]:
 
 
 def _of_collectives(graph: Graph, op: str, group: str, axis: str) -> Bools:
-    """[N] transfers of an operation, a group and an axis."""
+    """Return [N] a mask of transfers of an operation, a group and an axis."""
     if not graph.messages:
         raise Unanswerable("the collectives of the run were not recorded")
-    fits = np.append(messages_fitting(graph, op, group, axis), False)  # the last: nodes without a message
+    fits = np.append(messages_fitting(graph, op, group, axis), False)  # the last entry: no message
     of_messages: Bools = fits[graph.nodes.message]
     return of_messages
 
 
 def messages_fitting(graph: Graph, op: str = "", group: str = "", axis: str = "") -> Bools:
-    """[messages] those of an operation, a group, which may be named with or without its ranks, and an axis.
+    """Return [messages] a mask of an operation, a group (named with or without its ranks) and an axis.
 
     Args:
         op: a shell pattern, any where empty.
         group: a shell pattern, any where empty.
-        axis: of parallelism, any where empty; also groups that differ along several fit each of these.
+        axis: of parallelism, any where empty; groups that differ along several axes fit each of these.
 
     Raises:
         Unanswerable: no group is known to be along the axis.
@@ -243,13 +243,13 @@ def messages_fitting(graph: Graph, op: str = "", group: str = "", axis: str = ""
 
 
 def _with_each_rank(label: str) -> str:
-    """The label of a group as earlier versions said it, which kept edits may say: `data[0, 1, 2]`."""
+    """Return the label of a group as earlier versions wrote it, for saved edits: `data[0, 1, 2]`."""
     name, _, ranks = label.partition("[")
     return f"{name}[{', '.join(map(str, members_of(ranks.removesuffix(']'))))}]"
 
 
 def messages_along(graph: Graph, axis: str) -> Bools:
-    """[messages] those of groups whose ranks differ along an axis, and perhaps along others.
+    """Return [messages] a mask of groups whose ranks differ along an axis, and perhaps along others.
 
     Raises:
         Unanswerable: no group is known to be along it.
@@ -266,10 +266,11 @@ def messages_along(graph: Graph, axis: str) -> Bools:
 
 
 def recorded_word(graph: Graph, op: str, column: str, allowed: Sequence[str]) -> str:
-    """What a run says of all collectives of an operation, in small letters; empty where that is not one word.
+    """Return the one word recorded for all collectives of an operation, in lower case; else empty.
 
     Args:
         column: `algorithm` or `protocol`.
+        allowed: words; empty for others.
     """
     if graph.run is None:
         return ""

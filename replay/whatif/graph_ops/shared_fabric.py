@@ -1,10 +1,10 @@
-"""Transfers that share the cables of a fabric, once the cables, or the paths over them, are others.
+"""Transfers over the shared cables of a fabric, after a change of the cables or of the paths over them.
 
-In: a graph, and what its communications load on links before and after. Out: the graph with transfers as
-long as they then take. What each has to move is what it moved when recorded, beside those that ran then:
-nothing changes where paths and cables stay. What reached most of what its paths allow is limited by them, and
-follows them; all else becomes no faster than the fastest of its kind was recorded, since what limits that (a
-GPU, a protocol) stays. Starts follow from durations, and durations from starts: both are found in turns.
+Takes a graph, and the load of its communications on links before and after; returns the graph with the new
+times of transfers. The bytes of each are those that it moved when recorded, beside the transfers that ran
+then: nothing changes where paths and cables stay. A communication that reached most of what its paths allow
+is limited by them, and follows them; all others become no faster than the fastest recorded of their kind,
+since their limit (a GPU, a protocol) stays. Starts and durations depend on each other: they are iterated.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dpro.replay.whatif.graph_ops.shared_links import moving_shares
 
 ROUNDS = 20
 SETTLED_NS = 1000.0
-REFUTED = 1.05  # times the recorded time: paths over which it cannot have been that fast
-CONTRADICTED = 1.2  # times what the cables carry: the topology is not that of the job
-LIMITED = 0.8  # of what paths allow: beyond that they are the limit, and headers take the rest
-NEVER_ENDS = 1e6  # times all that a run moves
+REFUTED = 1.05  # times the recorded time: above, the transfer must have used other paths
+CONTRADICTED = 1.2  # times the capacity of the cables: above, the topology is not that of the job
+LIMITED = 0.8  # of what paths allow: above, paths are the limit, and headers take the rest
+NEVER_ENDS = 1e6  # times the bytes of a run
 
 
 class Cables(NamedTuple):
-    """What communications load on a fabric.
+    """Load of communications on a fabric, and its capacity.
 
     Attributes:
         load: on links.
@@ -44,8 +44,8 @@ class Cables(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """[C] per communication, as recorded: when its first transfer begins and its last ends, ns; and what its
-    busiest rank sends, bytes, 0 where unknown.
+    """[C] per communication, as recorded: begin of its first and end of its last transfer, ns; and
+    bytes that its busiest rank sends, 0 where unknown.
     """
 
     begin: Floats
@@ -54,12 +54,12 @@ class Recorded(NamedTuple):
 
 
 class Sending(NamedTuple):
-    """[C] what communications send, as recorded.
+    """[C] sending of communications, as recorded.
 
     Attributes:
         begin: when each begins to move bytes, ns.
         work: bytes that its busiest rank moves; what it moved beside the others, where its size is not known.
-        ceiling: bytes per ns that it reaches at most, infinite where cables are its only limit.
+        ceiling: highest rate, bytes per ns; infinite where cables are the only limit.
     """
 
     begin: Floats
@@ -68,11 +68,11 @@ class Sending(NamedTuple):
 
 
 class Background(NamedTuple):
-    """[O] communications of other jobs, whose beginnings nothing of this one delays.
+    """[O] communications of other jobs, whose beginnings do not depend on this job.
 
     Attributes:
-        kind: which of the kinds behind the run's own each loads links as.
-        sending: what they send.
+        kind: index of their load among the kinds after the run's own.
+        sending: their bytes and rates.
     """
 
     kind: Ints
@@ -80,7 +80,7 @@ class Background(NamedTuple):
 
 
 class _Moves(NamedTuple):
-    """[C] per communication, ns: until it moves bytes, and for how long it does, as recorded."""
+    """[C] per communication, as recorded: ns before it moves bytes, and ns of moving them."""
 
     latency: Floats
     moving: Floats
@@ -94,12 +94,12 @@ def with_fabric(
     after: Cables,
     background: Background | None = None,
 ) -> Graph:
-    """The graph, with transfers as long as they take over other paths or cables.
+    """Return the graph with the times of transfers over other paths or cables.
 
     Args:
-        best, before, after: what each kind of them loads: by the best paths that there are, when recorded,
-            and then. Behind these the last may have kinds of communications of other jobs.
-        background: these communications; without, there is one of each such kind, and it never ends.
+        best, before, after: load of each kind of communication: by the best existing paths, as recorded, and
+            changed. The last may append kinds of communications of other jobs.
+        background: these communications; by default one of each such kind, which never ends.
 
     Raises:
         Unanswerable: transfers were faster than the cables of the topology are.
@@ -121,8 +121,8 @@ def with_fabric(
     after = _per_communication(after, np.append(communications.kind, kinds + background.kind))
     with_others = _with_ceilings(after, np.append(ceiling, background.sending.ceiling))
     expected = ends_of(begin, work, of_job.load, of_job.gbps) - begin
-    # Faster than they can have been over these paths: they took others, and what is gained is not known.
-    # What no link of the fabric limits takes as long over any path.
+    # Faster than possible over these paths: they took others, and the gain is not known. A communication that
+    # no link of the fabric limits takes as long over any path.
     explained = (moves.moving > 0) & (expected > 0) & (expected <= REFUTED * moves.moving)
     duration = nodes.duration
     for _ in range(ROUNDS):
@@ -139,7 +139,7 @@ def with_fabric(
 
 
 def met_between_switches(graph: Graph, placement: Placed) -> list[Meeting]:
-    """Connections that meet on links between switches, by their known paths, else by a hash."""
+    """Return connections that meet on links between switches, by their known paths, else by a hash."""
     choose = known_paths(placement.flows, placement.routes, placement.path_entries).choice(
         hashed(placement.flows.key)
     )
@@ -152,7 +152,7 @@ def met_between_switches(graph: Graph, placement: Placed) -> list[Meeting]:
 
 
 def with_links_apart(graph: Graph, placement: Placed) -> Graph:
-    """The graph as if each of the connections that meet on a link between switches had one like it.
+    """Return the graph as if connections that meet on a link between switches each had a link there.
 
     Args:
         placement: the run in its fabric; its paths are known.
@@ -169,12 +169,12 @@ def with_links_apart(graph: Graph, placement: Placed) -> Graph:
 
 
 def _per_communication(cables: Cables, kind: Ints) -> Cables:
-    """What each communication loads, from what its kind does."""
+    """Return the load of each communication from that of its kind."""
     return Cables(repeated(cables.load, kind), cables.gbps)
 
 
 def _endless(others: int, begin: Floats, work: Floats) -> Background:
-    """One communication of each kind of other jobs, which begins before and ends after those of this one."""
+    """Return one communication of each kind of other jobs, which begins before and ends after this job's."""
     amount = NEVER_ENDS * max(float(work.max(initial=0.0)), 1.0) * work.size
     first = begin.min(initial=np.inf)
     columns = (np.full(others, value) for value in (first, amount, np.inf))
@@ -182,12 +182,12 @@ def _endless(others: int, begin: Floats, work: Floats) -> Background:
 
 
 def _beside(begin: Floats, work: Floats, cables: Cables, others: Sending) -> Floats:
-    """[C] when communications end beside those of other jobs."""
+    """Return [C] when communications end beside those of other jobs."""
     return ends_of(np.append(begin, others.begin), np.append(work, others.work), *cables)[: work.size]
 
 
 def sending(graph: Graph, communications: Communications, cables: Cables) -> Sending:
-    """What communications send, as recorded."""
+    """Return the sending of communications, as recorded."""
     timeline = replay(graph)
     share = moving_shares(graph)[communications.transfers]
     moves = _moves(communications, graph.nodes.duration[communications.transfers].astype(np.float64), share)
@@ -203,7 +203,7 @@ def _sending(communications: Communications, moves: _Moves, start: Ints, before:
 
 
 def recorded(graph: Graph, communications: Communications) -> Recorded:
-    """When communications move how much."""
+    """Return when communications begin and end, and their bytes."""
     timeline = replay(graph)
     end = np.zeros(len(communications.ops))
     np.maximum.at(end, communications.of, timeline.end[communications.transfers].astype(np.float64))
@@ -211,7 +211,7 @@ def recorded(graph: Graph, communications: Communications) -> Recorded:
 
 
 def _moves(communications: Communications, lasted: Floats, share: Floats) -> _Moves:
-    """Of the longest transfer of each; the least part of a transfer that moves bytes counts."""
+    """Return latency and moving time of the longest transfer of each, with the least moving share of any."""
     longest, part = np.zeros(len(communications.ops)), np.ones(len(communications.ops))
     np.maximum.at(longest, communications.of, lasted)
     np.minimum.at(part, communications.of, share)
@@ -219,17 +219,17 @@ def _moves(communications: Communications, lasted: Floats, share: Floats) -> _Mo
 
 
 def _begins(communications: Communications, start: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Floats:
-    """[C] when the first transfer of each begins, ns."""
+    """Return [C] when the first transfer of each begins, ns."""
     begin = np.full(len(communications.ops), np.inf)
     np.minimum.at(begin, communications.of, start[communications.transfers].astype(np.float64))
     return begin
 
 
 def _check(communications: Communications, moves: _Moves, best: Cables) -> None:
-    """Refuse transfers that were much faster than cables are by the best paths.
+    """Raise if transfers were much faster than the cables allow on the best paths.
 
     Raises:
-        Unanswerable: there are such.
+        Unanswerable: there are such transfers.
     """
     speed, alone = _speeds(moves, communications.sent), _alone(best)
     if (speed > CONTRADICTED * alone).any():
@@ -242,21 +242,21 @@ def _check(communications: Communications, moves: _Moves, best: Cables) -> None:
 
 
 def _speeds(moves: _Moves, sent: Floats) -> Floats:
-    """[C] bytes per ns that each moved when recorded, 0 where unknown."""
+    """Return [C] recorded rates, bytes per ns; 0 where unknown."""
     measured = (sent > 0) & (moves.moving > 0)
     speeds: Floats = np.where(measured, sent / np.maximum(moves.moving, 1e-9), 0.0)
     return speeds
 
 
 def _alone(cables: Cables) -> Floats:
-    """[C] bytes per ns that the cables carry of each by itself."""
+    """Return [C] rates that the cables allow each by itself, bytes per ns."""
     slowest = np.append(cables.gbps[cables.load.links] / cables.load.share, np.inf)
     alone: Floats = np.minimum.reduceat(slowest, cables.load.indptr[:-1])
     return alone
 
 
 def _ceilings(communications: Communications, moves: _Moves, begin: Floats, before: Cables) -> Floats:
-    """[C] bytes per ns that each reaches at most: what its kind reached of what its paths allowed."""
+    """Return [C] highest rates, bytes per ns: the largest share of its paths' rate that its kind reached."""
     speed = _speeds(moves, communications.sent)
     allowed = moved_by(begin, begin + moves.moving, *before) / np.maximum(moves.moving, 1e-9)
     reached: dict[tuple[str, tuple[int, ...]], float] = {}
@@ -271,7 +271,7 @@ def _ceilings(communications: Communications, moves: _Moves, begin: Floats, befo
 
 
 def _with_ceilings(cables: Cables, ceiling: Floats) -> Cables:
-    """A link of its own for each communication that has a ceiling; links that none crosses are left out."""
+    """Add a private link for each communication with a ceiling; drop links that none crosses."""
     load = cables.load
     used, links = np.unique(load.links, return_inverse=True)
     limited = np.flatnonzero(np.isfinite(ceiling))

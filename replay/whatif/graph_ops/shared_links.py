@@ -1,16 +1,16 @@
-"""Transfers that share a link, once an edit has moved them: those that meet take longer, those apart less.
+"""Transfers that share a link, after an edit has moved them: those that now overlap take longer, others less.
 
-In: a graph, and the graph that an edit made of it. Out: the latter, with transfers as long as they take
-beside those that then run with them. Transfers of one group of ranks share each rank's link evenly, as flows
-over one port do (processor sharing; Kleinrock, Queueing Systems II (1976), section 4.4): while those that run
-would fill the link n times, each advances 1/n as fast. How far each has to go is what it advanced when
-recorded: nothing changes where nothing moves. One that meets no other any more takes what others of its
-kind and size took that met none, where there are some: it may have stood in line. Transfers that an edit
-queued have their link one after the other, and share it as one flow with those of other streams; a group
-whose transfers run on one stream shares nothing.
+Takes a graph, and the graph that an edit made of it; returns the latter, with the times of transfers adjusted
+to those that then run beside them. Transfers of one group of ranks share each rank's link evenly, as flows
+over one port do (processor sharing; Kleinrock, Queueing Systems II (1976), section 4.4): while the running
+ones would fill the link n times, each advances at 1/n of its speed. The work of each is how far it advanced
+when recorded: nothing changes where nothing moves. A transfer that no longer meets any other takes the time
+of others of its kind and size that met none, where there are some: it may have been queued. Transfers that an
+edit queued have their link in sequence, and share it as one flow with those of other streams; a group whose
+transfers run on one stream shares nothing.
 
-Starts depend on durations, and durations on starts: both are found in turns. What a transfer takes depends
-only on what begins before it ends, so each turn settles more of the graph, from its beginning on.
+Starts depend on durations, and durations on starts: both are found by iteration. The time of a transfer
+depends only on what begins before it ends, so each round settles more of the graph, from its beginning on.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from dpro.replay.kept import kept
 from dpro.replay.timeline import Timeline, replay, replayed
 
 ROUNDS = 40
-SETTLED_NS = 1000  # by less than this nothing moves any more
-ROUNDING_NS = 2  # of two sums over a timeline
-MIN_APART = 3  # transfers that met no other
+SETTLED_NS = 1000  # smaller changes count as settled
+ROUNDING_NS = 2  # difference of two sums over a timeline
+MIN_APART = 3  # transfers that met no other, needed for a median
 
 
 def with_shared_links(graph: Graph, changed: Graph) -> Graph:
-    """The changed graph, with its transfers as long as they take on the links that they share."""
+    """Return the changed graph, with its transfers' times adjusted to the links that they share."""
     if changed is graph:
         return changed
     links = _links(changed)
@@ -46,14 +46,14 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
     node = np.concatenate(links)
     original = _copied(changed, node, graph, recorded.nodes)
     node, original = node[original >= 0], original[original >= 0]
-    times = work[node] / graph.nodes.duration[recorded.nodes[original]]  # as long, by the edit
+    times = work[node] / graph.nodes.duration[recorded.nodes[original]]  # factor on its time by the edit
     demand[node] = recorded.demand[original]
     work[node], by_itself[node] = times * recorded.alone[original], times * recorded.uncontended[original]
     return _settled(changed, links, demand, work, by_itself)
 
 
 def unqueued_ns(graph: Graph) -> Floats:
-    """[N] ns that each transfer takes for its own bytes: without its time in the queue, where known."""
+    """Return [N] ns of each transfer for its own bytes: without its time in the queue, where known."""
     recorded = _recorded(graph)
     ns = graph.nodes.duration.astype(np.float64)
     queued = ~np.isnan(recorded.uncontended)
@@ -62,14 +62,14 @@ def unqueued_ns(graph: Graph) -> Floats:
 
 
 class _Recorded(NamedTuple):
-    """The transfers of a graph that need their links, [T] each.
+    """Transfers of a graph that need their links, [T] each.
 
     Attributes:
         nodes: of the graph, ascending.
         demand: the share of its time for which each needs its link.
-        alone: ns that it takes alone, as shares say.
-        uncontended: ns that others of its kind and size took that met none; nan where it met none itself, or
-            too few others did.
+        alone: ns that it takes alone, by the shares.
+        uncontended: ns of others of its kind and size that met none; nan where it met none itself, or too few
+            others did.
     """
 
     nodes: Ints
@@ -79,7 +79,7 @@ class _Recorded(NamedTuple):
 
 
 def _recorded(graph: Graph) -> _Recorded:
-    """What the transfers of a graph ask of their links and take alone."""
+    """Return the demand of a graph's transfers on their links, and their times alone."""
     nodes, edges = graph.nodes, graph.edges
 
     def compute() -> _Recorded:
@@ -93,17 +93,17 @@ def _recorded(graph: Graph) -> _Recorded:
 
 
 def _copied(changed: Graph, transfers: Ints, graph: Graph, recorded: Ints) -> Ints:
-    """[K] which recorded transfer each one is, or is a copy of; -1 for none: new ones have any number.
+    """Return [K] the recorded transfer that each transfer is, or is a copy of; -1 for new ones.
 
     Args:
-        transfers: [K] nodes of it.
-        recorded: [T] nodes of that.
+        transfers: [K] nodes of `changed`.
+        recorded: [T] nodes of `graph`.
     """
     if not recorded.size:
         return np.full(transfers.size, -1)
     new, old = changed.nodes, graph.nodes
     instances = int(old.collective.max(initial=-1)) + 1
-    collective = new.collective[transfers] % instances  # copies of steps count on from the last
+    collective = new.collective[transfers] % instances  # copies of steps continue the numbering
     places = (new.rank[transfers], old.rank[recorded]), (new.window[transfers], old.window[recorded])
     key = np.concatenate([collective, old.collective[recorded]]) + 1
     for place in map(np.concatenate, places):
@@ -125,10 +125,10 @@ def _copied(changed: Graph, transfers: Ints, graph: Graph, recorded: Ints) -> In
 
 
 def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats, by_itself: Floats) -> Graph:
-    """Durations and starts that agree with each other.
+    """Iterate durations and starts until they are consistent.
 
     Args:
-        demand: [N] of each transfer, 0 of what shares nothing.
+        demand: [N] of each transfer, 0 where it shares nothing.
         work: [N] ns that each takes alone.
         by_itself: [N] ns that each takes where it meets no other, nan where that is its work.
     """
@@ -154,9 +154,9 @@ def _settled(changed: Graph, links: list[Ints], demand: Floats, work: Floats, by
 
 
 def _links(graph: Graph) -> list[Ints]:
-    """The transfers of each link on which several can run at a time: of one rank, window and set of ranks.
+    """Return the transfers of each link with several streams: of one rank, window and set of ranks.
 
-    Those that an edit queued are one stream, whatever lanes they are on.
+    Queued transfers count as one stream, whatever their lanes.
     """
     transfers, link, stream = _on_links(graph)
     moves = graph.nodes.duration[transfers] > 0
@@ -166,14 +166,14 @@ def _links(graph: Graph) -> list[Ints]:
 
 
 def _distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints]:
-    """The pairs that there are, of numbers from -1 on."""
+    """Return the distinct pairs of numbers from -1 on."""
     width = int(second.max(initial=0)) + 2
     pairs = np.unique((first + 1) * width + second + 1)
     return pairs // width - 1, pairs % width - 1
 
 
 def _on_links(graph: Graph) -> tuple[Ints, Ints, Ints]:
-    """All transfers, which link each is on, and on which stream: -1 of those that an edit queued."""
+    """Return all transfers, the link of each, and its stream: -1 if an edit queued it."""
     nodes, edges = graph.nodes, graph.edges
 
     def compute() -> tuple[Ints, Ints, Ints]:
@@ -194,7 +194,7 @@ def _on_links(graph: Graph) -> tuple[Ints, Ints, Ints]:
 
 
 def _groups(graph: Graph) -> Ints:
-    """[messages] the number of the group of each; groups of the same recorded ranks have the same."""
+    """Return [messages] the number of each one's group; groups of equal recorded ranks share a number."""
     nodes = graph.nodes
     names = {name: number for number, name in enumerate({message.group for message in graph.messages})}
     group = np.array([names[message.group] for message in graph.messages], np.int64)
@@ -206,14 +206,14 @@ def _groups(graph: Graph) -> Ints:
 
 
 def queued(graph: Graph) -> Bools:
-    """[N] transfers that wait for another one on their link, or that one waits for: as edits queue them."""
+    """Return [N] a mask of transfers in queues that edits made: one waits for another on their link."""
     return _queues(graph)[0]
 
 
 def _queued_shares(graph: Graph) -> Floats:
-    """[N] the share of its time for which a queued transfer needs its link; 0 of others.
+    """Return [N] the share of its time for which a queued transfer needs its link; 0 for others.
 
-    The rest is its latency, by which it begins before the one ahead of it ends.
+    The rest is its latency, by which it begins before the end of the one ahead.
     """
     is_queued, fixed = _queues(graph)
     duration, shares = graph.nodes.duration, np.zeros(graph.num_nodes)
@@ -223,15 +223,15 @@ def _queued_shares(graph: Graph) -> Floats:
 
 
 def _queues(graph: Graph) -> tuple[Bools, Ints]:
-    """[N] whether a transfer is in a queue, and by how many ns it overlaps there."""
+    """Return [N] whether a transfer is in a queue, and by how many ns it overlaps there."""
     nodes, edges = graph.nodes, graph.edges
 
     def compute() -> tuple[Bools, Ints]:
         into = graph.edges_into(np.flatnonzero(nodes.kind == NodeKind.TRANSFER))
         queue = into[edges.kind[into] == EdgeKind.STREAM]
-        queue = queue[nodes.kind[edges.source[queue]] == NodeKind.TRANSFER]  # edges go by their targets
+        queue = queue[nodes.kind[edges.source[queue]] == NodeKind.TRANSFER]  # edges are sorted by target
         is_queued, fixed = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.int64)
-        for end in (edges.source, edges.target):  # the first in a queue has no lag: it is like the next
+        for end in (edges.source, edges.target):  # the first in a queue has no lag: it takes that of the next
             is_queued[end[queue]] = True
             fixed[end[queue]] = np.maximum(-edges.lag[queue], 0)
         return is_queued, fixed
@@ -241,9 +241,9 @@ def _queues(graph: Graph) -> tuple[Bools, Ints]:
 
 
 def moving_shares(graph: Graph) -> Floats:
-    """[N] the share of its time for which a transfer needs its link: what it takes apart from its latency.
+    """Return [N] the share of its time for which a transfer needs its link: all but its latency.
 
-    Where no curve shows that, it is all of its time; 0 of what is no transfer.
+    Where no curve shows that, all of its time; 0 for other nodes.
     """
     nodes = graph.nodes
     demand: Floats = ((nodes.kind == NodeKind.TRANSFER) & (nodes.duration > 0)).astype(np.float64)
@@ -258,7 +258,7 @@ def moving_shares(graph: Graph) -> Floats:
 
 
 def _alone(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
-    """[N] ns that each transfer would have taken alone on its link."""
+    """Return [N] ns that each transfer would have taken alone on its link."""
     alone, queue = graph.nodes.duration.astype(np.float64), queued(graph)
     for nodes in _links(graph):
         sharing = nodes[demand[nodes] > 0]
@@ -276,7 +276,7 @@ def _alone(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
 
 
 def _until_next(start: Floats, end: Floats, queue: Bools) -> Floats:
-    """[T] ends of transfers, of queued ones no later than the next one in the queue begins."""
+    """Return [T] ends of transfers; queued ones end no later than the next in the queue begins."""
     until, order = end.copy(), np.flatnonzero(queue)
     order = order[np.argsort(start[order], kind="stable")]
     until[order[:-1]] = np.minimum(end[order[:-1]], start[order[1:]])
@@ -284,10 +284,10 @@ def _until_next(start: Floats, end: Floats, queue: Bools) -> Floats:
 
 
 def share_without_others(graph: Graph, timeline: Timeline, chosen: Bools) -> Floats:
-    """[N] the time that some transfers would take without those of others on their links, as a share.
+    """Return [N] the ratio of transfers' times without others on their links to their times.
 
     Args:
-        chosen: [N] which.
+        chosen: [N] transfers; 1 for others.
     """
     demand = moving_shares(graph)
     without = np.where(chosen, demand, 0.0)
@@ -296,9 +296,9 @@ def share_without_others(graph: Graph, timeline: Timeline, chosen: Bools) -> Flo
 
 
 def _uncontended(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
-    """[N] ns that transfers of a kind and size take that meet no other; nan for those that do not meet any.
+    """Return [N] ns of transfers of equal kind and size that meet no other; nan where a transfer met none.
 
-    Where one waited in a queue for the link its share of it does not say what it takes without.
+    A transfer that waited in a queue does not show, by its share of the link, its time without others.
     """
     nodes, ns, queue = graph.nodes, np.full(graph.num_nodes, np.nan), queued(graph)
     for transfers in _links(graph):
@@ -319,23 +319,23 @@ def _uncontended(graph: Graph, timeline: Timeline, demand: Floats) -> Floats:
 
 
 def _meets(start: NDArray[Any], end: NDArray[Any]) -> Bools:
-    """[T] whether each of some intervals overlaps any other."""
+    """Return [T] whether each interval overlaps any other."""
     order = np.lexsort((end, start))
     begins, ends = start[order], end[order]
-    earlier = np.append(False, np.maximum.accumulate(ends)[:-1] > begins[1:])  # one before lasts into it
+    earlier = np.append(False, np.maximum.accumulate(ends)[:-1] > begins[1:])  # an earlier one lasts into it
     overlaps = np.zeros(start.size, np.bool_)
     overlaps[order] = earlier | np.append(begins[1:] < ends[:-1], False)  # or the next begins within it
     return overlaps
 
 
 def shared_ns(start: Floats, work: Floats, demand: Floats, queue: Bools) -> Floats:
-    """[T] ns that transfers take which share a link.
+    """Return [T] ns of transfers that share a link.
 
     Args:
         start: [T] ns.
         work: [T] ns that each takes alone.
-        demand: [T] how much of the link each needs.
-        queue: [T] those that have the link one after the other: of these that run, the largest demand counts.
+        demand: [T] share of the link that each needs.
+        queue: [T] those that have the link in sequence: of the running ones, the largest demand counts.
     """
     left, took = work.copy(), np.zeros(start.size)
     coming = np.argsort(-start, kind="stable")[::-1].copy()
@@ -346,7 +346,7 @@ def shared_ns(start: Floats, work: Floats, demand: Floats, queue: Bools) -> Floa
 
 @compiled
 def _share(start: Any, demand: Any, queue: Any, coming: Any, left: Any, running: Any, took: Any) -> None:
-    count = 0  # of those that run, in the order in which they began
+    count = 0  # running transfers, in the order in which they began
     begun = 0
     now = 0.0
     while begun < coming.size or count > 0:
