@@ -1,8 +1,7 @@
 """Summarises a fabric and the traffic of a run on it: switches, paths between leaves, colliding connections.
 
 Takes a topology, with the hosts of a run if there is one, or an `Analysis` whose run has a topology. Returns
-a
-`TopologyDocument`, a `TrafficDocument`, and planned paths as entries of `paths.json`. Collisions are listed
+a `TopologyDocument`, a `TrafficDocument`, and planned paths as entries of `paths.json`. Collisions are listed
 only where all paths are known; otherwise an unknown hash decides them, and only their mean cost is reported.
 """
 
@@ -83,8 +82,7 @@ class TopologyDocument(Document, frozen=True, kw_only=True):
         gpus, ports: of all hosts.
         tiers: tiers of switches, from the hosts up.
         paths_min, paths_max: number of equally short paths from leaf to leaf, parallel cables counted
-            separately;
-            None with one leaf.
+            separately; None with one leaf.
         unreachable: leaves without a path to all others.
         unlinked: ports without a cable, as a list of names.
         missing_hosts: hosts of the run that the topology lacks.
@@ -242,8 +240,7 @@ class TrafficDocument(DocumentPart, frozen=True, kw_only=True):
         unknown: number of these whose paths are unknown, since a hash decides them.
         groups: groups of ranks that communicate by collectives.
         groups_recorded: groups of these whose rings or trees were recorded; for the others one ring per port
-            is
-            assumed, or NCCL's two trees of hosts for an all-reduce that was recorded with algorithm TREE.
+            is assumed, or NCCL's two trees of hosts for an all-reduce that was recorded with algorithm TREE.
         channels_from: source of the recorded rings and trees, in words; empty where none were recorded.
         step_ms: the mean step, replayed.
         saved_ms: what planned paths would save per step.

@@ -2,11 +2,9 @@
 
 Takes a run with the topology of its fabric; returns its changed graph. The hashes of its routers are unknown,
 so predictions that depend on them use many seeds: the step is that of the median seed, and its interval
-leaves
-out one seed in twenty at either end. An improvement starts from hashed paths, a deterioration from paths that
-meet nowhere. A rank that moves takes its work with it, and its new paths are by hash. Another job is assumed
-to
-communicate all the time, or as in a recording of it.
+leaves out one seed in twenty at either end. An improvement starts from hashed paths, a deterioration from
+paths that meet nowhere. A rank that moves takes its work with it, and its new paths are by hash. Another job
+is assumed to communicate all the time, or as in a recording of it.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Takes the number of hosts and of ports per switch; returns a topology. A leaf has as many ports down as up, or
 `oversubscription` times as many. If each leaf can have a cable to each spine, the tree has two tiers;
-otherwise cores join pods of leaves and spines (k-ary fat tree: Al-Fares, Loukissas and Vahdat, SIGCOMM
-2008). In a rail-optimised fabric port r of each host goes to a leaf of rail r, so GPUs of one number are
-one switch apart.
+otherwise cores join pods of leaves and spines (k-ary fat tree: Al-Fares, Loukissas and Vahdat, SIGCOMM 2008).
+In a rail-optimised fabric port r of each host goes to a leaf of rail r, so GPUs of one number are one switch
+apart.
 """
 
 from __future__ import annotations

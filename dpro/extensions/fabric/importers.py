@@ -43,12 +43,9 @@ def read_ibnetdiscover(path: Path, host: HostEntry, gbit: float | None = None) -
 
     A line of a port has the other end's description in quotes and the width and speed of the link (`4xHDR`);
     a host's description is its name and its adapter (`node001 mlx5_0`). Adapters that share a description,
-    such
-    as one with their model only, become separate hosts named by their ids. Ports of a host are numbered in
-    the
-    order of adapters' names. Tiers follow from the distance to hosts. Old versions print no speeds, so one
-    must
-    be given.
+    such as one with their model only, become separate hosts named by their ids. Ports of a host are numbered
+    in the order of adapters' names. Tiers follow from the distance to hosts. Old versions print no speeds, so
+    one must be given.
 
     Args:
         gbit: speed of links without one in the text, 1e9 bits/s; None if all must have one.
@@ -310,8 +307,7 @@ def read_inside(path: Path, names: str) -> HostEntry:
 
     It has the number of GPUs and network ports, their speeds, and the port nearest to each GPU: the one with
     which it shares the most of the PCI tree (NCCL's own rule, `graph/paths.cc`). Links between GPUs count
-    where
-    the file has them; traffic through a host's processors is not modelled.
+    where the file has them; traffic through a host's processors is not modelled.
 
     Args:
         names: names of the hosts of this kind.

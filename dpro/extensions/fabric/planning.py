@@ -84,12 +84,9 @@ def evenly_split(flows: Flows, routes: Routes) -> tuple[Flows, Choice]:
     """Split as few flows as possible, so that cables carry what spraying packets would give them.
 
     All but the last k mod m of k equal flows between two leaves with m paths take the paths in turn; the
-    others
-    are split into m / gcd(m, k mod m) parts each, which take the paths in turn, too (Ethereal: Addanki et
-    al.,
-    arXiv 2407.00550). The split is less even where paths between leaves cross more than one switch, or
-    unequal
-    cables.
+    others are split into m / gcd(m, k mod m) parts each, which take the paths in turn, too (Ethereal: Addanki
+    et al., arXiv 2407.00550). The split is less even where paths between leaves cross more than one switch,
+    or unequal cables.
     """
     connections = connections_of(flows)
     leaves = _leaves(connections.flows, routes)

@@ -1,8 +1,7 @@
 """Assigns every second of every rank of a job to exactly one class.
 
 Takes attempts, and the share of a step that each loses to stragglers; returns a frame of pieces by class,
-which
-add up to the wall time of all ranks. Time of unknown use is `set_up` or `down`.
+which add up to the wall time of all ranks. Time of unknown use is `set_up` or `down`.
 
     productive      steps, the first time that each was done, unless they were lost at the end
     straggler       share of these that healing the findings of slow ranks, hosts and links would save

@@ -308,8 +308,7 @@ def runs_of(given: Sequence[str]) -> list[str]:
     """Return the named runs, with folders replaced by their runs.
 
     Runs in a folder that cannot be opened are left out with a warning, so that a start without records costs
-    no
-    other.
+    no other.
 
     Args:
         given: runs, traces, URLs, or folders of runs.

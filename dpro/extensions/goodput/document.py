@@ -83,13 +83,12 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
         rank_hours: wall time of all ranks.
         goodput: share of it in which steps were done for the first time, without waiting for stragglers.
         ettr: effective training time ratio: `goodput` with stragglers and evaluation counted as training,
-            over
-            the wall time (arXiv 2410.21680).
+            over the wall time (arXiv 2410.21680).
         steps: steps of the job that were done.
         throughput: MFU, samples and tokens per second, in steps and over the wall time.
         saving_background_s: time of saving in the background, all ranks; in no class.
-        recording: cost of recording on the most affected rank, as a share of the time of steps, as in
-            `dpro info`, with the part inside of steps, which is in no class; null where unknown.
+        recording: cost of recording on the most affected rank, as a share of the time of steps, as in `dpro
+            info`, with the part inside of steps, which is in no class; null where unknown.
         classes: largest first; each second of each rank is in one.
         attempts: in order.
         starts: starts of the attempts that reached a first step.

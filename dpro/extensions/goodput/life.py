@@ -76,8 +76,7 @@ class ThroughputDocument(DocumentPart, frozen=True):
         tokens_per_s_overall: tokens per second over the wall time.
         rate_unknown: why samples are unknown; empty where they are known.
         attempts_measured: attempts with steps of which one of these is known; the others are assumed to do
-            the
-            same per step.
+            the same per step.
     """
 
     mfu: float | None

@@ -3,8 +3,7 @@
 Takes the life of a job, its failure rate, and changes such as `checkpoint:every=200`, `spares:hosts=2` or
 `detect:s=30`; returns an `OutlookDocument`. Without changes, it tries those for which the recording suffices.
 Each change states its assumptions. A value that it needs and the job did not show must be given as a key;
-none
-is assumed silently.
+none is assumed silently.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The account of a job that is still running, over all its attempts up to now.
 
 Takes a run that is being recorded; returns a small run of the records of some of its ranks, and its account
-as
-in `dpro goodput`. Ranks wait for each other, so a few ranks represent all. Does not read deep windows, so the
-account lacks the cost of stragglers.
+as in `dpro goodput`. Ranks wait for each other, so a few ranks represent all. Does not read deep windows, so
+the account lacks the cost of stragglers.
 """
 
 from __future__ import annotations

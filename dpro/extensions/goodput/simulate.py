@@ -5,8 +5,8 @@ Returns what each of many simulated jobs did in that time. Between two failures 
 length: it starts, and alternates between steps and checkpoints. So the simulation goes from failure to
 failure, of all jobs at once.
 
-Failures may come while the job starts or trains, and lose what was done since the last complete checkpoint.
-A failed host goes to repair. A spare replaces it; without one the job waits, or continues with fewer replicas
+Failures may come while the job starts or trains, and lose what was done since the last complete checkpoint. A
+failed host goes to repair. A spare replaces it; without one the job waits, or continues with fewer replicas
 until a host is back, and then restarts from its last checkpoint, as under torchrun.
 """
 

@@ -4,8 +4,8 @@ Takes the life of a job; returns a `Recovery` and the failures seen. A stage tha
 time.
 
 The failure rate of a job comes from its own attempts, a log, or publications: `FailureRate` has failures per
-hour of the job as a whole and of each host. There are two rates since small jobs fail more often than
-their hosts explain: software and storage fail, too.
+hour of the job as a whole and of each host. There are two rates since small jobs fail more often than their
+hosts explain: software and storage fail, too.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ def _longest_ns(pieces: pl.DataFrame) -> float:
 def _noise(stepping: pl.DataFrame) -> float:
     """Return the variation of steps, such that the mean of n steps varies by this share over the root of n.
 
-    By the method of batch means (Law, Simulation Modeling and Analysis): slow steps come in groups, so
-    the variation of single steps does not show that of the mean of many.
+    By the method of batch means (Law, Simulation Modeling and Analysis): slow steps come in groups, so the
+    variation of single steps does not show that of the mean of many.
     """
     by_rank = stepping.filter(pl.col("step") >= 0).group_by("attempt", "rank", "step").agg(_total())
     steps = by_rank.group_by("attempt", "step").agg(pl.col("duration_ns").mean())

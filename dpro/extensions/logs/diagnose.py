@@ -1,8 +1,7 @@
 """Finds what ended a job that was not recorded, from its logs: the first cause, and whether to restart it.
 
 Takes `JobLogs`; returns a `Diagnosis` with the findings and words of a recorded job that hangs or dies.
-Reports
-of machines and schedulers are in its notes, and with the finding about the rank that a report names.
+Reports of machines and schedulers are in its notes, and with the finding about the rank that a report names.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Reads lines of logs: the rank that wrote a line, the time, and its text without the prefixes of launchers.
 
 Takes paths of text files, compressed or not, and of torchrun's error files; returns `LogLine`s, in the order
-of
-each file, and `ErrorFile`s. A rank is -1 unless the line or the name of its file states it. Times without a
-zone
-count as UTC, since only their differences matter.
+of each file, and `ErrorFile`s. A rank is -1 unless the line or the name of its file states it. Times without
+a zone count as UTC, since only their differences matter.
 """
 
 from __future__ import annotations

@@ -2,12 +2,10 @@
 machines.
 
 Takes lines of logs; returns tables `workers`, `process_groups` and `collectives`, `Report`s of kernels,
-network
-cards and schedulers, and the creation times of NCCL's communicators. A line that is not understood is not
-evidence. Evidence about a rank comes only from lines that state the rank, or a process whose rank a launcher
-states. A traceback counts as the end of a rank only if the rank is seen to have ended, or if PyTorch's hook
-for
-uncaught exceptions wrote it.
+network cards and schedulers, and the creation times of NCCL's communicators. A line that is not understood is
+not evidence. Evidence about a rank comes only from lines that state the rank, or a process whose rank a
+launcher states. A traceback counts as the end of a rank only if the rank is seen to have ended, or if
+PyTorch's hook for uncaught exceptions wrote it.
 """
 
 from __future__ import annotations
@@ -600,8 +598,7 @@ def _calls(
     """Return tables of calls that timed out, and of each rank's progress in its groups.
 
     Numbers of groups that each rank counts by itself may mean different groups: calls in such groups count
-    only if
-    all calls that timed out are equal.
+    only if all calls that timed out are equal.
     """
     all_ranks = members_text(range(world_size))
     calls, groups = [], []

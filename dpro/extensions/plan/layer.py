@@ -1,12 +1,10 @@
 """Computation and communication of one micro-batch on one GPU, sized for each layout, and their times.
 
 Takes a model, layouts and a machine; returns microseconds of matmuls, attention and memory-bound work,
-forward
-and backward, of a dense layer, a layer with experts, and the logits and loss of the last stage; and of the
-collectives of tensor, context, expert and data parallelism, and of messages. `dpro.replay.cost.kernels`
-estimates work, each kind in one call for all layouts; `dpro.replay.cost.machine` estimates transfers. Does
-not
-depend on schedules.
+forward and backward, of a dense layer, a layer with experts, and the logits and loss of the last stage; and
+of the collectives of tensor, context, expert and data parallelism, and of messages.
+`dpro.replay.cost.kernels` estimates work, each kind in one call for all layouts; `dpro.replay.cost.machine`
+estimates transfers. Does not depend on schedules.
 """
 
 from __future__ import annotations

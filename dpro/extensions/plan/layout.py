@@ -1,9 +1,8 @@
 """Parallel layouts of a job, one row each: all layouts of a number of GPUs, and what rules some out.
 
 Takes degrees of parallelism; returns frames with the columns of `COLUMNS`. Ranks are numbered as in
-Megatron-LM:
-tensor parallelism innermost, then context and expert, then data, with pipeline stages outermost. Expert
-parallelism divides data and context parallelism, and needs no GPUs of its own.
+Megatron-LM: tensor parallelism innermost, then context and expert, then data, with pipeline stages outermost.
+Expert parallelism divides data and context parallelism, and needs no GPUs of its own.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Predicts whether a layout fits: parameters, gradients, optimizer states, activations and temporary buffers.
 
 Takes a model, layouts and a framework; returns the memory of the fullest GPU by kind, and a verdict. Under
-ZeRO a
-GPU keeps its share of optimizer states (stage 1), gradients (2), parameters (3; Rajbhandari et al., SC 2020;
-FSDP
-is stage 3). Activations of a micro-batch are kept until its backward, for all micro-batches that the schedule
-has begun and not ended (Narayanan et al., SC 2021). Activations of a layer follow Korthikanti et al. (arXiv
-2205.05198, section 4), for fused attention and without dropout unless the framework has it.
+ZeRO a GPU keeps its share of optimizer states (stage 1), gradients (2), parameters (3; Rajbhandari et al., SC
+2020; FSDP is stage 3). Activations of a micro-batch are kept until its backward, for all micro-batches that
+the schedule has begun and not ended (Narayanan et al., SC 2021). Activations of a layer follow Korthikanti et
+al. (arXiv 2205.05198, section 4), for fused attention and without dropout unless the framework has it.
 """
 
 from __future__ import annotations

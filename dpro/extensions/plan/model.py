@@ -65,8 +65,7 @@ class Model:
             model.
         dense_layers: number of leading layers without experts.
         q_rank, kv_rank, rope_size, value_size: of latent attention; kv_rank is 0 for any other. `head_size`
-            is
-            then the size of queries and keys without the rotary part.
+            is then the size of queries and keys without the rotary part.
     """
 
     layers: int
@@ -156,8 +155,7 @@ class Model:
         """Return the floating-point operations of one token, forward and backward, without recomputation.
 
         Six per weight that the token meets, and the causal half of attention's two products (as in
-        Megatron-LM,
-        Narayanan et al., SC 2021, appendix; PaLM's MFU leaves out recomputation, too).
+        Megatron-LM, Narayanan et al., SC 2021, appendix; PaLM's MFU leaves out recomputation, too).
         """
         dense = (self.layers - self.expert_layers) * self.dense_ffn_parameters
         met = self.experts_per_token + self.shared_experts
@@ -284,8 +282,7 @@ class Software:
         accumulation_bytes: read and written per parameter when a micro-batch's gradients are added.
         loss_bytes: read and written per logit by the loss, forward and backward together.
         whole_messages: whether each GPU of a tensor-parallel group sends the complete message to the next
-            stage,
-            not only its share (the latter is scatter/gather in Narayanan et al., SC 2021).
+            stage, not only its share (the latter is scatter/gather in Narayanan et al., SC 2021).
         balanced: whether stages are cut by weights, including the output layer, instead of by layers.
         kernels: launches by the host per layer and pass, forward.
         collective_kernels: launches that a tensor-parallel collective costs the host.

@@ -1,9 +1,8 @@
 """Ranks all layouts of a job by throughput with an interval; adds its parts, memory, and why some do not fit.
 
 Takes a model, a machine, a framework, layouts and optionally measured steps; returns a frame, starting with
-the
-fastest that fits. All layouts are ranked by the closed form of their pipeline; those that may be among the
-fastest are replayed.
+the fastest that fits. All layouts are ranked by the closed form of their pipeline; those that may be among
+the fastest are replayed.
 """
 
 from __future__ import annotations
@@ -50,9 +49,8 @@ def plan(
     Returns:
         The columns of `rows`; `step_ms`, `low_ms`, `high_ms` (an interval aimed at 90% coverage),
         `tokens_per_s_per_gpu` with `_low` and `_high`, `mfu`, `bubble`, `exposed` (share of the step), 1e9
-            bytes
-        by kind of `memory.KINDS` and `memory_gb`, `fits` ("yes", "tight", "no"), `why` (not), `replayed`.
-        Layouts that do not fit come last.
+        bytes by kind of `memory.KINDS` and `memory_gb`, `fits` ("yes", "tight", "no"), `why` (not),
+        `replayed`. Layouts that do not fit come last.
 
     Raises:
         UsageError: a measured step is not a positive number of milliseconds.

@@ -1,11 +1,9 @@
 """A recorded job, whose measured layers are resized to any layout.
 
 Takes a graph with its run, and optionally facts that the run lacks; returns a `RecordedJob`, whose `timed`
-gives
-the input of `step.step_times`. Measured products scale with the ratio of `layer.layer_work` between a layout
-and
-the run's own; other work scales with the bytes that it moves; collectives scale with the rings of both; the
-unexplained part of the step is equal in all layouts.
+gives the input of `step.step_times`. Measured products scale with the ratio of `layer.layer_work` between a
+layout and the run's own; other work scales with the bytes that it moves; collectives scale with the rings of
+both; the unexplained part of the step is equal in all layouts.
 """
 
 from __future__ import annotations

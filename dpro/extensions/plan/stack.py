@@ -1,13 +1,12 @@
 """Finds the layers of a rank in a step: how many there are, and the time of one of them.
 
 Takes the replay of a run, and a rank; returns a `Stack`. First it sorts the work of the rank
-(`WorkSequence`): on a
-GPU that of its busiest stream; on a CPU that of its threads, without waits, which the graph leaves out.
-Matrix
-products, convolutions and attention are products: they have a token, equal for equal operators with equal
-shapes. A layer is the stretch of products that repeats, equally often forward and backward; it lasts from its
-first product to that of the next layer, so it includes what runs between products. Outside of layers are the
-output layer and the loss, between forward and backward of a micro-batch, and the rest.
+(`WorkSequence`): on a GPU that of its busiest stream; on a CPU that of its threads, without waits, which the
+graph leaves out. Matrix products, convolutions and attention are products: they have a token, equal for equal
+operators with equal shapes. A layer is the stretch of products that repeats, equally often forward and
+backward; it lasts from its first product to that of the next layer, so it includes what runs between
+products. Outside of layers are the output layer and the loss, between forward and backward of a micro-batch,
+and the rest.
 """
 
 from __future__ import annotations
@@ -304,8 +303,7 @@ def _pattern(work: WorkSequence, step: int, backward: bool, attention: list[int]
     """Return the tokens of one layer in a step, found with each product weighted by its usual duration.
 
     Usual durations are over all steps, since in one step a product of microseconds may wait milliseconds for
-    its
-    core.
+    its core.
 
     Raises:
         Unanswerable: no stretch repeats, or those that do have too small a share of the products.

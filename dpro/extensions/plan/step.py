@@ -1,11 +1,9 @@
 """Predicts the step time of each layout: stages from layers and links, the replayed pipeline, then the rest.
 
 Takes a model, layouts, a machine and a framework; returns a row per layout with the step and its parts. A
-stage
-runs its layers one after the other; a layer takes as long as its GPU or as the host that launches its
-kernels,
-whichever is slower. The pipeline is replayed (`replayed_us`); the reduction of gradients, the optimizer and
-fixed time follow it.
+stage runs its layers one after the other; a layer takes as long as its GPU or as the host that launches its
+kernels, whichever is slower. The pipeline is replayed (`replayed_us`); the reduction of gradients, the
+optimizer and fixed time follow it.
 """
 
 from __future__ import annotations
@@ -171,8 +169,7 @@ def _chunks(
     """Return [n, stages, chunks] times of a pass over each chunk, and of the communication in it.
 
     The host runs ahead of the GPU within the layers, which take as long as the slower of the two; it waits
-    for
-    the loss.
+    for the loss.
     """
 
     def layers(part: str) -> Floats:
@@ -362,8 +359,8 @@ def replayed_us(
     stage.
 
     Args:
-        forward_us, backward_us: [stages, chunks] of one micro-batch, where chunk c of stage s is number
-            c * stages + s of the model; half of a backward computes the gradients of weights.
+        forward_us, backward_us: [stages, chunks] of one micro-batch, where chunk c of stage s is number c *
+            stages + s of the model; half of a backward computes the gradients of weights.
     """
     forward, backward = (
         np.rint(NS_PER_US * us).astype(np.int64).T.ravel()[pipe.place] for us in (forward_us, backward_us)
@@ -383,11 +380,9 @@ def bound_us(
     """Return [N] the pipeline's time in closed form, exact for 1F1B with equal stages and free messages.
 
     A stage works through all its micro-batches; the stages before it work on the first one before that, and
-    on
-    the last one after it: with one chunk no schedule is faster. Equal stages have the bubble (p - 1) / (m v)
-    of
-    Narayanan et al., SC 2021. Messages count once, as in the warm-up. Other schedules leave a part of the
-    bubble (`BUBBLE`); half of the micro-batches of DualPipe go in the opposite direction.
+    on the last one after it: with one chunk no schedule is faster. Equal stages have the bubble (p - 1) / (m
+    v) of Narayanan et al., SC 2021. Messages count once, as in the warm-up. Other schedules leave a part of
+    the bubble (`BUBBLE`); half of the micro-batches of DualPipe go in the opposite direction.
 
     Args:
         stage_us: [N, stages] of a micro-batch on each stage, forward and backward, all its chunks.

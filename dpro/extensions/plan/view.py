@@ -1,8 +1,7 @@
 """View of the layouts of a recorded job: throughput against memory, or step against GPUs, with the best ones.
 
 Takes a job whose layers were found, and numbers of ranks; returns a row per layout, and a figure. A layout is
-best
-if no other has more throughput without more memory. The ranking is that of `dpro plan RUN`.
+best if no other has more throughput without more memory. The ranking is that of `dpro plan RUN`.
 """
 
 from __future__ import annotations

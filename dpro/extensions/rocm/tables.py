@@ -45,8 +45,7 @@ def traces_of(
         calls: `start`, `end`, `id`, `pid`, `tid`, `called` (`RANGE` of a range), `args` (text of a range),
             and, for ranges known to be operators, `operator`, `seq` and `sizes`.
         work: `start`, `end`, `type` (such as `KernelExecution`, `CopyHostToDevice`), `description` (the name
-            of a
-            kernel), `device`, `stream` (text), `call`, `size`, and `process`, null where it is unknown.
+            of a kernel), `device`, `stream` (text), `call`, `size`, and `process`, null where it is unknown.
         rank: the rank of a single process, overriding the file name.
         how: the command that records a job with GPU work, for the error.
 

@@ -1,10 +1,8 @@
 """Writes an anonymised copy of a run that gives the same answers.
 
 Takes a run; writes a run in which hosts, addresses, paths, commands, modules and other names chosen by the
-job have
-new names: consistent, and in the same sort order. Operators and kernels keep their names, which dpro
-classifies
-them by; times, sizes, versions, settings of libraries and hardware ids also stay.
+job have new names: consistent, and in the same sort order. Operators and kernels keep their names, which dpro
+classifies them by; times, sizes, versions, settings of libraries and hardware ids also stay.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@ changed `Server`. A value that a change needs and the recording does not show mu
 assumed silently.
 
 Edits of `dpro.replay.whatif` change the inside of iterations: the graph of deep windows is replayed with
-them,
-which gives factors on the time of iterations with prompts, and of those that only decode. Batches outside of
-deep
-windows are assumed to change like those of their kind; a kind with too few iterations in windows stays
-unchanged. Does not schedule requests: `predict` does that again with the changed cost.
+them, which gives factors on the time of iterations with prompts, and of those that only decode. Batches
+outside of deep windows are assumed to change like those of their kind; a kind with too few iterations in
+windows stays unchanged. Does not schedule requests: `predict` does that again with the changed cost.
 """
 
 from __future__ import annotations

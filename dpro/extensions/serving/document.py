@@ -1,8 +1,7 @@
 """The answer of `dpro serving`: what a server's latency and throughput consist of.
 
 Reads tables `requests`, `iterations`, and those of windows; returns a `ServingDocument`, whose `unknown`
-lists
-what the run lacks.
+lists what the run lacks.
 """
 
 from __future__ import annotations

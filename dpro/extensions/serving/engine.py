@@ -1,10 +1,8 @@
 """Simulates an inference engine: when each request is scheduled, gives its first token and ends.
 
 Takes requests (arrival, tokens of prompt and output), an `Engine` with its limits, and the cost of an
-iteration;
-returns the requests with their times, and the iterations that served them. The lengths of outputs are those
-of
-the recording. Times are on the clock of the arrivals.
+iteration; returns the requests with their times, and the iterations that served them. The lengths of outputs
+are those of the recording. Times are on the clock of the arrivals.
 """
 
 from __future__ import annotations
@@ -65,9 +63,9 @@ class Engine:
 class IterationCost:
     """Seconds of an iteration, by its contents.
 
-    host + (weights^p + (token · tokens)^p)^(1/p) + request · decodes + context · context read
-    + pair · pairs of tokens in the attention of prompts: the weights are read while tokens are multiplied,
-    and the longer of the two counts (roofline); p is how well they overlap.
+    host + (weights^p + (token · tokens)^p)^(1/p) + request · decodes + context · context read + pair · pairs
+    of tokens in the attention of prompts: the weights are read while tokens are multiplied, and the longer of
+    the two counts (roofline); p is how well they overlap.
 
     Attributes:
         host_s: fixed.

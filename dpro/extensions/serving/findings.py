@@ -1,10 +1,9 @@
 """Findings about a server: what is slow, its cost, and what would help.
 
 Takes results of the other modules; returns findings, costliest first. A cost is in ms of the time per output
-token
-(TPOT) or to the first one (TTFT), mean over requests; the gain is in output tokens per second of a busy
-engine,
-where the engine would do more in the same time. Both are bounds, as if the problem disappeared completely.
+token (TPOT) or to the first one (TTFT), mean over requests; the gain is in output tokens per second of a busy
+engine, where the engine would do more in the same time. Both are bounds, as if the problem disappeared
+completely.
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ class ServingFinding(DocumentPart, frozen=True):
         cost_tpot_ms: of the time per output token, at most; null where it costs none, or is unknown.
         cost_ttft_ms: of the time to the first token, at most; null where it costs none, or is unknown.
         gain_tokens_per_s: additional output tokens per second of a busy engine without it, at most; null
-            where
-            there are none, or unknown.
+            where there are none, or unknown.
         evidence: observations that show it.
         help: what would change it.
     """

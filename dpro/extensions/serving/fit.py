@@ -2,16 +2,13 @@
 
 Takes requests with the times of their first and last tokens, or iterations with their contents, and how the
 engine forms its batches. Returns the cost of an iteration, with the uncertainty of each part, and the delay
-until
-the engine knows of a request.
+until the engine knows of a request.
 
 From requests: they are served again (`engine.serve`), and the parts of the cost are varied until the times
-match
-the recording. From iterations, which are preferred where their contents are recorded: their durations are
-fitted directly. Parts that the recording hardly determines stay near typical values of language models, in
-proportion to the others. Least squares with normal priors and errors give the most probable cost and, from
-the
-curvature, a covariance.
+match the recording. From iterations, which are preferred where their contents are recorded: their durations
+are fitted directly. Parts that the recording hardly determines stay near typical values of language models,
+in proportion to the others. Least squares with normal priors and errors give the most probable cost and, from
+the curvature, a covariance.
 
 The limits of the engine are those that its recorded iterations show: a limit that never bound is unknown, and
 assumed not to exist.
@@ -79,8 +76,7 @@ class FittedCost:
         """Draw costs and delays from the uncertainty that the recording leaves.
 
         Besides the covariance of the fit, each part varies by `FORM_ERROR`: few numbers represent all
-        kernels, so
-        unseen batches take a little more or less than predicted.
+        kernels, so unseen batches take a little more or less than predicted.
         """
         rng = np.random.default_rng(seed)
         form = np.diag([FORM_ERROR**2] * len(COST_PARTS) + [0.0] * (len(PARTS) - len(COST_PARTS)))
@@ -235,8 +231,7 @@ def _moments(requests: pl.DataFrame, chosen: Bools, engine: Engine) -> _Moments:
     """Return errors and slopes of ends, first tokens and the time between them, of the chosen requests [N].
 
     With a small change of the cost a request may just miss an iteration, so its times jump. Slopes are
-    therefore
-    those of the sum of iterations with unchanged contents.
+    therefore those of the sum of iterations with unchanged contents.
     """
     arrival, first, end = (
         requests[name].to_numpy()[chosen] for name in ("arrival_ns", "first_token_ns", "end_ns")

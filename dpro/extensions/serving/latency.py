@@ -1,11 +1,9 @@
 """The iterations of engines over time, the durations of requests, and what each request waited for.
 
 Takes rows of `iterations` and of `requests`; returns the iterations of one rank of each replica, whose clock
-its
-requests are on, with the time of decoding by batch size; and a row for each request with its durations in ms,
-null
-where a time is unknown, and what it waited for. Time per output token is the time from the first token to the
-last, over the tokens after the first.
+its requests are on, with the time of decoding by batch size; and a row for each request with its durations in
+ms, null where a time is unknown, and what it waited for. Time per output token is the time from the first
+token to the last, over the tokens after the first.
 """
 
 from __future__ import annotations

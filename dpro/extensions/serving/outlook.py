@@ -2,8 +2,7 @@
 
 Takes a run with requests and, where recorded, iterations; and changes, or a goal. Returns predictions with
 intervals, or changes ranked by the request rate that they allow within the goal. Of several replicas, the one
-with
-the most requests represents all.
+with the most requests represents all.
 """
 
 from __future__ import annotations
@@ -215,10 +214,9 @@ class OfferedLoad(DocumentPart, frozen=True):
     Attributes:
         arrivals_per_s: requests.
         low_per_s, high_per_s: maximum requests like these that it can end per second: an interval aimed at
-            90%
-            coverage.
-        most_recorded: maximum number of running requests in the recording, where the changes exceed it
-            and the engine's own limit is unknown; else null.
+            90% coverage.
+        most_recorded: maximum number of running requests in the recording, where the changes exceed it and
+            the engine's own limit is unknown; else null.
     """
 
     arrivals_per_s: float

@@ -2,26 +2,19 @@
 
 Takes a fitted server and changes; returns each figure as measured, as predicted, and an interval aimed at 90%
 coverage. A prediction is the measured figure, changed by the ratio of two simulations, changed and unchanged;
-for
-times that become longer, by their difference: if a server is a little slower than assumed, its service takes
-proportionally longer, but that does not determine how long requests queue in addition. For the interval, both
-simulations are repeated with other costs: uncertainty of the fitted cost, variation between runs of the
-machine,
-uncertainty of a change, and a limit of the batch that never bound, which may be just above the largest
-recorded
-batch. Each repetition schedules the requests again, so that a few percent of the cost become a wide interval
-where a server is close to its limit. The error of the unchanged simulation is added. A figure that may be
-less
-than half or more than twice as large gets its interval only.
+for times that become longer, by their difference: if a server is a little slower than assumed, its service
+takes proportionally longer, but that does not determine how long requests queue in addition. For the
+interval, both simulations are repeated with other costs: uncertainty of the fitted cost, variation between
+runs of the machine, uncertainty of a change, and a limit of the batch that never bound, which may be just
+above the largest recorded batch. Each repetition schedules the requests again, so that a few percent of the
+cost become a wide interval where a server is close to its limit. The error of the unchanged simulation is
+added. A figure that may be less than half or more than twice as large gets its interval only.
 
 A search looks for the changes that allow the most requests per second while the slowest meet a goal. Arrivals
-are
-as recorded, but faster or slower, so that bursts stay bursts; bisection finds the rate. Of many settings, the
-best
-one by the fitted cost is often one whose batches were never recorded, so that its cost is least certain:
-therefore the best few are judged again with other likely costs, nine of ten of which must meet the goal.
-Changes
-of hardware are not searched, since their price is unknown.
+are as recorded, but faster or slower, so that bursts stay bursts; bisection finds the rate. Of many settings,
+the best one by the fitted cost is often one whose batches were never recorded, so that its cost is least
+certain: therefore the best few are judged again with other likely costs, nine of ten of which must meet the
+goal. Changes of hardware are not searched, since their price is unknown.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Takes the sizes of a model, a machine, the degree of tensor parallelism and an element type; returns an
 `IterationCost`, from the estimates of `replay.cost.kernels` for each product and for attention, and
-all-reduces
-of tensor parallelism. Such estimates are wrong by tens of percent: use ratios of two of them, with a
-measurement of one.
+all-reduces of tensor parallelism. Such estimates are wrong by tens of percent: use ratios of two of them,
+with a measurement of one.
 """
 
 from __future__ import annotations

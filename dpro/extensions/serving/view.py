@@ -1,8 +1,7 @@
 """View of a server: what limits it, the latency of its requests, and what they wait for.
 
 Takes requests and iterations of the run; returns the three sentences and the findings, a bar of waits for
-each
-of the slowest requests, and percentiles.
+each of the slowest requests, and percentiles.
 """
 
 from __future__ import annotations

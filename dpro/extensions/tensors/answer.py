@@ -33,8 +33,7 @@ class MadePlan(DocumentPart, frozen=True):
         reductions: number of its reductions.
         step_ms: the mean step with it.
         uniform: the best single size for all buckets with the plan's edits, as `--edit` accepts it; empty
-            where
-            none was replayed.
+            where none was replayed.
         uniform_ms: the mean step with `uniform`.
         replays: number of divisions that were replayed.
         interrupted: whether the keyboard ended the search early; the plan is the best one found until then.

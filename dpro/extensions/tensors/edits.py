@@ -1,10 +1,8 @@
 """Edit `tensors`, which reduces gradients as a tensor plan specifies.
 
 Takes a graph that reduces gradients in buckets, and a `TensorPlan`; returns the graph with the reductions of
-the
-plan in its order: each is called once its last gradient is ready and all before it were called, as DDP calls
-its
-buckets. Does not search for a plan: `dpro.extensions.tensors.search` does.
+the plan in its order: each is called once its last gradient is ready and all before it were called, as DDP
+calls its buckets. Does not search for a plan: `dpro.extensions.tensors.search` does.
 """
 
 from __future__ import annotations
@@ -145,8 +143,7 @@ def gradient_names(reductions: GradientReductions) -> tuple[str, ...]:
     """Return [P] names of gradients in the order in which they become ready; `#0`, `#1`, ... where unknown.
 
     Where the job has gradients outside of DDP, such as those of embeddings divided among ranks, the gradients
-    in
-    reductions are inferred; names are then used only if the sizes, in order, match those of DDP.
+    in reductions are inferred; names are then used only if the sizes, in order, match those of DDP.
     """
     sizes, run = reductions.passes[0].parameters.num_bytes.tolist(), reductions.graph.run
     unnamed = tuple(f"{UNNAMED}{number}" for number in range(len(sizes)))

@@ -6,8 +6,7 @@ Operator fusion and the division of gradients depend on each other: a fused kern
 first of the kernels it replaces, which delays a reduction and those behind it; and where kernels get shorter,
 gradients are ready earlier. So the division is searched again on the graph with each fusion, and a fusion
 stays in the plan if the step with both is shorter (alternating as in dPRO, Hu et al., MLSys 2022, Algorithm
-1,
-whose Theorem 1 says when fusing two operators and their tensors gains). If memory is short, it is freed
+1, whose Theorem 1 says when fusing two operators and their tensors gains). If memory is short, it is freed
 first, by recomputing modules or by accumulating smaller batches.
 """
 

@@ -1,20 +1,16 @@
 """Searches by replays for the division of gradients into buckets with the shortest step.
 
 Takes a job, possibly with other edits, and how it reduces gradients; returns the best division that was
-found,
-by the mean step that `dpro whatif` would predict for it.
+found, by the mean step that `dpro whatif` would predict for it.
 
 It replays the job's own buckets, all uniform sizes that edit `bucket` knows, and, of the divisions that are
-best
-on one link (`dpro.replay.whatif.graph_ops.divisions.best_divisions`), those that end earliest. From the best
-of all, a local search moves an end of a bucket that is on the critical path, cuts that bucket or joins
+best on one link (`dpro.replay.whatif.graph_ops.divisions.best_divisions`), those that end earliest. From the
+best of all, a local search moves an end of a bucket that is on the critical path, cuts that bucket or joins
 it with a neighbour, in the order predicted by the model of one link, and continues from the first move that
 shortens the replayed step. Ends in repeated blocks of the model are also moved together. If there are few
 enough divisions, all are replayed, and the answer is optimal; otherwise it may miss a better one. Of
-divisions
-whose steps differ by less than `AS_GOOD` it takes the one with the fewest reductions, so no replayed
-division,
-uniform sizes included, is better by more.
+divisions whose steps differ by less than `AS_GOOD` it takes the one with the fewest reductions, so no
+replayed division, uniform sizes included, is better by more.
 
 Buckets consist of neighbours in the order in which gradients become ready; `divisions` says when that loses
 nothing. The search is deterministic and reads no clock: one run always gives one plan.

@@ -1,9 +1,8 @@
 """Reads profiles that XLA's profiler writes (`*.xplane.pb`), each of one process, into tables.
 
 Reads the file that JAX, TensorFlow or PyTorch/XLA wrote, gzipped or not; returns one `RankTrace`, with times
-on the
-wall clock if the profile has its start time. Of lines that summarise others it reads only steps and modules.
-Does not read counters, sources or the programs.
+on the wall clock if the profile has its start time. Of lines that summarise others it reads only steps and
+modules. Does not read counters, sources or the programs.
 """
 
 from __future__ import annotations
