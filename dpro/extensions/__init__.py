@@ -1,1 +1,1 @@
-"""dpro's own extensions: all that goes beyond recording one job, explaining it and finding its faults."""
+"""dpro's own extensions: everything beyond recording one job, explaining it and finding its faults."""

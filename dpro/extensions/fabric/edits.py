@@ -553,7 +553,6 @@ class OtherJobs(FabricEdit):
 
     @staticmethod
     def _gpus(placement: Placed, text: str) -> Iterator[int]:
-        """Yield the GPUs of a job's hosts."""
         names = expand(text)
         for name in names:
             host = host_named(placement.fabric, name)

@@ -23,8 +23,7 @@ _PART = "hosts"  # part of the table with ranks that had no worker
 
 
 def read_host_map(path: Path) -> pl.DataFrame:
-    """Return `rank`, `host` and `local_rank` of each rank; by default `local_rank` follows the order of
-    ranks.
+    """Return `rank`, `host` and `local_rank` of each rank; missing local ranks follow the order of ranks.
 
     Raises:
         InputError: the file cannot be read, lacks a column, or names a rank or a GPU twice.

@@ -5,7 +5,7 @@ which add up to the wall time of all ranks. Time of unknown use is `set_up` or `
 
     productive      steps, the first time that each was done, unless they were lost at the end
     straggler       share of these that healing the findings of slow ranks, hosts and links would save
-    evaluation      work without gradients, beyond what steps usually have of it; of steps done the first time
+    evaluation      work without gradients beyond the usual amount, in steps done for the first time
     checkpoint      training stalled while a checkpoint was saved, by this rank or by one that it waited for
     repeated        steps, and parts of steps, that were lost: after the last checkpoint of an earlier attempt
                     they are done again, or are still to be

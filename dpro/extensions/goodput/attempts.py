@@ -209,7 +209,7 @@ class AttemptEnd(NamedTuple):
         how: completed, failed, hung, ended (from outside), running or unknown.
         label: the end in one or two words, such as `SIGKILL`.
         words: the end and its cause.
-        rank: the rank that caused it; -1 where it is no single rank, or unknown.
+        rank: the rank that caused it; -1 where it is not a single rank, or unknown.
     """
 
     how: str
@@ -305,7 +305,7 @@ def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
 
 
 def _restarts(attempt: Attempt) -> pl.DataFrame:
-    """Return the number of restarts by torchrun so far, by `launched_ns` and `host`."""
+    """Return how often torchrun had restarted the job, by `launched_ns` and `host`."""
     hosts = attempt.workers.select("rank", "host")
     launched = attempt.starts.filter((pl.col("restart") >= 0) & (pl.col("launched_ns") >= 0))
     return launched.join(hosts, on="rank").group_by("launched_ns", "host").agg(pl.col("restart").max())
@@ -403,8 +403,7 @@ def _marks(attempt: Attempt) -> pl.DataFrame:
 
 
 def _part_marks(attempt: Attempt, times: pl.DataFrame) -> pl.DataFrame:
-    """Return the moments at which imports and process groups begin, and set-up resumes, in order for each
-    rank.
+    """Return when imports and process groups begin, and when set-up resumes, in order for each rank.
 
     Args:
         times: `rank`, and `since` and `until`, between which time is otherwise set-up; null for never, and

@@ -202,7 +202,6 @@ def _print(document: GoodputDocument) -> None:
 
 
 def _print_start(start: StartDocument, ranks: int) -> None:
-    """Print the stages of a start, and the longest parts of each."""
     on, total = f"rank {start.rank}", _seconds(start.total_s)
     longest = f" on {on}, the slowest" if ranks > 1 else ""
     console().print(f"Start of attempt {start.attempt}: {total} until its first step ended{longest}")
@@ -250,7 +249,6 @@ def _throughput(throughput: ThroughputDocument) -> list[str]:
 
 
 def _progress(attempt: AttemptDocument) -> str:
-    """Describe which steps an attempt did."""
     if not attempt.steps:
         return "no step"
     again = f", {attempt.repeated:,} of them done again" if attempt.repeated else ""

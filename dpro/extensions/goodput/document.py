@@ -114,11 +114,7 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
 
 
 def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:
-    """Return where the time of a job went.
-
-    Args:
-        names: runs as the user named them.
-    """
+    """Return where the time of a job went; `names` are its runs as the user named them."""
     shares = totals(life.pieces)
     by_class = dict(shares.select("class", "share").iter_rows())
     trained = sum(by_class.get(name, 0.0) for name in (PRODUCTIVE, STRAGGLER, EVALUATION))

@@ -38,7 +38,7 @@ NOT_IN_DEPTH = "no step was recorded in depth"
 
 
 class StepAmount(NamedTuple):
-    """What one step of an attempt computes.
+    """The computation of one step of an attempt.
 
     Attributes:
         mfu: model FLOPs utilisation of its matmuls; None where unknown.
@@ -75,8 +75,7 @@ class ThroughputDocument(DocumentPart, frozen=True):
         tokens_per_s: tokens per second in a typical step; null where unknown, or where inputs are images.
         tokens_per_s_overall: tokens per second over the wall time.
         rate_unknown: why samples are unknown; empty where they are known.
-        attempts_measured: attempts with steps of which one of these is known; the others are assumed to do
-            the same per step.
+        attempts_measured: attempts with steps whose MFU or rate is known; others are assumed to do the same.
     """
 
     mfu: float | None

@@ -104,7 +104,6 @@ def run_so_far(run: Path) -> Iterator[Run]:
 
 
 def _write(to: Path, attempt: Sequence[RecordedProcess], launched: dict[Path, int]) -> None:
-    """Write the tables that an account needs, of one attempt."""
     for process in attempt:
         recorded = records.read_records(process.folder / "records.bin")
         frames = frames_of(process, recorded, None)

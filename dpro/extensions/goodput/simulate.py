@@ -105,7 +105,7 @@ class Failures:
 
 @dataclass(frozen=True)
 class SimulatedTime:
-    """What simulated jobs did with their time.
+    """How simulated jobs spent their time.
 
     Attributes:
         seconds: [S, classes] time by job and class of `CLASSES`; a row adds up to the simulated time.

@@ -127,8 +127,7 @@ def _down_s(pieces: pl.DataFrame, there: pl.DataFrame) -> float:
 
 
 def _stood_s(life: JobLife, ranks: int) -> tuple[list[float], list[float]]:
-    """Return how long failed attempts were idle until they were ended, in s, means over ranks: hung ones,
-    others.
+    """Return idle times of failed attempts until they were ended, in s, means over ranks: hung ones, others.
 
     An attempt hung if all its processes outlived its last step for longer than a step that a failure
     interrupts at a random moment takes, except with probability `RARE`.
@@ -249,11 +248,10 @@ class FailureRate:
     source: str
 
     def per_s(self, jobs: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """Return [S] rates of the job and of each host, per second, which vary between jobs by their
-        uncertainty.
+        """Return [S] rates of the job and of each host, per second, drawn from their uncertainty per job.
 
         Args:
-            rng: draws them from the Gamma distribution of a rate estimated from `count` failures.
+            rng: draws from the Gamma distribution of a rate estimated from `count` failures.
         """
         sure = rng.gamma(self.count, 1 / self.count, jobs) if self.count else np.ones(jobs)
         return self.job / S_PER_H * sure, self.host / S_PER_H * sure
@@ -350,7 +348,6 @@ def read_log(path: Path) -> pl.DataFrame:
 
 
 def _log_seconds(path: Path, time: pl.Series) -> pl.Series:
-    """Convert the times of a log to seconds."""
     if time.dtype in (pl.Datetime, pl.Date):
         return time.dt.epoch("us") / (NS_PER_S / NS_PER_US)
     if not time.dtype.is_numeric():

@@ -321,7 +321,6 @@ def _draw_strips(figure: go.Figure, shown: pl.DataFrame, scale: float, theme: st
 
 
 def _pattern(shape: str, theme: str) -> dict[str, Any]:
-    """Return a pattern over a colour; an empty shape is no pattern."""
     fg = colour("panel", theme)
     return {"shape": shape, "fillmode": "overlay", "fgcolor": fg, "size": 7, "solidity": 0.2}
 

@@ -153,8 +153,7 @@ def forget(host: str = "") -> int:
 
 
 def allow_command(command: str, run: str, host: str, most: int, since_ns: int) -> bool:
-    """Return whether a command may run for a finding, fewer than `most` times since `since_ns`; if so, record
-    it.
+    """Return whether a command, run fewer than `most` times since `since_ns`, may run; if so, record it.
 
     Args:
         run: as `run_name` returns it.

@@ -144,8 +144,7 @@ class ErrorFile(NamedTuple):
 
 
 def read_error_files(paths: list[Path]) -> list[ErrorFile]:
-    """Read the error files whose path names their process: for each local rank, that of the first start with
-    one.
+    """Read the error files whose paths name a process: for each local rank, that of its first start with one.
 
     Folders of two hosts have equal local ranks; files of such ranks are left out.
 

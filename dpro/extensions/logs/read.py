@@ -1,5 +1,4 @@
-"""Extracts evidence of how a job ended from its logs: exceptions, exits, timed-out calls, reports of
-machines.
+"""Extracts evidence of how a job ended from its logs: exceptions, exits, timed-out calls, machines' reports.
 
 Takes lines of logs; returns tables `workers`, `process_groups` and `collectives`, `Report`s of kernels,
 network cards and schedulers, and the creation times of NCCL's communicators. A line that is not understood is

@@ -28,8 +28,6 @@ _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|
 
 
 class _Asked(NamedTuple):
-    """Values of the options."""
-
     config: Path | None
     gpus: int | None
     hosts_of: int
@@ -240,7 +238,6 @@ def _kept_parts(text: str, of_run: bool) -> list[str | dict[str, int]]:
 
 
 def _kept(parts: list[str | dict[str, int]], recorded: Mapping[str, int]) -> dict[str, int]:
-    """Return the values of kept columns."""
     values: dict[str, int] = {}
     for part in parts:
         values |= {part: recorded[part]} if isinstance(part, str) else part

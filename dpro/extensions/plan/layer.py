@@ -215,7 +215,6 @@ def _add_attention(
 
 
 def _add_accumulation(clock: _Clock, model: Model, software: Software, tp: Floats, ep: Floats) -> None:
-    """Add the accumulation of each micro-batch's gradients."""
     experts = model.experts / ep + model.shared_experts * np.ones_like(ep)
     for name, weights in (
         ("attention", model.attention_parameters / tp),

@@ -1,5 +1,4 @@
-"""Sizes of a model and properties of training frameworks, which determine computation, communication and
-memory.
+"""Sizes of models and properties of frameworks, which determine computation, communication and memory.
 
 Takes a Hugging Face `config.json` as a dictionary, or the name of a framework; returns a `Model` or a
 `Software`. Supports dense and mixture-of-experts transformers with grouped-query or latent attention

@@ -167,8 +167,7 @@ def sensitivities(job: TimedLayouts, machine: Machine) -> Floats:
 
 
 def covariance(rows: pl.DataFrame, slopes: Floats, columns: Ints) -> Floats:
-    """Return [N, n] covariance of the errors of layouts with those of `columns`, without the part of each
-    alone.
+    """Return [N, n] covariance of errors of all layouts with those of `columns`, without each one's own part.
 
     Args:
         slopes: [N, K] sensitivities.
@@ -182,7 +181,7 @@ def covariance(rows: pl.DataFrame, slopes: Floats, columns: Ints) -> Floats:
 
 
 def beliefs(rows: pl.DataFrame, slopes: Floats, measured: dict[int, float]) -> Beliefs:
-    """Return what follows from measured rows, if any, by row number.
+    """Return the calibration that follows from measured rows, if any.
 
     Args:
         slopes: [N, K] sensitivities.

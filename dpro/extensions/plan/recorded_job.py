@@ -543,8 +543,7 @@ def a_rank_of_each_stage(graph: Graph, mesh: Mesh, stages: int) -> dict[int, int
 
 
 def micro_batches_of(graph: Graph, rank: int) -> int:
-    """Return the micro-batches of a pipeline: messages per step that a rank receives from each of its
-    neighbours.
+    """Return the micro-batches of a pipeline: messages per step that a rank receives from each neighbour.
 
     Raises:
         Unanswerable: it received none.
@@ -564,8 +563,7 @@ def micro_batches_of(graph: Graph, rank: int) -> int:
 
 
 def message_us_of(graph: Graph, ranks: list[int]) -> float:
-    """Return the median transfer of a message between two recorded ranks, in microseconds; 0 where there is
-    none.
+    """Return the median transfer of a message between two recorded ranks, in microseconds; 0 without any.
 
     Messages from unrecorded senders do not count: they seem to move as long as the receiver waits.
     """
@@ -692,8 +690,7 @@ def _lists(text: str) -> list[list[int]]:
 
 
 def _attention(products: Sequence[str]) -> _Attended:
-    """Return the sizes of attention: [batch, heads, sequence, size] in PyTorch, else [batch, sequence, heads,
-    size].
+    """Return the sizes of attention, from [batch, heads, sequence, size] in PyTorch, else with heads third.
 
     Raises:
         Unanswerable: no operator of attention has such shapes.

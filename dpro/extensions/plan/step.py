@@ -96,8 +96,7 @@ def job_of(model: Model, rows: pl.DataFrame, machine: Machine, software: Softwar
 
 
 def layers_of_chunks(layers: int, chunks: int, head: float = 0.0) -> Ints:
-    """Return [chunks] number of layers of each chunk of the model; if they do not divide evenly, the last has
-    fewer.
+    """Return [chunks] layers of each chunk of the model; if they do not divide evenly, the last has fewer.
 
     Args:
         head: weight of the output layer in layers, where stages are balanced with it: each block goes to the
@@ -333,8 +332,7 @@ def pipeline(stages: int, chunks: int, count: int, schedule: str = "1f1b") -> St
 def pipelined_us(
     shape: tuple[int, int, int], schedule: str, forward_us: Floats, backward_us: Floats, message_us: float
 ) -> float:
-    """Return the replayed time of the computes of a step; of very many, extrapolated from fewer
-    micro-batches.
+    """Return the replayed time of a step's computes; of very many, extrapolated from fewer micro-batches.
 
     Args:
         schedule: one of `SCHEDULES`.
@@ -355,8 +353,7 @@ def pipelined_us(
 def replayed_us(
     pipe: StageOrder, forward_us: Floats, backward_us: Floats, message_us: float
 ) -> tuple[float, Floats]:
-    """Return the time of the computes of a step, from the replay's longest path, and the busy time of each
-    stage.
+    """Return the time of a step's computes, from the replay's longest path, and the busy time of each stage.
 
     Args:
         forward_us, backward_us: [stages, chunks] of one micro-batch, where chunk c of stage s is number c *

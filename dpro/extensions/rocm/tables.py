@@ -165,7 +165,6 @@ def _in_order(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _trace(path: Path, source: str, rank: int, world_size: int, spans: pl.DataFrame) -> RankTrace:
-    """Build the tables of one process."""
     spans, impossible = drop_impossible(spans)
     spans = spans.with_row_index("span_id").with_columns(
         pl.col("span_id").cast(pl.Int64),

@@ -295,8 +295,7 @@ _WORDS = {
 
 
 def throughput_limit(busy: float | None, seen: SeenServer) -> str:
-    """Describe what limits throughput: the engine where requests wait long for their first iteration, else
-    arrivals.
+    """Describe what limits throughput: the engine if requests wait long for it, otherwise arrivals.
 
     Args:
         busy: share of the time in which engines run iterations; None where unknown.

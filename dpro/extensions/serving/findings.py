@@ -281,7 +281,6 @@ def _small_batch(seen: SeenServer) -> ServingFinding | None:
 
 
 def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
-    """Return findings on the inside of iterations."""
     total = sum(seen.parts.get(part, 0.0) for part in seen.parts if part != "idle")
     if not total:
         return []

@@ -65,8 +65,7 @@ class RecordedEngine:
         return stalls
 
     def until(self, amounts: NDArray[np.float64] | Times, moments: Times) -> NDArray[np.float64]:
-        """Return the sum of amounts of iterations up to each moment; of an iteration in progress, the elapsed
-        part.
+        """Return the sum of amounts of iterations up to each moment, with a share of the current one.
 
         Args:
             amounts: [K] of each iteration.

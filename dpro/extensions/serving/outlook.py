@@ -119,8 +119,7 @@ def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingP
 
 
 def search(run: Run, goal: Goal, limits: Limits) -> list[ServingPrediction]:
-    """Rank changes by the requests per second that they allow, the most first, including the unchanged
-    server.
+    """Rank changes, and the unchanged server, by the requests per second that they allow, the most first.
 
     Raises:
         Unanswerable: the run lacks what a prediction needs.
@@ -248,8 +247,7 @@ class OfferedLoad(DocumentPart, frozen=True):
 def load_of(
     requests: pl.DataFrame, fitted: FittedCost, changes: Sequence[str], given: GivenFacts = NOTHING_GIVEN
 ) -> OfferedLoad | None:
-    """Return the load of a changed server; None where clients wait for answers, or all requests arrive at
-    once.
+    """Return the load of a changed server; None where clients wait for answers, or all arrivals coincide.
 
     Args:
         requests: as recorded.

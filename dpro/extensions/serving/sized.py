@@ -63,7 +63,7 @@ def moved_to(fitted: IterationCost, here: ServedModel, there: ServedModel, decod
 
 
 def cached_tokens(served: ServedModel, share: float = 1.0) -> float:
-    """Return bytes beside the weights: tokens in the cache, up to a factor that depends on the model only.
+    """Return the memory left beside the weights, in bytes, which is proportional to the tokens that fit.
 
     Args:
         share: remaining share of the weights' bytes.

@@ -99,8 +99,7 @@ class PlanSearch:
         return best
 
     def uniform(self) -> tuple[float, float]:
-        """Return the best single size for all buckets with the plan's edits, in 2**20 bytes, and its step, in
-        ns.
+        """Return the best single bucket size with the plan's edits, in 2**20 bytes, and its step, in ns.
 
         The step is infinite, and the size 0, where the search was interrupted before any was replayed.
         """

@@ -131,8 +131,7 @@ def _without_waits(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _steps(spans: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
-    """Return steps by the job's numbers, the profiler's, programs of a TPU, or repeated ranges, in this
-    order.
+    """Return steps by the job's numbers, else the profiler's, programs of a TPU, or repeated ranges.
 
     Args:
         marks: the profiler's own steps on each device: a step lasts from the first to the last of them.
@@ -305,7 +304,6 @@ def _events(line: Any, names: Mapping[int, str], stats: Mapping[int, str]) -> pl
 def _placed(
     events: pl.DataFrame, kind: pl.Expr, *, device: int = -1, stream: int = -1, tid: int = -1
 ) -> pl.DataFrame:
-    """Return events as spans of a thread or a stream."""
     details = pl.coalesce("memcpy_details", "memset_details")
     places = {"device": device, "stream": stream, "tid": tid}
     return events.with_columns(
@@ -332,7 +330,6 @@ def _on_thread(events: pl.DataFrame, thread: int) -> pl.DataFrame:
 
 
 def _on_device(events: pl.DataFrame, line: str, device: int) -> pl.DataFrame:
-    """Return events of a line of a device as its work."""
     name, start_ns, end_ns = pl.col("name"), pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
     plain = {linked: demangled(linked) for linked in events["name"].unique()}
     events = events.with_columns(
