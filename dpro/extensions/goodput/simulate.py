@@ -266,7 +266,7 @@ def _train(state: _State, run_s: Floats, size: Floats, usual_s: Floats, stops: B
 
 
 def exponential(job_rate: float | Floats, host_rate: float | Floats, rng: np.random.Generator) -> Failures:
-    """Return failures without memory, of the job as a whole and of each of its hosts.
+    """Return memoryless failures, of the job as a whole and of each of its hosts.
 
     Args:
         job_rate: failures of the job per s at any size, from software and storage; [S] where the jobs differ.
