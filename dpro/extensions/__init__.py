@@ -1,1 +1,1 @@
-"""What is not needed to record one job and to answer what it does, what would help and what is broken."""
+"""dpro's own extensions: everything beyond recording one job, explaining it and finding its faults."""

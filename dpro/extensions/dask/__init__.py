@@ -1,4 +1,4 @@
-"""Work on large runs divided among the workers of a Dask cluster, which may be on many machines."""
+"""Divides work on large runs among the workers of a Dask cluster, on one or many machines."""
 
 from dpro.plugins import Extension
 

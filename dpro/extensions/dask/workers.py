@@ -1,8 +1,8 @@
-"""The workers of a Dask cluster as an executor.
+"""Offers the workers of a Dask cluster as an executor.
 
-In: the URL of a scheduler, from `--executor` or `DPRO_EXECUTOR`, and the paths that the work reads and
-writes. Out: an executor. Before any work is sent, each worker has to have the same version of dpro and to see
-those paths: otherwise a part of a run would fail an hour later, or be read from another folder.
+Takes the URL of a scheduler, from `--executor` or `DPRO_EXECUTOR`, and the paths that the work reads and
+writes; returns an executor. Checks first that each worker has the same version of dpro and sees those paths:
+otherwise a part of a run would fail an hour later, or be read from another folder.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dpro.words import few
 SCHEME = "dask://"
 VARIABLE = "DPRO_EXECUTOR"
 PATIENCE_S = 10  # until the scheduler answers, and has a worker
-CHUNKS = 8  # of tasks for each thread of the workers, so that all end at about the same time
+CHUNKS = 8  # of tasks per worker thread, so that all threads end at about the same time
 _URL: ContextVar[str] = ContextVar("dpro_executor", default="")
 Result = TypeVar("Result")
 
 
 def _read_url(context: click.Context, _option: click.Parameter, url: str | None) -> None:
-    """Callback of `--executor`: the URL holds until the command has ended."""
+    """Set the URL given by `--executor` until the command ends."""
     if url is not None:
         context.with_resource(_named(_checked(url)))
 
@@ -59,10 +59,10 @@ def _named(url: str) -> Iterator[None]:
 
 
 def _checked(url: str) -> str:
-    """The URL of a scheduler.
+    """Return the URL of a scheduler, unchanged.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not one.
     """
     host, _, port = url.removeprefix(SCHEME).rpartition(":")
     if not url.startswith(SCHEME) or not host or not port.isdigit():
@@ -73,13 +73,13 @@ def _checked(url: str) -> str:
 
 
 def workers_of_cluster(paths: Sequence[Path]) -> AbstractContextManager[Executor] | None:
-    """The workers that the user named, not yet connected to; None where none are named.
+    """Return the workers that the user chose, not yet connected; None where none are chosen.
 
     Args:
-        paths: that they have to see.
+        paths: paths that all workers must see.
 
     Raises:
-        UsageError: what is named is no Dask scheduler.
+        UsageError: the chosen URL is not a Dask scheduler.
     """
     url = _URL.get() or os.environ.get(VARIABLE, "")
     return _connected(_checked(url), paths) if url else None
@@ -87,7 +87,7 @@ def workers_of_cluster(paths: Sequence[Path]) -> AbstractContextManager[Executor
 
 @contextmanager
 def _connected(url: str, paths: Sequence[Path]) -> Iterator[Executor]:
-    """Connect to a cluster, and disconnect in the end.
+    """Connect to a cluster, and disconnect at the end.
 
     Raises:
         MissingExtra: Dask is not installed.
@@ -110,14 +110,14 @@ def _connected(url: str, paths: Sequence[Path]) -> Iterator[Executor]:
 
 
 def _check_workers(client: Any, url: str, paths: Sequence[str]) -> None:
-    """Ask the scheduler, which reads what is sent, and each worker whether they can do the work.
+    """Check that the scheduler, which reads the tasks, and each worker can do the work.
 
     Raises:
-        DproError: one has no dpro, or another version, or is a worker that does not see all paths.
+        DproError: one has no dpro or another version, or a worker does not see all paths.
     """
     try:
         answers = {"the scheduler": client.run_on_scheduler(_look_for, [])}
-    except Exception as error:  # whatever is raised there is raised here
+    except Exception as error:  # Dask raises here any exception of the scheduler
         answers = {"the scheduler": error}
     of_workers = client.run(_look_for, list(paths), on_error="return")
     answers |= {f"worker {name}": of_workers[name] for name in sorted(of_workers)}
@@ -137,16 +137,16 @@ def _check_workers(client: Any, url: str, paths: Sequence[str]) -> None:
 
 
 def _look_for(paths: list[str]) -> tuple[str, list[str]]:
-    """The version of dpro here, and which paths are not here."""
+    """Return the version of dpro here, and the paths that are missing here."""
     return __version__, [path for path in paths if not os.path.exists(path)]
 
 
 class _Workers(Executor):
-    """Dask's executor, with tasks sent in chunks, and a lost worker as other executors say it."""
+    """Dask's executor that sends tasks in chunks, and reports a lost worker as `BrokenExecutor`."""
 
     def __init__(self, client: Any, url: str) -> None:
         self._client, self._url = client, url
-        # The same work on the same paths may give another result: the run may be another one by then.
+        # Not pure: the run at a path may be replaced, so that equal tasks give another result.
         self._one_by_one = client.get_executor(pure=False)
 
     def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -160,15 +160,15 @@ class _Workers(Executor):
         timeout: float | None = None,
         chunksize: int = 1,
     ) -> Iterator[Result]:
-        """Send tasks in chunks, at most `CHUNKS` for each thread; return results in order of the tasks."""
+        """Send tasks in chunks, at most `CHUNKS` per thread; return the results in order of the tasks."""
         chunks = self.chunks_of(list(zip(*iterables)), chunksize)
-        with warnings.catch_warnings():  # that tasks are large is no news to the user
+        with warnings.catch_warnings():  # tasks of large runs are large
             warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
             futures = self._client.map(_do_all, [fn] * len(chunks), chunks, pure=False)
         return chain.from_iterable(map(self._result, futures))
 
     def chunks_of(self, tasks: Sequence[Any], least: int = 1) -> list[Sequence[Any]]:
-        """The tasks in order, those together that go to a thread at a time: what they share is sent once."""
+        """Divide tasks, in order, into chunks, so that data shared within a chunk is sent once."""
         threads = max(sum(self._client.nthreads().values()), 1)
         size = max(least, -(-len(tasks) // (CHUNKS * threads)))
         return [tasks[begin : begin + size] for begin in range(0, len(tasks), size)]

@@ -1,7 +1,7 @@
-"""The fabric that a job runs on: described, attached to a run, drawn, and changed on paper.
+"""Describes the fabric that a job runs on, attaches it to a run, draws it and predicts changes to it.
 
-What a description says, where traffic goes on it and what that costs is the core's (`dpro/topology`,
-`dpro/replay/cost/fabric`): detectors name links and ports by it.
+The core reads the description, routes traffic over it and computes its cost (`dpro/topology`,
+`dpro/replay/cost/fabric`), since detectors name links and ports by it.
 """
 
 from dpro.plugins import Command, Extension

@@ -1,9 +1,8 @@
-"""What a fabric has, and what a run loads on it: switches, ways from leaf to leaf, connections that meet.
+"""Summarises a fabric and the traffic of a run on it: switches, paths between leaves, colliding connections.
 
-In: a topology, perhaps the hosts of a run; an `Analysis` whose run keeps a topology. Out: a
-`TopologyDocument`, a `TrafficDocument`, and planned paths as entries of `paths.json`. Which connections meet
-is said where their paths are known; else a hash decides them that is not known, and what that costs on
-average is all that is said.
+Takes a topology, with the hosts of a run if there is one, or an `Analysis` whose run has a topology. Returns
+a `TopologyDocument`, a `TrafficDocument`, and planned paths as entries of `paths.json`. Collisions are listed
+only where all paths are known; otherwise an unknown hash decides them, and only their mean cost is reported.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ with needs_extra("replay"):
     from dpro.replay.cost.fabric.network import NIC, SWITCH, Fabric, Routes, fabric_of, routes_of
     from dpro.replay.cost.fabric.placement import host_named
 
-MAX_LEAVES = 64  # pairs of these are counted
+MAX_LEAVES = 64  # between which paths are counted
 
 
 class TierDocument(DocumentPart, frozen=True):
@@ -60,10 +59,10 @@ class TierDocument(DocumentPart, frozen=True):
 
     Attributes:
         tier: its name.
-        switches: how many.
-        cables_down, cables_up: towards hosts, and away from them.
-        gbit_down, gbit_up: what these carry together, 1e9 bits/s, each way.
-        oversubscription: the first of these over the second; None at the top.
+        switches: their number.
+        cables_down, cables_up: cables towards hosts, and away from them.
+        gbit_down, gbit_up: total capacity of these cables, 1e9 bits/s, each way.
+        oversubscription: `gbit_down` over `gbit_up`; None at the top.
     """
 
     tier: str
@@ -79,15 +78,15 @@ class TopologyDocument(Document, frozen=True, kw_only=True):
     """A fabric.
 
     Attributes:
-        hosts: how many.
+        hosts: number of hosts.
         gpus, ports: of all hosts.
-        tiers: of switches, from the hosts up.
-        paths_min, paths_max: equally short paths from leaf to leaf, cables side by side counted apart; None
-            with one leaf.
-        unreachable: leaves that have no path to all others.
+        tiers: tiers of switches, from the hosts up.
+        paths_min, paths_max: number of equally short paths from leaf to leaf, parallel cables counted
+            separately; None with one leaf.
+        unreachable: leaves without a path to all others.
         unlinked: ports without a cable, as a list of names.
         missing_hosts: hosts of the run that the topology lacks.
-        traffic: what a run loads on it; null where a file was asked about.
+        traffic: traffic of the run on the fabric; null for a file.
     """
 
     hosts: int
@@ -103,7 +102,11 @@ class TopologyDocument(Document, frozen=True, kw_only=True):
 
 
 def topology_document(topology: TopologyFile, hosts: Sequence[str] = ()) -> TopologyDocument:
-    """What a topology has."""
+    """Summarise a topology.
+
+    Args:
+        hosts: hosts of the run, to find those that the topology lacks.
+    """
     network = fabric_of(topology)
     routes = routes_of(network)
     far = distance_from_hosts(network)
@@ -129,7 +132,7 @@ def topology_document(topology: TopologyFile, hosts: Sequence[str] = ()) -> Topo
 
 
 def distance_from_hosts(network: Fabric) -> Ints:
-    """[N] switches between a switch and the nearest port; -1 of other nodes and of switches apart."""
+    """Return [N] switches between a switch and the nearest port; -1 of other and unreachable nodes."""
     far = np.full(network.num_nodes, -1, np.int64)
     is_switch = network.kind == SWITCH
     edge = np.unique(network.target[network.kind[network.source] == NIC])
@@ -162,7 +165,7 @@ def _tier(network: Fabric, far: Ints, tier: int) -> TierDocument:
 
 
 def _count_paths(routes: Routes, leaf: int, leaves: Ints) -> list[int]:
-    """How many shortest paths lead from a leaf to each of others."""
+    """Return the number of shortest paths from a leaf to each of `leaves`; 0 where there is none."""
     counts = []
     for to in leaves.tolist():
         ways = {leaf: 1}
@@ -177,20 +180,20 @@ def _count_paths(routes: Routes, leaf: int, leaves: Ints) -> list[int]:
     return counts
 
 
-# What a run loads on its fabric, which connections meet where, what that costs, and paths that avoid it.
+# The traffic of a run on its fabric, its collisions and their cost, and paths that avoid them.
 
 NAMED = 8  # links that are listed
-UNLIMITED = 1e6  # times the capacity of a cable that is no limit
+UNLIMITED = 1e6  # factor on the capacity of a cable that makes it no limit
 
 
 class CableDocument(DocumentPart, frozen=True):
-    """What crosses a link.
+    """Traffic on a link.
 
     Attributes:
         link: its name.
-        bytes_per_step: that cross it.
-        load: share of what it could carry in a step.
-        load_while_busy: the same of the time in which anything crosses it.
+        bytes_per_step: bytes that cross it per step.
+        load: share of its capacity that is used, over the step.
+        load_while_busy: share of its capacity that is used, over the time in which anything crosses it.
     """
 
     link: str
@@ -217,10 +220,10 @@ class CollisionDocument(DocumentPart, frozen=True):
 
     Attributes:
         link: its name.
-        connections: those that cross it while another one does.
-        together_ms: for how long two or more do, per step.
-        cost_ms: by how much a step is longer than with a link like it for each of them, while no other one
-            between switches is a limit.
+        connections: connections that cross it at the same time as another one.
+        together_ms: time per step in which two or more do.
+        cost_ms: how much longer a step is than with such a link for each of them, while no other link between
+            switches is a limit.
     """
 
     link: str
@@ -230,20 +233,20 @@ class CollisionDocument(DocumentPart, frozen=True):
 
 
 class TrafficDocument(DocumentPart, frozen=True, kw_only=True):
-    """What a run loads on its fabric.
+    """Traffic of a run on its fabric.
 
     Attributes:
-        connections: that leave their hosts.
-        unknown: of these, whose paths are not known: a hash decides them.
-        groups: of ranks that exchange something by collectives.
-        groups_recorded: of these, whose rings or trees are those that were recorded; of the others one ring
-            for each port is assumed, or NCCL's two trees of hosts for an all-reduce recorded as by TREE.
-        channels_from: where rings and trees were recorded, in words; empty where none were.
+        connections: connections that leave their hosts.
+        unknown: number of these whose paths are unknown, since a hash decides them.
+        groups: groups of ranks that communicate by collectives.
+        groups_recorded: groups of these whose rings or trees were recorded; for the others one ring per port
+            is assumed, or NCCL's two trees of hosts for an all-reduce that was recorded with algorithm TREE.
+        channels_from: source of the recorded rings and trees, in words; empty where none were recorded.
         step_ms: the mean step, replayed.
-        saved_ms: what planned paths would save of it; low and high are its interval.
-        saved_low_ms, saved_high_ms: likewise.
-        busiest: links between hosts and switches with the most load, the fullest first.
-        collisions: of known paths, the costliest first.
+        saved_ms: what planned paths would save per step.
+        saved_low_ms, saved_high_ms: interval of `saved_ms`.
+        busiest: links between hosts and switches with the highest load, highest first.
+        collisions: collisions on known paths, costliest first.
     """
 
     connections: int
@@ -260,7 +263,7 @@ class TrafficDocument(DocumentPart, frozen=True, kw_only=True):
 
 
 def traffic_document(analysis: Analysis) -> TrafficDocument:
-    """What a run loads on its fabric.
+    """Summarise the traffic of a run on its fabric.
 
     Raises:
         Unanswerable: the run has no topology, or its ranks are on one host.
@@ -285,7 +288,7 @@ def traffic_document(analysis: Analysis) -> TrafficDocument:
 
 
 def _groups(placement: Placed) -> dict[str, Any]:
-    """How many groups exchange something, and whose rings or trees were recorded."""
+    """Count the groups that communicate by collectives, and those whose rings or trees were recorded."""
     members, ops, _, channels = placement.communications.kinds
     rows = [
         (group, channels_of_group != NOT_RECORDED)
@@ -301,13 +304,13 @@ def _groups(placement: Placed) -> dict[str, Any]:
 
 
 def load_now(placement: Placed) -> Load:
-    """What each kind of communication loads: on known paths, else as the mean of all equally short ones."""
+    """Return the load of each kind of communication on known paths, else averaged over all shortest ones."""
     unknown = known_paths(placement.flows, placement.routes, placement.path_entries).missing.size
     return sprayed(placement.flows, placement.routes) if unknown else quantile(placement.now, 0.5)
 
 
 def usage_of(graph: Graph, placement: Placed, load: Load) -> Usage:
-    """[L] how much links carry."""
+    """Return [L] the usage of each link."""
     flows = placement.communications
     return usage(repeated(load, flows.kind), *recorded(graph, flows), placement.fabric.source.size)
 
@@ -359,7 +362,7 @@ def _connection(placement: Placed, named: Connections, connection: int) -> Conne
 
 
 def _cost(analysis: Analysis, placement: Placed, meeting: Meeting) -> float:
-    """What it costs of a mean step, ns, that connections meet on a link and nowhere else between switches."""
+    """Return the cost of a meeting, ns of a mean step, while no other link between switches limits."""
     gbps = placement.fabric.gbps
     shared = np.where(between_switches(placement.fabric), gbps * UNLIMITED, gbps)
     shared[meeting.link] = gbps[meeting.link]
@@ -379,10 +382,10 @@ def _step_with(analysis: Analysis, placement: Placed, gbps: Floats) -> float:
 
 
 def plan_of(graph: Graph, probes: Sequence[PathEntry] = ()) -> list[PathEntry]:
-    """Planned paths of the connections of a run, with the source ports by which probes took them.
+    """Return planned paths for the connections of a run, with a source port for each path that a probe took.
 
     Args:
-        probes: paths that source ports lead to; each is given to one connection.
+        probes: observed paths of source ports; each port is assigned to one connection.
 
     Raises:
         Unanswerable: the run has no topology, or its ranks are on one host.

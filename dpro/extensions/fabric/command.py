@@ -1,4 +1,4 @@
-"""`dpro topology`: describe the fabric of a job: make, bring in, check and attach `topology.toml`."""
+"""The command `dpro topology`: creates, imports, checks and attaches `topology.toml`, the fabric of a job."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def topology(
 
 
 def _with_traffic(document: TopologyDocument, run: Path, given: dict[str, Any]) -> TopologyDocument:
-    """The same with what a run loads on the fabric; keeps paths and writes a plan where that was asked."""
+    """Add the traffic of a run; store given paths and channels, and write a plan, if requested."""
     from msgspec.structs import replace as changed
 
     from dpro.cli.analysis import analyse
@@ -159,10 +159,10 @@ def _with_traffic(document: TopologyDocument, run: Path, given: dict[str, Any]) 
 
 
 def _keep_channels(run: Path, logs: Sequence[Path]) -> None:
-    """Keep with a run the rings and trees that NCCL printed.
+    """Store the rings and trees that NCCL logged with a run.
 
     Raises:
-        Unanswerable: none of them is of ranks of the run that are known.
+        Unanswerable: none of them belongs to known ranks of the run.
     """
     from dpro.replay.cost.fabric.placement import groups_of_log
     from dpro.store import open_run
@@ -184,7 +184,7 @@ def _keep_channels(run: Path, logs: Sequence[Path]) -> None:
 
 
 def _described(given: dict[str, Any]) -> TopologyFile:
-    """The topology that the options name.
+    """Return the topology that the options name.
 
     Raises:
         UsageError: none or several are named.
@@ -231,7 +231,7 @@ def _host(given: dict[str, Any], gbit: float) -> HostEntry:
 
 
 def _with_inside(fabric: TopologyFile, xml: Path) -> TopologyFile:
-    """The topology with the inside of its hosts, whose ports stay as they are cabled."""
+    """Add the inside of hosts to a topology; ports stay as they are cabled."""
     from msgspec.structs import replace as changed
 
     from dpro.extensions.fabric.importers import read_inside
@@ -272,7 +272,7 @@ def _print(document: TopologyDocument) -> None:
 
 
 def _rings(traffic: TrafficDocument) -> str:
-    """Where the rings and trees of groups come from, in words."""
+    """Describe where the rings and trees of groups come from."""
     assumed = "one ring for each port, or two trees of hosts, are assumed"
     if not traffic.channels_from:
         return f"of {traffic.groups:,} groups of ranks: {assumed}"

@@ -1,10 +1,10 @@
-"""Other paths over a fabric, other cables, other hosts, and other jobs beside this one.
+"""Edits of the fabric: other paths, cables or hosts, and other jobs beside this one.
 
-In: a run with the topology of its fabric. Out: its graph, changed. How its routers hash is not known, so what
-depends on hashes is predicted over many seeds: the step is that of the median one, its interval reaches from
-the best to the worst but for one in twenty. A change for the better starts from hashed paths, one for the
-worse from paths that meet nowhere. A rank that moves takes its work with it; its paths are by hash then.
-Another job is taken to communicate all the time, or as a recording of it did.
+Takes a run with the topology of its fabric; returns its changed graph. The hashes of its routers are unknown,
+so predictions that depend on them use many seeds: the step is that of the median seed, and its interval
+leaves out one seed in twenty at either end. An improvement starts from hashed paths, a deterioration from
+paths that meet nowhere. A rank that moves takes its work with it, and its new paths are by hash. Another job
+is assumed to communicate all the time, or as in a recording of it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ EVENLY = ", and flows share a cable evenly"  # fair queues, or pacing that is as
 
 
 class FabricEdit(TransferEdit):
-    """Other paths or other cables."""
+    """An edit that changes paths or cables."""
 
     needs: ClassVar[str] = "a topology (`dpro topology FILE --attach RUN`), and ranks on several of its hosts"
     source: ClassVar[str] = "max-min fair rates, Bertsekas and Gallager, section 6.5.2"
@@ -84,7 +84,7 @@ class FabricEdit(TransferEdit):
 
     @abstractmethod
     def cables(self, placement: Placed) -> Callable[[float], Cables]:
-        """What is loaded after the change, by the share of seeds that do better; as they are in `placement`.
+        """Return a function from the share of seeds that do better to the load after the change.
 
         Raises:
             Unanswerable: the fabric lacks what the edit names, or no path is left.
@@ -94,12 +94,12 @@ class FabricEdit(TransferEdit):
         return self._changed(graph, (0.5, 0.5))[0]
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
-        if self.is_better:  # from the hash that was luckiest, and from the one that was not
+        if self.is_better:  # the gain is smallest from the luckiest hash, and largest from the unluckiest
             return self._changed(graph, (TAIL, 0.5), (1 - TAIL, 0.5))
         return self._changed(graph, (0.5, TAIL), (0.5, 1 - TAIL))
 
     def _changed(self, graph: Graph, *shares: tuple[float, float]) -> tuple[Graph, ...]:
-        """The changed job, for shares of the seeds that do better, before and after the change."""
+        """Return the changed job for each pair of shares of better seeds, before and after the change."""
         placement = placed(graph)
         cables, gbps = self.cables(placement), placement.fabric.gbps
         best = Cables(sprayed(placement.flows, placement.routes), gbps)
@@ -306,11 +306,11 @@ class Oversubscription(FabricEdit):
 def loads_by(
     then: str, flows: Flows, routes: Routes, path_entries: Sequence[PathEntry] = ()
 ) -> Sequence[Load]:
-    """What flows load: one load, or one by each seed of a hash.
+    """Return the load of flows: one, or one per seed of a hash.
 
     Args:
-        then: what paths are chosen by: hash, plan or spray.
-        path_entries: paths that no hash decides.
+        then: how paths are chosen: hash, plan or spray.
+        path_entries: known paths, which no hash decides.
     """
     if then == "spray":
         return [sprayed(flows, routes)]
@@ -320,10 +320,10 @@ def loads_by(
 
 
 def _cable(fabric: Fabric, text: str) -> Ints:
-    """Both links of one cable.
+    """Return both links of one cable.
 
     Raises:
-        UsageError: the text names no two ends.
+        UsageError: the text does not name two ends.
         Unanswerable: no cable has these ends.
     """
     begin, arrow, end = (part.strip() for part in text.partition("/"))
@@ -340,7 +340,7 @@ def _cable(fabric: Fabric, text: str) -> Ints:
 
 
 def fullest(placement: Placed, load: Load) -> tuple[str, ...]:
-    """The links between switches that most connections cross, a line each."""
+    """Return one line for each of the links between switches that most groups of ranks cross."""
     between, (members, *_) = between_switches(placement.fabric), placement.communications.kinds
     rows = np.repeat(np.arange(load.indptr.size - 1), np.diff(load.indptr))
     crossing: dict[int, set[tuple[int, ...]]] = {}
@@ -356,7 +356,7 @@ def fullest(placement: Placed, load: Load) -> tuple[str, ...]:
 
 
 SHOWN = 8  # hosts that are named
-PHASES = 8  # by which steps of another job are taken to be behind those of the run
+PHASES = 8  # offsets tried between the steps of another job and those of the run
 
 
 @dataclass(frozen=True)
@@ -380,10 +380,11 @@ class PlacedRanks(FabricEdit):
         return [cls()] if now != then else []
 
     def _hosts(self, placement: Placed) -> tuple[list[int], list[int]]:
-        """The hosts of ranks, by their first rank: as recorded, and then.
+        """Return the hosts of ranks, by first rank, as recorded and after the move.
 
         Raises:
-            UsageError: other hosts are named, or not all.
+            UsageError: the edit does not name each host of the ranks once.
+            Unanswerable: the topology lacks a named host.
         """
         now = hosts_of(placement.fabric, placement.gpus)
         if not self.hosts:
@@ -454,7 +455,7 @@ class OtherJobs(FabricEdit):
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         placed(facts.graph)
-        return []  # which others there are the run does not say
+        return []  # the run does not name other jobs
 
     def apply(self, graph: Graph) -> Graph:
         if not self.run:
@@ -469,7 +470,7 @@ class OtherJobs(FabricEdit):
         return tuple(self._beside_run(graph, phase, share) for phase, share in ends)
 
     def _phases(self, graph: Graph) -> tuple[float, ...]:
-        """Parts of a step that the other run may be behind, in the order of how slow they make this one."""
+        """Return offsets of the other run, as parts of its step, sorted by how much they slow this one."""
 
         def slowness(phase: float) -> int:
             changed = self._beside_run(graph, phase, 0.5)
@@ -482,11 +483,11 @@ class OtherJobs(FabricEdit):
         return once(graph, ("phases", self.run, self.then), _columns(graph), compute)
 
     def _beside_run(self, graph: Graph, phase: float, share: float) -> Graph:
-        """The job beside the recorded one.
+        """Return the graph of the job while the recorded other one runs, too.
 
         Args:
-            phase: how much later than this job's first communication the other one's is, of its step.
-            share: of the seeds that do better, of the paths of both jobs.
+            phase: how much later than this job's first communication the other's is, as a part of its step.
+            share: share of the seeds that do better, for the paths of both jobs.
         """
         placement, gbps = placed(graph), placed(graph).fabric.gbps
         other, loads = self._other(graph)
@@ -503,7 +504,7 @@ class OtherJobs(FabricEdit):
         )
 
     def _other(self, graph: Graph) -> tuple[OtherRun, Sequence[Load]]:
-        """What the recorded job sends, and what both jobs load by each seed.
+        """Return the traffic of the recorded job, and the load of both jobs for each seed.
 
         Raises:
             UsageError: hosts are named as well.
@@ -552,7 +553,6 @@ class OtherJobs(FabricEdit):
 
     @staticmethod
     def _gpus(placement: Placed, text: str) -> Iterator[int]:
-        """The GPUs of a job's hosts."""
         names = expand(text)
         for name in names:
             host = host_named(placement.fabric, name)
@@ -572,23 +572,23 @@ class OtherJobs(FabricEdit):
 
 
 def _columns(graph: Graph) -> tuple[object, ...]:
-    """What the communications of a graph follow from."""
+    """Return the columns that determine the communications of a graph."""
     nodes, edges = graph.nodes, graph.edges
     return nodes.kind, nodes.message, nodes.rank, nodes.duration, edges.source, edges.kind
 
 
-# Which host computes the work of which: fewer bytes over fewer and faster cables.
+# The order of hosts that moves the fewest bytes over the fewest and fastest cables.
 
-MAX_EXCHANGED = 200  # hosts of which all pairs are tried
+MAX_EXCHANGED = 200  # hosts up to which exchanges of all pairs are tried
 _Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 
 def exchanged(fabric: Fabric, flows: Flows, sent: Floats, hosts: Sequence[int]) -> _Matrix:
-    """[H, H] bytes that each host sends to each other.
+    """Return [H, H] bytes that each host sends to each other one.
 
     Args:
-        sent: [C] bytes that the busiest rank of each sends.
-        hosts: of the run, by their number in the fabric.
+        sent: [C] bytes that the busiest rank of each communication sends.
+        hosts: hosts of the run, by their number in the fabric.
     """
     place = np.full(fabric.num_nodes, -1)
     for number, host in enumerate(hosts):
@@ -603,7 +603,7 @@ def exchanged(fabric: Fabric, flows: Flows, sent: Floats, hosts: Sequence[int]) 
 
 
 def distances(routes: Routes, hosts: Sequence[int]) -> _Matrix:
-    """[H, H] what a byte takes on links between switches on a shortest path between hosts, ns."""
+    """Return [H, H] time of a byte on links between switches, on a shortest path between hosts, in ns."""
     fabric = routes.network
     ports = np.array([_ports(fabric, host)[0] for host in hosts])
     one, other = (grid.ravel() for grid in np.meshgrid(ports, ports, indexing="ij"))
@@ -620,13 +620,13 @@ def _ports(fabric: Fabric, host: int) -> list[int]:
 
 
 def best_order(traffic: _Matrix, far: _Matrix) -> Ints:
-    """[H] the place of each host's work: the order as it is where no other one is better.
+    """Return [H] the place of each host's work; the order stays as it is unless another one is better.
 
     Args:
         traffic: [H, H] bytes from host to host.
         far: [H, H] distances of places.
     """
-    from scipy.optimize import quadratic_assignment  # only here: it takes as long to load as all the rest
+    from scipy.optimize import quadratic_assignment  # imported late: as slow to load as everything else
 
     as_placed = np.arange(len(traffic))
     if len(traffic) < 2:
@@ -643,13 +643,13 @@ def best_order(traffic: _Matrix, far: _Matrix) -> Ints:
 
 
 def hosts_of(fabric: Fabric, gpus: Sequence[int]) -> list[int]:
-    """The hosts of GPUs, each once, in the order in which they come."""
+    """Return the hosts of GPUs, each once, in the order of the GPUs."""
     host_of = {gpu: host for host, host_gpus in enumerate(fabric.gpus) for gpu in host_gpus}
     return list(dict.fromkeys(host_of[gpu] for gpu in gpus))
 
 
 def moved(fabric: Fabric, members: Sequence[Sequence[int]], to: dict[int, int]) -> list[list[int]]:
-    """The GPUs of communications once hosts have changed places; a GPU keeps its number in its host."""
+    """Return the GPUs of communications after hosts have swapped; GPUs keep their number in the host."""
     place = {
         gpu: fabric.gpus[to[host]][number]
         for host, host_gpus in enumerate(fabric.gpus)
@@ -660,20 +660,20 @@ def moved(fabric: Fabric, members: Sequence[Sequence[int]], to: dict[int, int]) 
     return [[place[gpu] for gpu in gpus] for gpus in members]
 
 
-# What another run sends on the fabric of a run: the communications of a typical step, step after step.
+# The traffic of another run on the fabric of a run: its typical step, repeated.
 
-STRETCHED = 3.0  # times the time that communications of the run take, for which the other job is there, too
+STRETCHED = 3.0  # factor on the time the run communicates in: the other job sends for so long
 
 
 @dataclass(frozen=True)
 class OtherRun:
-    """What another run sends in a typical step.
+    """The traffic of another run in a typical step.
 
     Attributes:
-        step: [O] which of them are of that step.
-        sending: [O] what these send; they begin after the first of them.
-        period_ns: how long the step takes.
-        gpus: that its ranks compute on.
+        step: [O] communications of that step.
+        sending: [O] what these send; they begin at or after 0, the time of the first.
+        period_ns: duration of the step.
+        gpus: GPUs that its ranks compute on.
     """
 
     communications: Communications
@@ -684,10 +684,10 @@ class OtherRun:
 
 
 def other_run(path: Path, placement: Placed) -> OtherRun:
-    """What another run sends on the fabric of a run.
+    """Return the traffic of another run on the fabric of a run.
 
     Raises:
-        InputError: there is no run.
+        InputError: there is no such run.
         Unanswerable: it has no steps, its hosts are not in the fabric, or no cable is on a path of both.
     """
     run = open_run(path)
@@ -719,7 +719,7 @@ def other_run(path: Path, placement: Placed) -> OtherRun:
 
 
 def _check_cables(run: Run, fabric: Fabric) -> None:
-    """Refuse another run whose own topology has its hosts on other switches.
+    """Raise if the other run's own topology has its ports on other switches.
 
     Raises:
         Unanswerable: it does.
@@ -735,7 +735,7 @@ def _check_cables(run: Run, fabric: Fabric) -> None:
 
 
 def _switches(routes: Routes) -> dict[str, str]:
-    """By the name of a port, that of the switch it is cabled to."""
+    """Map the name of each port to that of the switch it is cabled to."""
     network = routes.network
     out = {port: int(routes.out[port]) for port in set(network.port.values())}
     return {
@@ -744,7 +744,7 @@ def _switches(routes: Routes) -> dict[str, str]:
 
 
 def flows_of_both(placement: Placed, other: OtherRun) -> Flows:
-    """The flows of each kind of communication of a run, and behind them those of the other."""
+    """Return the flows of each kind of communication of a run, followed by those of the other."""
     members, ops, algorithms, channels = placement.communications.kinds
     more = other.communications.kinds
     return flows_of(
@@ -757,10 +757,10 @@ def flows_of_both(placement: Placed, other: OtherRun) -> Flows:
 
 
 def background(other: OtherRun, window: Ints, moved: Recorded, phase: float) -> Background:
-    """The other run's steps while a run communicates.
+    """Return the traffic of the other run's steps while a run communicates.
 
     Args:
-        window: [C] of each communication of the run: between windows nothing is slowed down.
+        window: [C] window of each communication of the run; between windows nothing is slowed down.
     """
     firsts: list[Floats] = []
     for number in np.unique(window):

@@ -1,10 +1,10 @@
-"""Fabrics as they are usually built, by their size: fat trees and rail-optimised ones.
+"""Generates common fabrics of a given size: fat trees and rail-optimised fabrics.
 
-In: numbers of hosts and of ports of a switch. Out: a topology. A leaf has as many ports down as up, or
-`oversubscription` times as many. Where each leaf has a cable to each spine the tree has two tiers; else
-pods of leaves and spines are joined by cores (k-ary fat tree: Al-Fares, Loukissas and Vahdat, SIGCOMM
-2008). In a rail-optimised fabric port r of each host goes to a leaf of rail r, so GPUs of one number are
-one switch apart.
+Takes the number of hosts and of ports per switch; returns a topology. A leaf has as many ports down as up, or
+`oversubscription` times as many. If each leaf can have a cable to each spine, the tree has two tiers;
+otherwise cores join pods of leaves and spines (k-ary fat tree: Al-Fares, Loukissas and Vahdat, SIGCOMM 2008).
+In a rail-optimised fabric port r of each host goes to a leaf of rail r, so GPUs of one number are one switch
+apart.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dpro.topology.file import ALL, PORT, HostEntry, LinkEntry, SwitchEntry, Top
 
 @dataclass(frozen=True)
 class FabricSize:
-    """What a fabric is made of.
+    """The size and speeds of a fabric.
 
     Attributes:
-        hosts, gpus, nics: how many; the latter of each host.
-        ports: of a switch, all of one speed.
-        gbit: of a cable, 1e9 bits/s.
-        gpu_gbps: what a GPU sends within its host, 1e9 bytes/s.
+        hosts, gpus, nics: number of hosts, and of GPUs and network ports per host.
+        ports: per switch, all of one speed.
+        gbit: speed of a cable, 1e9 bits/s.
+        gpu_gbps: bandwidth of a GPU within its host, 1e9 bytes/s.
         oversubscription: capacity of a leaf towards hosts over that towards spines.
     """
 
@@ -37,10 +37,10 @@ class FabricSize:
     oversubscription: float = 1.0
 
     def down(self) -> int:
-        """Ports of a leaf towards hosts.
+        """Return the number of ports of a leaf towards hosts.
 
         Raises:
-            UsageError: nothing is left towards spines.
+            UsageError: no port is left towards spines.
         """
         ratio = self.oversubscription
         down = ceil(self.ports * ratio / (1 + ratio)) if 0 < ratio < inf else self.ports
@@ -50,10 +50,10 @@ class FabricSize:
 
 
 def fat_tree(size: FabricSize) -> TopologyFile:
-    """A fat tree in which all ports of a host go to one leaf.
+    """Return a fat tree in which all ports of a host go to one leaf.
 
     Raises:
-        UsageError: switches with that number of ports cannot join as many hosts.
+        UsageError: switches with this number of ports cannot join that many hosts.
     """
     of_leaf = size.down() // size.nics
     if not of_leaf:
@@ -68,10 +68,10 @@ def fat_tree(size: FabricSize) -> TopologyFile:
 
 
 def rail_optimised(size: FabricSize) -> TopologyFile:
-    """A fabric of rails: leaf r of a unit of hosts has port r of each.
+    """Return a rail-optimised fabric: leaf r of a unit of hosts has port r of each of them.
 
     Raises:
-        UsageError: switches with that number of ports cannot join as many hosts.
+        UsageError: switches with this number of ports cannot join that many hosts.
     """
     of_unit = size.down()
     units = ceil(size.hosts / of_unit)
@@ -91,7 +91,7 @@ def _range(prefix: str, first: int, last: int) -> str:
 
 
 def _joined(size: FabricSize, leaves: int, links: list[LinkEntry]) -> TopologyFile:
-    """Hosts and leaves with their cables, and what joins the leaves."""
+    """Return the fabric of hosts and leaves, with the spines and cores that join the leaves."""
     hosts = [HostEntry(_range("node", 0, size.hosts - 1), size.gpus, size.gpu_gbps, size.nics, size.gbit)]
     switches = [SwitchEntry(_range("leaf", 0, leaves - 1), "leaf")]
     up = size.ports - size.down()
@@ -111,7 +111,7 @@ def _joined(size: FabricSize, leaves: int, links: list[LinkEntry]) -> TopologyFi
 def _three_tiers(
     size: FabricSize, leaves: int, hosts: list[HostEntry], switches: list[SwitchEntry], links: list[LinkEntry]
 ) -> TopologyFile:
-    """Pods of leaves and spines; core g * half + i joins spine g of each pod."""
+    """Join leaves in pods with spines; core g * half + i joins spine g of each pod."""
     half, up = size.ports // 2, size.ports - size.down()
     pods = ceil(leaves / half)
     if pods > size.ports:

@@ -1,7 +1,7 @@
-"""On which host each rank of a run was, where the run does not say it: a CSV file, put into the run.
+"""Adds the host of each rank to a run that did not record it, from a CSV file.
 
-In: a file with the columns `rank`, `host` and, where ranks are not in the order of their GPUs, `local_rank`.
-Out: the same facts in the run's table of workers and its manifest, as `dpro record` writes them.
+Reads a file with the columns `rank`, `host` and, where ranks are not in the order of their GPUs,
+`local_rank`; writes the run's table of workers and its manifest as `dpro record` would.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dpro.schema import WORKERS
 from dpro.store import Run, write_manifest, write_part
 from dpro.words import few
 
-SOURCE = "host map"  # in the manifest: such a map may be put in again
-_PART = "hosts"  # of the workers of ranks that the run has none of
+SOURCE = "host map"  # in the manifest: hosts from such a file may be replaced
+_PART = "hosts"  # part of the table with ranks that had no worker
 
 
 def read_host_map(path: Path) -> pl.DataFrame:
-    """`rank`, `host`, `local_rank` of each rank; the latter by the order of ranks where it is not given.
+    """Return `rank`, `host` and `local_rank` of each rank; missing local ranks follow the order of ranks.
 
     Raises:
         InputError: the file cannot be read, lacks a column, or names a rank or a GPU twice.
@@ -53,13 +53,13 @@ def read_host_map(path: Path) -> pl.DataFrame:
 
 
 def put_hosts(run: Run, hosts: pl.DataFrame) -> Run:
-    """Put hosts of ranks into a run.
+    """Write the hosts of ranks into a run.
 
     Args:
-        hosts: as of `read_host_map`; ranks that were not recorded are left out.
+        hosts: as `read_host_map` returns them; ranks that were not recorded are left out.
 
     Raises:
-        UsageError: the run says itself where its ranks were, or a recorded rank has no host in the file.
+        UsageError: the run has recorded hosts, or a recorded rank has no host in the file.
     """
     recorded = run.table(WORKERS)
     says_itself = (recorded["host"] != "").any() or run.manifest.hosts

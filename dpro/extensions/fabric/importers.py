@@ -1,7 +1,6 @@
-"""Fabrics as other tools describe them: `ibnetdiscover`, Slurm's `topology.conf`, NCCL's XML of a host.
+"""Reads fabrics described by other tools: `ibnetdiscover`, Slurm's `topology.conf`, NCCL's XML of a host.
 
-In: a file of theirs. Out: a topology of switches in tiers, hosts and cables; of NCCL's XML the inside of
-hosts.
+Returns a topology of switches in tiers, hosts and cables; from NCCL's XML the inside of a host.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dpro.limits import MAX_NESTING, read_small
 from dpro.topology.file import PORT, HostEntry, LinkEntry, SwitchEntry, TopologyFile, check
 from dpro.topology.hostlist import expand, fold
 
-# 1e9 bits/s of a lane, as the link is sold (InfiniBand Trade Association's roadmap).
+# Nominal speed of a lane, 1e9 bits/s (InfiniBand Trade Association's roadmap).
 LANE_GBIT = {
     "SDR": 2.5,
     "DDR": 5,
@@ -40,19 +39,19 @@ _NUMBER = re.compile(r"(\d{1,18})")
 
 
 def read_ibnetdiscover(path: Path, host: HostEntry, gbit: float | None = None) -> TopologyFile:
-    """A topology from what `ibnetdiscover` printed without options.
+    """Read a topology from the output of `ibnetdiscover` without options.
 
     A line of a port has the other end's description in quotes and the width and speed of the link (`4xHDR`);
-    a host's description is its name and its adapter (`node001 mlx5_0`). Adapters of which several are
-    described by the same words, as those that say their model only, are hosts of their own, called by their
-    ids. Ports of a host are numbered in the order of adapters' names. Tiers follow from the distance to
-    hosts. Old versions print no speeds: then one is given.
+    a host's description is its name and its adapter (`node001 mlx5_0`). Adapters that share a description,
+    such as one with their model only, become separate hosts named by their ids. Ports of a host are numbered
+    in the order of adapters' names. Tiers follow from the distance to hosts. Old versions print no speeds, so
+    one must be given.
 
     Args:
-        gbit: of links that the text has no speed of, 1e9 bits/s; None where it has to have all.
+        gbit: speed of links without one in the text, 1e9 bits/s; None if all must have one.
 
     Raises:
-        InputError: it is no such text, or a link has no speed.
+        InputError: the text is not such output, or a link has no speed.
     """
     lines = read_small(path).decode(errors="replace").splitlines()
     described: dict[str, str] = {}
@@ -85,7 +84,7 @@ def read_ibnetdiscover(path: Path, host: HostEntry, gbit: float | None = None) -
 
 
 def _with_own_names(described: dict[str, str]) -> dict[str, str]:
-    """Descriptions, of adapters that share one with others their ids instead."""
+    """Return the descriptions, replaced by the id for adapters that share one."""
     times = Counter(text for node, text in described.items() if node.startswith("H-"))
     return {
         node: node if node.startswith("H-") and times[text] > 1 else text for node, text in described.items()
@@ -98,7 +97,7 @@ def _add(
     end: tuple[str, int],
     gbit: float,
 ) -> None:
-    """Add a cable, which the text has once from each end; the slowest of several between two ends counts."""
+    """Add a cable, which the text lists from each end; parallel cables get the speed of the slowest."""
     first, second = sorted((begin, end))
     slowest, numbers = cables.get((first[0], second[0]), (gbit, set()))
     numbers.add((first[1], second[1]))
@@ -148,12 +147,12 @@ def _topology(
 
 
 def _in_order(text: object) -> list[object]:
-    """A key that sorts numbers in names by their value."""
+    """Return a key that sorts numbers in names by value."""
     return [int(part) if part.isdecimal() else part for part in _NUMBER.split(str(text))]
 
 
 def _names(described: dict[str, str]) -> dict[str, str]:
-    """Switches by what they are called in a few words; where two are called the same, by their ids."""
+    """Return short names of switches from their descriptions; ids where two would have the same name."""
     short = {
         node: re.sub(r"[\s\[\],:#\"]+", "-", text.rpartition(";")[2].partition(":")[0].strip()) or node
         for node, text in described.items()
@@ -166,7 +165,7 @@ def _names(described: dict[str, str]) -> dict[str, str]:
 def _switches(
     names: dict[str, str], cables: dict[tuple[str, str], tuple[float, set[tuple[int, int]]]]
 ) -> list[SwitchEntry]:
-    """Switches by tier: how many cables lie between them and the nearest host, less one."""
+    """Group switches into tiers: the number of cables to the nearest host, less one."""
     beside = defaultdict(set)
     for first, second in cables:
         beside[first].add(second)
@@ -199,17 +198,17 @@ _PAIR = re.compile(r"\b(\w+)\s*=\s*(\S+)")
 
 
 def read_slurm(path: Path, gbit: float, host: HostEntry) -> TopologyFile:
-    """A topology from Slurm's `topology.conf` (plugin `topology/tree`), with one port per host.
+    """Read a topology from Slurm's `topology.conf` (plugin `topology/tree`), with one port per host.
 
-    The file knows no speeds (its `LinkSpeed` is a weight) and no number of cables: both are given. Blocks
-    (`topology/block`) say which hosts share fast links, not how they are cabled, and are refused.
+    The file has no speeds (its `LinkSpeed` is a weight) and no number of cables: both are given. Blocks
+    (`topology/block`) list hosts that share fast links, not how they are cabled, and are refused.
 
     Args:
-        gbit: of each cable, 1e9 bits/s, which the file does not say.
-        host: what each host is; `names` is not used. All its ports go to the host's switch.
+        gbit: speed of each cable, 1e9 bits/s.
+        host: template of each host; `names` is ignored. All its ports go to the host's switch.
 
     Raises:
-        InputError: a line is none of the plugin's, or names what no line describes.
+        InputError: a line is not in the plugin's format, or names a switch that no line describes.
     """
     switches: dict[str, tuple[list[str], list[str]]] = {}
     for number, line in _lines(path):
@@ -235,7 +234,7 @@ def read_slurm(path: Path, gbit: float, host: HostEntry) -> TopologyFile:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """Lines that say something, with their numbers; a backslash joins a line with the next."""
+    """Return non-empty lines with their numbers; a backslash joins a line with the next."""
     text = read_small(path).decode(errors="replace")
     lines: list[tuple[int, str]] = []
     continued = False
@@ -281,7 +280,7 @@ def _of_tree(
 
 
 def _tiers(path: Path, switches: dict[str, tuple[list[str], list[str]]]) -> dict[str, int]:
-    """By switch, how many switches lie between it and the hosts below it, at most."""
+    """Map each switch to the largest number of switches between it and the hosts below it."""
     tiers: dict[str, int] = {}
     try:
         for name in TopologicalSorter({name: lower for name, (_, lower) in switches.items()}).static_order():
@@ -291,31 +290,34 @@ def _tiers(path: Path, switches: dict[str, tuple[list[str], list[str]]]) -> dict
     return tiers
 
 
-# 1e9 bytes/s of one NVLink, each way, by compute capability (NVIDIA's data sheets; NCCL's `graph/topo.h` has
-# what remains of them for payload).
+# Bandwidth of one NVLink, 1e9 bytes/s each way, by compute capability (NVIDIA's data sheets; NCCL's
+# `graph/topo.h` has the payload bandwidth).
 NVLINK_GBPS = {60: 20.0, 70: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0, 103: 50.0, 120: 50.0}
-# The same of one link between AMD's GPUs, by the number of their architecture (AMD's data sheets).
+# Bandwidth of one link between AMD's GPUs, by the number of their architecture (AMD's data sheets).
 XGMI_GBPS = {906: 46.0, 908: 46.0, 910: 50.0, 942: 64.0, 950: 76.8}
 PCIE_LANE_GBPS = {2.5: 0.25, 5.0: 0.5, 8.0: 0.985, 16.0: 1.97, 32.0: 3.94, 64.0: 7.56}
 MAX_BYTES = 4 << 20  # of the file; that of a host of 16 GPUs has 20,000
 MAX_DEVICES = 1024
-USUAL_GBPS = 25.0  # of a PCI link that the file says nothing of
-_Place = tuple[int, ...]  # of an element: the number of its ancestors among their siblings
+USUAL_GBPS = 25.0  # of a PCI link whose speed the file lacks
+_Place = tuple[int, ...]  # of an element: its index and those of its ancestors among their siblings
 
 
 def read_inside(path: Path, names: str) -> HostEntry:
-    """Hosts as the XML describes one that NCCL writes where `NCCL_TOPO_DUMP_FILE` names a file.
+    """Read the inside of a host from the XML that NCCL writes to the file in `NCCL_TOPO_DUMP_FILE`.
 
-    It says how many GPUs and network ports there are, how fast, and which port each GPU is nearest to: the
-    one with which it shares the most of the PCI tree (NCCL's own rule, `graph/paths.cc`). Links between GPUs
-    count where the file has them; what passes through a host's processors is not modelled.
+    It has the number of GPUs and network ports, their speeds, and the port nearest to each GPU: the one with
+    which it shares the most of the PCI tree (NCCL's own rule, `graph/paths.cc`). Links between GPUs count
+    where the file has them; traffic through a host's processors is not modelled.
+
+    Args:
+        names: names of the hosts of this kind.
 
     Raises:
-        InputError: it is no topology of NCCL's, or has no GPU.
+        InputError: the file is not a topology of NCCL's, or has no GPU.
     """
     try:
         root = ElementTree.fromstring(read_small(path, MAX_BYTES))
-    except (ElementTree.ParseError, LookupError, ValueError) as error:  # no XML, or in no encoding there is
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # no XML, or an unknown encoding
         raise InputError(f"{path}: no XML: {error}") from error
     if root.tag != "system":
         raise InputError(f"{path}: begins with <{root.tag}>, and a topology of NCCL's with <system>")
@@ -350,10 +352,10 @@ def read_inside(path: Path, names: str) -> HostEntry:
 def _walk(
     path: Path, root: ElementTree.Element
 ) -> list[tuple[_Place, ElementTree.Element, ElementTree.Element | None]]:
-    """All elements with their places and parents.
+    """Return all elements with their places and parents.
 
     Raises:
-        InputError: they are nested deeper than a host's devices are.
+        InputError: they are nested deeper than the devices of any host.
     """
     elements = []
     left: list[tuple[_Place, ElementTree.Element, ElementTree.Element | None]] = [((), root, None)]
@@ -378,7 +380,7 @@ def _number(path: Path, element: ElementTree.Element, name: str, usual: float) -
 
 
 def _gpu_gbps(path: Path, gpu: ElementTree.Element, pci: ElementTree.Element | None) -> float:
-    """What a GPU sends to others: over its NVLinks or AMD's links, or over PCI where it has none."""
+    """Return the bandwidth from a GPU to others: over NVLink or AMD's links, else over PCI."""
     between = sum(_number(path, link, "count", 1) for link in gpu.iter("xgmi") if link.get("target"))
     if between:
         model = (gpu.get("gcn") or "").removeprefix("gfx").partition(":")[0]
@@ -398,7 +400,7 @@ def _gpu_gbps(path: Path, gpu: ElementTree.Element, pci: ElementTree.Element | N
 
 
 def _near(gpus: list[_Place], ports: list[_Place]) -> list[int]:
-    """By GPU, the nearest port; of equally near ones the one that fewest GPUs have, the first of those."""
+    """Return the nearest port of each GPU; among equally near ones the first with the fewest GPUs."""
     if not ports:
         return []
     taken = [0] * len(ports)
@@ -412,7 +414,7 @@ def _near(gpus: list[_Place], ports: list[_Place]) -> list[int]:
 
 
 def _shared(one: _Place, other: _Place) -> int:
-    """How many ancestors two places have in common."""
+    """Return the number of ancestors that two places have in common."""
     return next(
         (depth for depth, (ancestor, its) in enumerate(zip(one, other)) if ancestor != its),
         min(len(one), len(other)),

@@ -1,12 +1,11 @@
-"""Paths chosen ahead: each flow on one path, such that no link carries more than it must.
+"""Plans paths: each flow takes one path, such that no link carries more than necessary.
 
-In: flows that run together, and next hops. Out: a choice for `routes.paths`. Between leaves that all have
-one cable to each spine (or as many to each), equal flows are edges between leaves that send and leaves that
-receive, and a path is a colour: edges at a leaf get different ones. With as many colours as the busiest
-leaf has flows that always succeeds (König 1916; alternating chains: Kempe 1879), so no up- or down-link
-carries more than the busiest leaf's flows over its links, rounded up: what spraying all packets over all
-paths reaches, but for the rounding. Elsewhere flows are placed one after the other, the largest first,
-where they meet least.
+Takes flows that run at the same time, and next hops; returns a choice for `routes.paths`. Between leaves that
+all have one cable to each spine (or the same number to each), equal flows are edges between sending and
+receiving leaves, and a path is a colour: edges at a leaf get different colours. As many colours suffice as
+the busiest leaf has flows (König 1916; alternating chains: Kempe 1879), so no up- or downlink carries more
+than the busiest leaf's flows over its links, rounded up: except for the rounding, this equals spraying all
+packets over all paths. In other fabrics flows are placed greedily, the largest first, where they meet least.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from dpro.replay.cost.fabric.connections import connections_of
 from dpro.replay.cost.fabric.flows import Flows, inside
 from dpro.replay.cost.fabric.network import NO_LINK, Choice, Routes
 
-PART = 48  # bit of a key from which on it says which part of a flow it is
+PART = 48  # bits of a key above this one number the parts of a flow
 MAX_TRIED = 256  # paths of a flow that are compared
 
 
 class _Ways(NamedTuple):
-    """Shortest paths between two switches, as many links on each.
+    """Shortest paths between two switches, all with the same number of hops.
 
     Attributes:
-        switches: [W][H] where each hop begins.
-        links: [W, H, P] cables side by side, of which one is taken; `NO_LINK` where there are fewer.
-        places: [W, H, P] their places in the equal-cost group.
+        switches: [W][H] switch at which each hop begins.
+        links: [W, H, P] parallel cables of each hop, one of which is used; `NO_LINK` pads.
+        places: [W, H, P] their positions in the equal-cost group.
     """
 
     switches: list[list[int]]
@@ -46,13 +45,13 @@ class Plan:
     """A path for each flow.
 
     Attributes:
-        places: for each flow, by the switch that it is at, the place of its link in the equal-cost group.
+        places: for each flow, the position of its link in the equal-cost group, by switch.
     """
 
     places: tuple[dict[int, int], ...]
 
     def choice(self) -> Choice:
-        """What `routes.paths` asks."""
+        """Return the plan as a function for `routes.paths`."""
 
         def choose(flows: Ints, here: Ints, number: Ints) -> Ints:
             places = [
@@ -65,7 +64,7 @@ class Plan:
 
 
 def planned(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
-    """Paths for flows that may all run together."""
+    """Plan paths for flows that may all run at the same time."""
     leaves = _leaves(flows, routes)
     crossing = [flow for flow, (begin, end) in enumerate(leaves) if begin != end]
     equal = crossing and np.ptp(flows.share[crossing]) < 1e-9
@@ -75,19 +74,19 @@ def planned(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
 
 
 def planned_connections(flows: Flows, routes: Routes, capacity: Floats) -> Choice:
-    """A path for each connection: communications of the same ranks use the same ones, one after the other."""
+    """Plan a path for each connection; communications of the same ranks share it, one after the other."""
     connections = connections_of(flows)
     choose = planned(connections.flows, routes, capacity).choice()
     return lambda rows, here, number: choose(connections.of[rows], here, number)
 
 
 def evenly_split(flows: Flows, routes: Routes) -> tuple[Flows, Choice]:
-    """Flows of which as few as needed are split, so that cables carry what spraying packets would give them.
+    """Split as few flows as possible, so that cables carry what spraying packets would give them.
 
-    Of k equal flows between two leaves with m paths all but the last k mod m take the paths in turn; those
-    are split into m / gcd(m, k mod m) parts each, which take them in turn, too (Ethereal: Addanki et al.,
-    arXiv 2407.00550). Where paths lead over more than one switch between leaves, or over unequal cables,
-    that is not so even.
+    All but the last k mod m of k equal flows between two leaves with m paths take the paths in turn; the
+    others are split into m / gcd(m, k mod m) parts each, which take the paths in turn, too (Ethereal: Addanki
+    et al., arXiv 2407.00550). The split is less even where paths between leaves cross more than one switch,
+    or unequal cables.
     """
     connections = connections_of(flows)
     leaves = _leaves(connections.flows, routes)
@@ -124,7 +123,7 @@ def evenly_split(flows: Flows, routes: Routes) -> tuple[Flows, Choice]:
 
 
 def _leaves(flows: Flows, routes: Routes) -> list[tuple[int, int]]:
-    """The leaves that each flow goes from and to; the same twice within a host."""
+    """Return the leaves at which each flow begins and ends; twice -1 within a host."""
     network = routes.network
     return [
         (-1, -1)
@@ -135,7 +134,7 @@ def _leaves(flows: Flows, routes: Routes) -> list[tuple[int, int]]:
 
 
 def _is_two_tiers(routes: Routes, pairs: set[tuple[int, int]]) -> bool:
-    """Whether all paths between leaves lead over one more switch, the same cables over the same ones."""
+    """Return whether all paths cross one spine, with the same spines and cables for all pairs of leaves."""
     target = routes.network.target
     seen: set[tuple[int, ...]] = set()
     for one, other in pairs:
@@ -149,7 +148,7 @@ def _is_two_tiers(routes: Routes, pairs: set[tuple[int, int]]) -> bool:
 
 
 def _coloured(routes: Routes, leaves: list[tuple[int, int]], crossing: list[int]) -> Plan:
-    """Edge colours of the bipartite graph of leaves, folded onto the cables of a leaf."""
+    """Colour the edges of the bipartite graph of leaves, and fold the colours onto the cables of a leaf."""
     degree: dict[tuple[int, int], int] = {}
     for flow in crossing:
         for side, leaf in enumerate(leaves[flow]):
@@ -170,7 +169,7 @@ def _coloured(routes: Routes, leaves: list[tuple[int, int]], crossing: list[int]
         begin, end = leaves[edge]
         ours, its = free(0, begin), free(1, end)
         if ours != its:
-            # The chain of both colours from the receiving leaf swaps them: `ours` is then free there.
+            # Swapping both colours along the chain from the receiving leaf frees `ours` there.
             chain, side, leaf, colour = [], 1, end, ours
             while (side, leaf, colour) in edge_of:
                 other = edge_of[side, leaf, colour]
@@ -188,7 +187,7 @@ def _coloured(routes: Routes, leaves: list[tuple[int, int]], crossing: list[int]
 
 
 def _over(routes: Routes, pair: tuple[int, int], colour: int) -> dict[int, int]:
-    """The way over the cable that a colour stands for: up by its number, down by its number among equals."""
+    """Return the path of a colour: up the cable of that number, down by its position among parallel ones."""
     if pair[0] == pair[1]:
         return {}
     group = routes.choices(*pair)
@@ -201,9 +200,9 @@ def _over(routes: Routes, pair: tuple[int, int], colour: int) -> dict[int, int]:
 def _greedy(
     flows: Flows, routes: Routes, leaves: list[tuple[int, int]], crossing: list[int], capacity: Floats
 ) -> Plan:
-    """Each flow where the fullest link of its path is the least full, the largest flow first."""
+    """Place each flow, the largest first, where the fullest link of its path is least full."""
     load, room = np.zeros(capacity.size + 1), np.append(capacity, 1.0)
-    load[-1] = np.inf  # of what is no link
+    load[-1] = np.inf  # of NO_LINK, so that it is never chosen
     places: list[dict[int, int]] = [{} for _ in leaves]
     ways: dict[tuple[int, int], _Ways] = {}
     for flow_number in sorted(crossing, key=lambda flow: -flows.share[flow]):
@@ -221,7 +220,11 @@ def _greedy(
 
 
 def _ways(routes: Routes, here: int, to: int) -> _Ways:
-    """Shortest paths between two switches, by the switches that they lead over."""
+    """Return at most `MAX_TRIED` shortest paths between two switches that differ in the switches they cross.
+
+    Raises:
+        Unanswerable: no path joins the switches.
+    """
     target = routes.network.target
     ways: list[list[tuple[int, list[int], list[int]]]] = []
     left: list[tuple[int, list[tuple[int, list[int], list[int]]]]] = [(here, [])]

@@ -1,6 +1,6 @@
-"""The option of `dpro record` that keeps a description of the fabric with the run.
+"""The option of `dpro record` that stores a description of the fabric with the run.
 
-In: a file as `dpro topology` writes it. Out: a copy of it in the run.
+Reads a file that `dpro topology` wrote, and copies it into the run.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ OPTIONS = (
 
 
 def keep_topology(request: Request, given: Mapping[str, Any]) -> None:
-    """Have the topology put into the run, where the option names one.
+    """Have the recording store the topology that the option names, if any.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     if given["topology"] is not None:
         from dpro.topology.file import read
@@ -39,7 +39,7 @@ def keep_topology(request: Request, given: Mapping[str, Any]) -> None:
 
 
 def _write(topology: TopologyFile, recording: Launch) -> None:
-    """Put the topology into the run; launchers that share the run write the same."""
+    """Write the topology into the run; several launchers of a run write identical files."""
     from dpro.topology.file import FILE, write
 
     write(topology, recording.run / FILE)

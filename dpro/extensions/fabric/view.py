@@ -1,6 +1,6 @@
-"""What the cables of the fabric carry, as recorded or by other paths, and which connections meet.
+"""View of the fabric: the load of each cable, on recorded or other paths, and colliding connections.
 
-In: a run that keeps a topology. Out: its fabric with the load of each cable, and a table of collisions.
+Takes a run with a topology; shows its fabric with the load of each cable, and a table of collisions.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ METRICS = {"load": "load of a step", "busy": "load while busy"}
 
 @cached
 def traffic_of(loaded: Loaded) -> TrafficDocument:
-    """What the job loads on its fabric, and which connections meet."""
+    """Return the traffic of the job on its fabric, and its collisions."""
     return traffic_document(loaded)
 
 
 def no_fabric(loaded: Loaded, link: Link) -> str:
-    """What is said of a run without a topology, or without deep windows."""
+    """Return the message for a run without a topology or without deep windows; empty otherwise."""
     if (loaded.run.path / FILE).is_file():
         return needs.windows(loaded, link)
     return (
@@ -64,7 +64,7 @@ def _chosen(link: Link) -> tuple[str, str]:
 
 
 def _cables(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """As of `cable_info`, of the paths that the link chooses; unknown ones are taken as spread evenly."""
+    """Return `cable_info` for the chosen paths; unknown paths are assumed to be spread evenly."""
     graph_, (then, _) = loaded.outline.predictive, _chosen(link)
     placement = placed(graph_)
     paths = known_paths(placement.flows, placement.routes, placement.path_entries)
@@ -83,7 +83,7 @@ def _cables(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def _crossing(placement: Placed, choose: Choice) -> dict[int, list[str]]:
-    """By link, the connections that cross it, in words."""
+    """Map each link to the connections that cross it, in words."""
     connections = connections_of(placement.flows)
     row, links = crossed(placement.flows, placement.routes, choose)
     names, pairs = placement.fabric.names, set(zip(links.tolist(), connections.of[row].tolist()))
@@ -106,7 +106,6 @@ def _drawn(loaded: Loaded, link: Link) -> Any:
             f" The paths of {unknown} connections are not known: they are drawn as if they used all evenly. "
             "`dpro topology RUN --paths FILE` names them."
         )
-    # By host, its ranks.
     host_of = {gpu: host for host, gpus in enumerate(placement.fabric.gpus) for gpu in gpus}
     ranks_of = defaultdict(list)
     for rank, gpu in enumerate(placement.gpus):
@@ -159,19 +158,19 @@ VIEW = view(
 # A fabric as a figure: hosts at the bottom, switches in tiers above them, cables coloured by their load.
 
 MAX_NAMED = 24  # nodes of a row that have room for their names
-MAX_DRAWN = 6000  # cables; of more those with the most load
+MAX_DRAWN = 6000  # cables; if there are more, those with the highest load
 SHADES = 8  # of lines; the dot on each has its exact colour
-DOT = 0.36  # of the way up a line: in the middle many lines cross
+DOT = 0.36  # position on a line, from its lower end: in the middle many lines cross
 FEW_ENDS = 6  # connections that are named
 _ROW, _AROUND = 150, 110  # pixels
 _Parts = dict[int, int]  # by node, the node that it is drawn as
 
 
 def node_info(fabric: Fabric, ranks: dict[int, list[int]]) -> pl.DataFrame:
-    """Where hosts and switches are drawn.
+    """Return the positions of hosts and switches in the figure.
 
     Returns:
-        `node` (a number, hosts below 0), `name`, `tier` (0 of hosts), `at` (from 0 to 1), `ranks` (as text).
+        `node` (a number, negative for hosts), `name`, `tier` (0 for hosts), `at` (0 to 1), `ranks` (as text).
     """
     far = distance_from_hosts(fabric)
     rows: list[tuple[int, str, int, str]] = [
@@ -179,7 +178,7 @@ def node_info(fabric: Fabric, ranks: dict[int, list[int]]) -> pl.DataFrame:
         for host, name in enumerate(fabric.hosts)
     ]
     switches = np.flatnonzero(fabric.kind == SWITCH)
-    top = int(far.max(initial=-1)) + 1  # of switches that no host is below
+    top = int(far.max(initial=-1)) + 1  # tier below the switches that no host reaches
     rows += [(node, fabric.names[node], int(far[node]) + 1 or top + 1, "") for node in switches.tolist()]
     frame = pl.DataFrame(rows, schema=["node", "name", "tier", "ranks"], orient="row")
     order = pl.int_range(pl.len()).over("tier")
@@ -189,18 +188,18 @@ def node_info(fabric: Fabric, ranks: dict[int, list[int]]) -> pl.DataFrame:
 def cable_info(
     fabric: Fabric, used: Usage, lasted: float, steps: int, crossing: dict[int, list[str]]
 ) -> pl.DataFrame:
-    """What the cables between two nodes carry.
+    """Return the traffic on the cables between each pair of nodes.
 
     Args:
-        lasted: of all steps, ns.
-        crossing: by link, its connections in words; a link may be missing.
+        lasted: duration of all steps, ns.
+        crossing: connections of each link, in words; a link may be missing.
 
     Returns:
-        `lower`, `upper` (nodes), `name`, `load` (of a step, of the fullest link), `busy` (of the time in
-        which anything crosses that), `bytes` (of a step, of all links, both ways), `connections` (as text),
-        the most load last.
+        `lower`, `upper` (nodes), `name`, `load` (of a step, of the fullest link), `busy` (load while anything
+        crosses that link), `bytes` (per step, of all links, both ways), `connections` (as text), sorted by
+        ascending load.
     """
-    # Ports are drawn as their hosts, switches as themselves; what is inside of hosts is not drawn.
+    # Ports are drawn as their hosts, switches as themselves; the inside of hosts is not drawn.
     drawn = {int(node): int(node) for node in np.flatnonzero(fabric.kind == SWITCH)}
     host_of = {name: -1 - host for host, name in enumerate(fabric.hosts)}
     for node in np.flatnonzero(fabric.kind == NIC).tolist():
@@ -230,7 +229,7 @@ def _few(names: list[str]) -> str:
 
 
 def fabric_figure(nodes: pl.DataFrame, cables: pl.DataFrame, metric: str, theme: str) -> go.Figure:
-    """Draw hosts, switches and cables; what crosses a cable is said where the pointer is on its dot."""
+    """Draw hosts, switches and cables; hovering over the dot of a cable shows its traffic."""
     place = {node: (x, tier) for node, x, tier in nodes.select("node", "at", "tier").iter_rows()}
     shown = cables.sort(metric, "lower", "upper").tail(MAX_DRAWN)
     begin, end = (
@@ -268,7 +267,7 @@ def fabric_figure(nodes: pl.DataFrame, cables: pl.DataFrame, metric: str, theme:
 
 
 def _add_lines(figure: go.Figure, begin: Floats, end: Floats, shade: Ints, theme: str) -> None:
-    """A trace for each shade: lines of one trace have one colour."""
+    """Add a trace for each shade, since lines of one trace have one colour."""
     from plotly.colors import sample_colorscale
 
     for number in np.unique(shade).tolist():

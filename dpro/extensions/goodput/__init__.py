@@ -1,4 +1,4 @@
-"""Where all the time of a job went, over all its attempts, and what another way of recovery would give."""
+"""Accounts for all the time of a job over its attempts, and predicts the effect of other ways of recovery."""
 
 from dpro.plugins import Command, Extension
 

@@ -1,21 +1,21 @@
-"""Every second of every rank of a job in exactly one class: what of its wall time was progress.
+"""Assigns every second of every rank of a job to exactly one class.
 
-In: attempts, and the share of a step that each loses to stragglers. Out: a frame of pieces by class. These
-add up to the wall time of all ranks; what is not known is `set_up` or `down`.
+Takes attempts, and the share of a step that each loses to stragglers; returns a frame of pieces by class,
+which add up to the wall time of all ranks. Time of unknown use is `set_up` or `down`.
 
-    productive      steps, each the first time that it was done, if it is done at the end
-    straggler       of those, what findings of single slow ranks, hosts and links say that healing would save
-    evaluation      work without gradients, beyond what steps usually have of it; of steps done the first time
-    checkpoint      training stood while a checkpoint was saved, by this rank or by one that it waited for
+    productive      steps, the first time that each was done, unless they were lost at the end
+    straggler       share of these that healing the findings of slow ranks, hosts and links would save
+    evaluation      work without gradients beyond the usual amount, in steps done for the first time
+    checkpoint      training stalled while a checkpoint was saved, by this rank or by one that it waited for
     repeated        steps, and parts of steps, that were lost: after the last checkpoint of an earlier attempt
                     they are done again, or are still to be
-    hang            after the last step of an attempt that failed, until its processes were ended
-    warm_up         what the first steps of an attempt take longer than typical ones: compilation, caches
-    load            training stood while a checkpoint was loaded
+    hang            from the last step of an attempt that failed until its processes were ended
+    warm_up         time of the first steps of an attempt beyond typical ones: compilation, caches
+    load            training stalled while a checkpoint was loaded
     launch, imports, process_group, set_up      the stages of a start
     finish          after the last step of an attempt that is not known to have failed
-    recording       between steps: what recording them took
-    down            no process of the rank was there
+    recording       between steps: the cost of recording them
+    down            the rank had no process
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CLASSES = (
     PRODUCTIVE, STRAGGLER, EVALUATION, CHECKPOINT, REPEATED, HANG, WARM_UP, LOADING, LAUNCH, IMPORTS,
     GROUP, SET_UP, FINISH, BETWEEN, DOWN,
 )  # fmt: skip
-USUAL = 0.1  # of a typical step: less work without gradients belongs to the step
+USUAL = 0.1  # of a typical step: less work without gradients is part of the step
 
 
 def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tuple[pl.DataFrame, list[str]]:
@@ -61,7 +61,7 @@ def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tup
 
     Returns:
         `[attempt, rank, step, class, start_ns, duration_ns]` in order of rank and time, with `step` the job's
-        (-1 outside steps); and what is not known, one line each.
+        (-1 outside steps); and what is unknown, one line each.
     """
     pieces, displaced = pieces_of(attempts)
     notes = list(dict.fromkeys(note for attempt in attempts for note in attempt.notes))
@@ -91,7 +91,7 @@ def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tup
 
 
 def totals(accounted: pl.DataFrame) -> pl.DataFrame:
-    """`[class, duration_ns, share]`, one row for each class that occurs, in the order of `CLASSES`.
+    """Return `[class, duration_ns, share]`, one row for each class that occurs, in the order of `CLASSES`.
 
     Args:
         accounted: as `account` returns it.
@@ -105,7 +105,7 @@ def totals(accounted: pl.DataFrame) -> pl.DataFrame:
 
 
 def _job_steps(pieces: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFrame:
-    """With `local`, a step's number in its attempt, and `again`: done before, or lost at the end."""
+    """Add `local`, the step's number in its attempt, and `again`: done before, or lost at the end."""
     first = {attempt.number: attempt.first_step for attempt in attempts}
     local = pl.when(pl.col("doing") == FIRST).then(0).otherwise("step").alias("local")
     begun = pieces.with_columns(
@@ -115,14 +115,14 @@ def _job_steps(pieces: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFram
     job = begun.with_columns(step=pl.when(is_step).then(pl.col("first") + pl.col("local")).otherwise(-1))
     done = job.group_by("attempt").agg(pl.col("step").max()).sort("attempt")
     reached = done.select("attempt", reached=pl.col("step").cum_max().shift(1, fill_value=-1))
-    # Where the last attempt that stepped stands: what others had done beyond is still to be done again.
+    # The last step of the last attempt that stepped: any steps beyond it are still to be done again.
     at_end = done.filter(pl.col("step") >= 0)["step"].tail(1).sum()
     again = is_step & ((pl.col("step") <= pl.col("reached")) | (pl.col("step") > at_end))
     return job.join(reached, on="attempt", how="left", maintain_order="left").with_columns(again=again)
 
 
 def _with_stalls(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFrame:
-    """With `saving`, `loading`, `evaluating`, ns of each piece; of a step also what others waited for it."""
+    """Add `saving`, `loading` and `evaluating`, ns of each piece, in steps with waits for other ranks'."""
     beyond = (pl.col("duration_ns") - pl.col("typical_ns")).clip(lower_bound=0.0)
     stalled = parts
     for name, amounts in (
@@ -139,7 +139,7 @@ def _with_stalls(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFra
 
 
 def _stalls(parts: pl.DataFrame, attempts: Sequence[Attempt], kind: str) -> pl.DataFrame:
-    """`attempt`, `rank`, `start_ns` of pieces, and `amount`: how long saves or loads held up training."""
+    """Return `attempt`, `rank`, `start_ns` of pieces, and `amount`: their stall by saves or loads, ns."""
     rows = [
         attempt.checkpoints.filter(pl.col("kind") == kind).select(
             pl.lit(attempt.number, pl.Int32).alias("attempt"), "rank", "stall_ns", at="start_ns"
@@ -156,7 +156,7 @@ def _stalls(parts: pl.DataFrame, attempts: Sequence[Attempt], kind: str) -> pl.D
 
 
 def _evaluations(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFrame:
-    """The same for work without gradients beyond what steps usually have."""
+    """Return `attempt`, `rank`, `start_ns` of steps, and `amount`: unusual work without gradients, ns."""
     rows = [
         attempt.counters.filter(pl.col("counter") == "step_no_grad_ns").select(
             pl.lit(attempt.number, pl.Int32).alias("attempt"), "rank", "value", start_ns="time_ns"
@@ -173,9 +173,9 @@ def _evaluations(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFra
 
 
 def _divided(parts: pl.DataFrame) -> pl.DataFrame:
-    """Each piece in the parts that it consists of, one after the other; what is left of it comes first."""
+    """Divide each piece into its classes, one after the other; the main class comes first."""
     doing, is_step, rest = pl.col("doing"), pl.col("step") >= 0, pl.col("rest")
-    # What a step evaluates that is done again was evaluated before: it is lost with the step.
+    # The evaluation in a repeated step was done before: it is lost with the step.
     evaluating = pl.when("again").then(0.0).otherwise("evaluating").alias("evaluating")
     amounts = parts.with_columns(evaluating, rest=pl.col("duration_ns").cast(pl.Float64))
     for stall in ("saving", "loading", "evaluating"):

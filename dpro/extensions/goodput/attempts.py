@@ -1,8 +1,8 @@
-"""The attempts of a job, in order, and the step that each resumed from.
+"""The attempts of a job in order, the step that each resumed from, how it ended, and what its ranks did when.
 
-In: runs. Out: one `Attempt` for each start of the job. Each run numbers its steps from 0; which step of the
-job that is follows from the checkpoint that it loaded, if that was saved in an earlier attempt: the same file
-by its inode and time of change, which renaming keeps, else by its path. What is not known is in `notes`.
+Takes runs; returns one `Attempt` for each start of the job. Each run numbers its steps from 0. Its first step
+of the job follows from the checkpoint that it loaded, if an earlier attempt saved it: the same file by inode
+and time of change, which renaming keeps, or else the same path. `notes` lists what is unknown.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from dpro.store import Run, open_run
 from dpro.table import Table
 from dpro.units import NS_PER_S, format_duration
 
-ATTEMPTS = "attempts"  # the folder in a run that has those before it
-WARM_STEPS = 3  # of an attempt, the first: what they take longer is warm-up
+ATTEMPTS = "attempts"  # the folder of earlier attempts in a run
+WARM_STEPS = 3  # first steps of an attempt, whose time beyond a typical step is warm-up
 SAVE, LOAD = "save", "load"
 
 
 def _table(table: Table) -> cached_property[pl.DataFrame]:
-    """A table of an attempt's run, read once."""
+    """Return a property for a table of an attempt's run, read once."""
     return cached_property(lambda attempt: attempt.run.table(table))
 
 
@@ -39,11 +39,11 @@ class Attempt:
     """One start of the job.
 
     Attributes:
-        run: what was recorded of it.
-        number: its place among the attempts, from 0.
+        run: its run.
+        number: its position among the attempts, from 0.
         first_step: steps of the job that were done when it began.
-        notes: what is not known, one line each.
-        followed: whether another came after it.
+        notes: what is unknown, one line each.
+        followed: whether another attempt came after it.
     """
 
     run: Run
@@ -60,7 +60,7 @@ class Attempt:
 
     @cached_property
     def parts(self) -> pl.DataFrame:
-        """What the start consisted of: rows of `start_parts` and loads, but for those within another one."""
+        """Parts of the start: rows of `start_parts` and loads of checkpoints, without nested ones."""
         kind = pl.col("kind").cast(pl.String)
         loads = self.checkpoints.filter((kind == LOAD) & (pl.col("stall_ns") > 0))
         loaded = loads.select("rank", kind, "start_ns", "bytes", name="path", duration_ns="stall_ns")
@@ -73,28 +73,28 @@ class Attempt:
 
     @property
     def begin_ns(self) -> int:
-        """When the first of its processes was seen."""
+        """The earliest recorded start of its processes."""
         return _least(self.starts["process_ns"], self.workers["started_ns"])
 
     @property
     def end_ns(self) -> int:
-        """The last moment of it that was seen."""
+        """The latest recorded moment; -1 where there is none."""
         steps = self.steps["start_ns"] + self.steps["duration_ns"]
         last = pl.concat([steps, self.workers["ended_ns"], self.starts["process_ns"]]).max()
         return last if isinstance(last, int) else -1
 
     @cached_property
     def typical_ns(self) -> float:
-        """The median step, after the first ones where there are more; 0 without steps."""
+        """The median step, without the first `WARM_STEPS` if there are more; 0 without steps."""
         later = self.steps.filter(pl.col("step") >= WARM_STEPS)
         median = (self.steps if later.is_empty() else later)["duration_ns"].median()
         return float(median) if isinstance(median, (int, float)) else 0.0
 
     @property
     def ended_well(self) -> bool | None:
-        """Whether all its processes ended with exit code 0; None where nothing says it.
+        """Whether all its processes ended with exit code 0; None where that is unknown.
 
-        So it is of imports, and of what still runs: no process of it has ended, and no attempt came after it.
+        It is unknown for imports, and for the last attempt while none of its processes has ended.
         """
         ended = self.workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") >= 0))
         untold = self.starts.is_empty() or self.workers.is_empty() or not self.followed
@@ -104,10 +104,10 @@ class Attempt:
 
 
 def attempts_of(runs: Sequence[Run]) -> list[Attempt]:
-    """The attempts of a job, in order of time, with the step that each resumed from.
+    """Return the attempts of a job in order of time, with the step that each resumed from.
 
     Args:
-        runs: of one job; those before a restart, in the folder `attempts` of a run, are found. One that is
+        runs: runs of one job; earlier attempts in the folder `attempts` of a run are found. A run that is
             given twice, or is a copy, counts once.
     """
     earlier = [open_run(path.parent) for run in runs for path in run.path.glob(f"{ATTEMPTS}/*/manifest.json")]
@@ -123,10 +123,10 @@ def attempts_of(runs: Sequence[Run]) -> list[Attempt]:
 
 
 def updates_before(attempt: Attempt, rank: int, time_ns: int) -> int:
-    """How many steps a rank had done in an attempt by a moment.
+    """Return the number of steps that a rank had done in an attempt by a given time.
 
     Args:
-        time_ns: the moment, on its host's clock.
+        time_ns: the time, on the clock of the rank's host.
     """
     first = attempt.starts.filter((pl.col("rank") == rank) & pl.col("first_update_ns").is_between(0, time_ns))
     ended = pl.col("start_ns") + pl.col("duration_ns") <= time_ns
@@ -135,13 +135,13 @@ def updates_before(attempt: Attempt, rank: int, time_ns: int) -> int:
 
 
 def _processes(attempt: Attempt) -> tuple[tuple[object, ...], ...]:
-    """What its processes are known by; empty where that was not recorded."""
+    """Return what identifies the attempt's processes; empty where that was not recorded."""
     processes = attempt.workers.filter(pl.col("started_ns") >= 0)
     return tuple(processes.select("host", "rank", "pid", "started_ns").sort("rank").iter_rows())
 
 
 def _resumed(attempt: Attempt, earlier: Sequence[Attempt]) -> Attempt:
-    """The attempt, with the step that it resumed from."""
+    """Return the attempt with the step that it resumed from."""
     if not earlier:
         return attempt
     if attempt.steps.is_empty() and (attempt.starts["first_update_ns"] < 0).all():
@@ -177,7 +177,7 @@ def _resumed(attempt: Attempt, earlier: Sequence[Attempt]) -> Attempt:
 
 
 def _saves(attempt: Attempt) -> pl.DataFrame:
-    """What an attempt saved, with `done`: the steps of the job that were done then."""
+    """Return the checkpoints that an attempt saved, with `done`: steps of the job that were done at each."""
     saves = attempt.checkpoints.filter(pl.col("kind") == SAVE)
     done = [
         attempt.first_step + updates_before(attempt, rank, start_ns)
@@ -187,17 +187,17 @@ def _saves(attempt: Attempt) -> pl.DataFrame:
 
 
 def _least(*times: pl.Series) -> int:
-    """The earliest of moments that were seen; -1 where none was."""
+    """Return the earliest recorded time, ignoring negative ones; -1 where there is none."""
     seen = pl.concat([time.cast(pl.Int64) for time in times])
     least = seen.filter(seen >= 0).min()
     return least if isinstance(least, int) else -1
 
 
-# How each attempt of a job ended, and what it left no record of.
+# How each attempt of a job ended, and gaps in its record.
 
-MIN_TOGETHER = 0.5  # of the shorter of two runs: they ran at the same time
+MIN_TOGETHER = 0.5  # of the shorter of two runs: if they overlap by more, they ran at the same time
 MIN_JUMP_NS = NS_PER_S
-MAX_SLEW = 1e-3  # of the time that went by: by less a clock is slewed, not set
+MAX_SLEW = 1e-3  # of elapsed time: a smaller difference is a clock being slewed, not set
 HUNG = "hung"
 NOT_RECORDED = "how it ended is not recorded"
 
@@ -207,9 +207,9 @@ class AttemptEnd(NamedTuple):
 
     Attributes:
         how: completed, failed, hung, ended (from outside), running or unknown.
-        label: the same in a word or two, as `SIGKILL`.
-        words: and by what.
-        rank: the rank of the first cause; -1 where that is no single rank, or unknown.
+        label: the end in one or two words, such as `SIGKILL`.
+        words: the end and its cause.
+        rank: the rank that caused it; -1 where it is not a single rank, or unknown.
     """
 
     how: str
@@ -219,7 +219,7 @@ class AttemptEnd(NamedTuple):
 
 
 def end_of_attempt(analysis: Analysis, attempt: Attempt) -> AttemptEnd:
-    """How an attempt ended."""
+    """Return how an attempt ended."""
     try:
         end = analysis.end
     except DproError:
@@ -249,10 +249,10 @@ def end_of_attempt(analysis: Analysis, attempt: Attempt) -> AttemptEnd:
 
 
 def missing_attempts(attempts: Sequence[Attempt]) -> list[str]:
-    """A line for each gap in torchrun's count of restarts: those between ended before they were recorded."""
+    """Return a line for each gap in torchrun's count of restarts: starts that left no record."""
     notes = []
     for before, after in pairwise(attempts):
-        # Each host's torchrun counts for itself; one that has counted on alone has not restarted the job.
+        # Each host's torchrun has its own count; the job restarted only where all of them count on.
         gaps = _restarts(before).join(_restarts(after), on=["launched_ns", "host"], suffix="_after")
         gap = (gaps["restart_after"] - gaps["restart"] - 1).min()
         if isinstance(gap, int) and gap > 0:
@@ -263,7 +263,7 @@ def missing_attempts(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def set_forward(attempts: Sequence[Attempt]) -> list[str]:
-    """A line for each attempt in which a host's clock was set forward: its time seems longer by as much."""
+    """Return a line for each attempt in which a host's clock was set forward, which lengthens its time."""
     notes = []
     for attempt in attempts:
         samples = attempt.run.table(CLOCK_SAMPLES).filter(
@@ -285,7 +285,7 @@ def set_forward(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
-    """Refuse runs that ran at the same time.
+    """Raise if two runs ran at the same time, so that they are not attempts of one job.
 
     Raises:
         InputError: two of them did.
@@ -305,19 +305,19 @@ def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
 
 
 def _restarts(attempt: Attempt) -> pl.DataFrame:
-    """`launched_ns`, `host`, and how often torchrun had restarted there."""
+    """Return how often torchrun had restarted the job, by `launched_ns` and `host`."""
     hosts = attempt.workers.select("rank", "host")
     launched = attempt.starts.filter((pl.col("restart") >= 0) & (pl.col("launched_ns") >= 0))
     return launched.join(hosts, on="rank").group_by("launched_ns", "host").agg(pl.col("restart").max())
 
 
-# What each rank was doing from which moment on, over all attempts of a job.
+# The activity of each rank over time, over all attempts of a job.
 
-# What a rank is doing: classes of `account`, but for STEP, FIRST and TAIL, which are divided there.
+# Activities: classes of `account`, except for STEP, FIRST and TAIL, which are divided there.
 LAUNCH, IMPORTS, SET_UP, GROUP = "launch", "imports", "set_up", "process_group"
 FIRST, STEP, BETWEEN, TAIL = "first step", "step", "recording", "tail"
 DOWN = "down"
-# From which moment of `starts` on what is done.
+# The activity that begins at each moment of `starts`.
 _STARTS = (
     ("process_ns", IMPORTS),
     ("imported_ns", SET_UP),
@@ -326,7 +326,7 @@ _STARTS = (
     ("work_ns", FIRST),
     ("first_update_ns", BETWEEN),
 )
-_PARTS = {"import": IMPORTS, "process_group": GROUP}  # what these are of the time that is set-up else
+_PARTS = {"import": IMPORTS, "process_group": GROUP}  # activities within time that is otherwise set-up
 PIECES = {
     "attempt": pl.Int32, "rank": pl.Int32, "step": pl.Int64, "doing": pl.String,
     "start_ns": pl.Int64, "duration_ns": pl.Int64,
@@ -334,11 +334,11 @@ PIECES = {
 
 
 def pieces_of(attempts: Sequence[Attempt]) -> tuple[pl.DataFrame, int]:
-    """Cut the wall time of each rank where what it does changes.
+    """Cut the wall time of each rank at changes of its activity.
 
     Returns:
         `[attempt, rank, step, doing, start_ns, duration_ns]`, in order of rank and time, step -1 outside
-        steps; and how many moments were out of order.
+        steps; and the number of moments that were out of order.
     """
     marks = [_marks(attempt) for attempt in attempts]
     ranks = pl.concat([mark.select("rank") for mark in marks]).unique().sort("rank")
@@ -369,9 +369,9 @@ def _mark(attempt: int, doing: str) -> list[pl.Expr]:
 
 
 def _marks(attempt: Attempt) -> pl.DataFrame:
-    """What each rank does from which moment on, in order for each rank."""
+    """Return the moments at which each rank changes its activity, in order for each rank."""
     columns = ["rank", "attempt", "step", "doing", "start_ns"]
-    # The loop may ask for nothing before its first backward: its first step takes a typical one at least.
+    # A loop may show no work before its first backward, so its first step takes at least a typical step.
     asked, updated = pl.col("work_ns"), pl.col("first_update_ns")
     latest = pl.when(updated >= 0).then(updated - round(attempt.typical_ns))
     begun = pl.max_horizontal(pl.min_horizontal(asked, latest), "group_ns", "imported_ns")
@@ -403,10 +403,11 @@ def _marks(attempt: Attempt) -> pl.DataFrame:
 
 
 def _part_marks(attempt: Attempt, times: pl.DataFrame) -> pl.DataFrame:
-    """Where imports and process groups begin, and set-up goes on, in order for each rank.
+    """Return when imports and process groups begin, and when set-up resumes, in order for each rank.
 
     Args:
-        times: `rank`, and `since` and `until` when it sets up otherwise; null for never, and for ever.
+        times: `rank`, and `since` and `until`, between which time is otherwise set-up; null for never, and
+            for no end.
     """
     parts = attempt.parts.filter(pl.col("kind").is_in(list(_PARTS))).join(
         times.drop_nulls("since"), on="rank"
@@ -424,7 +425,7 @@ def _part_marks(attempt: Attempt, times: pl.DataFrame) -> pl.DataFrame:
 
 
 def _begin(attempts: Sequence[Attempt]) -> int:
-    """When the job began: by its scheduler, else its launcher, else its first process."""
+    """Return when the job began: by its scheduler, else its launcher, else its first process."""
     first = attempts[0]
     for moment in ("scheduled_ns", "launched_ns"):
         begin = first.starts.filter(pl.col(moment) >= 0)[moment].min()

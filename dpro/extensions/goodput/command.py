@@ -1,4 +1,4 @@
-"""`dpro goodput RUN...`: where all the time of a job went, over all its attempts."""
+"""The command `dpro goodput RUN...`: where all the time of a job went, over all its attempts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 BAR = 30  # characters of the largest class
 MIN_STAGE = 0.01  # of a start: shorter stages are left out
-SOURCES = ("mtbf_per_gpu", "failures", "preset")  # options that say how often hosts fail
-MANY, MIN_GAIN_H = 10, 0.05  # failures that are written as a whole number; hours that are a gain
-IN_WORDS = {  # change -> what it is, in a few words
+SOURCES = ("mtbf_per_gpu", "failures", "preset")  # options that give the failure rate
+MANY, MIN_GAIN_H = 10, 0.05  # failures from which they are rounded; smallest gain
+IN_WORDS = {  # change -> description
     "checkpoint": "another checkpoint interval",
     "async": "save in the background",
     "peers": "save to other hosts' memory",
@@ -43,7 +43,7 @@ IN_WORDS = {  # change -> what it is, in a few words
     "sharded": "save in shards",
     "hosts": "more or fewer hosts",
 }
-HOURS = 720.0  # predicted where nothing else is asked
+HOURS = 720.0  # predicted by default
 MAX_HOURS = 1e6
 
 
@@ -163,10 +163,10 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
 
 
 def _rate(life: JobLife, asked: Mapping[str, Any]) -> FailureRate | None:
-    """How often the job fails, as the options say; None where they do not.
+    """Return the failure rate that the options give; None where they give none.
 
     Raises:
-        UsageError: several of them do.
+        UsageError: several options give one.
         InputError: a log cannot be read.
     """
     from dpro.extensions.goodput.stages import PRESETS, rate_of_log, rate_per_gpu, read_log, seen_failures
@@ -224,7 +224,6 @@ def _target(target: TargetDocument) -> str:
 
 
 def _print_start(start: StartDocument, ranks: int) -> None:
-    """The stages of a start, and what took longest in each."""
     on, total = f"rank {start.rank}", _seconds(start.total_s)
     longest = f" on {on}, the slowest" if ranks > 1 else ""
     console().print(f"Start of attempt {start.attempt}: {total} until its first step ended{longest}")
@@ -245,7 +244,7 @@ def _print_start(start: StartDocument, ranks: int) -> None:
 
 
 def _part_in_words(part: StartPart) -> str:
-    """`group of all 8 ranks (nccl) 12 s, 9 s of it until rank 3 came`."""
+    """Describe a part, as in `group of 8 ranks (nccl) 12 s, 9 s of it until rank 3 came`."""
     waited = (
         part.waited_s is not None and f", {_seconds(part.waited_s)} of it until rank {part.waited_for} came"
     )
@@ -257,7 +256,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _throughput(throughput: ThroughputDocument) -> list[str]:
-    """MFU and tokens per second, in steps and over all the time; or why they are not known."""
+    """Return lines with MFU and tokens per second, in steps and over all time, or why they are unknown."""
     lines = [f"MFU: not known: {throughput.mfu_unknown}"]
     if throughput.mfu is not None and throughput.mfu_overall is not None:
         overall = f"{throughput.mfu_overall:.1%} over all the time"
@@ -272,7 +271,6 @@ def _throughput(throughput: ThroughputDocument) -> list[str]:
 
 
 def _progress(attempt: AttemptDocument) -> str:
-    """Which steps an attempt did."""
     if not attempt.steps:
         return "no step"
     again = f", {attempt.repeated:,} of them done again" if attempt.repeated else ""
@@ -323,20 +321,20 @@ def _print_change(change: GoodputPrediction) -> None:
     console().print(f"{gained}  ETTR {change.goodput:.1%}  {' '.join(change.edits)}  ({what})")
 
 
-# The runs of one job, as a user names them: one run, several, or a folder of them; also one that still
-# runs.
+# The runs of one job, as a user names them: one run, several, or a folder of them, finished or running.
 
 
 def runs_of(given: Sequence[str]) -> list[str]:
-    """The runs that are named, those of folders one by one.
+    """Return the named runs, with folders replaced by their runs.
 
-    What a folder holds that cannot be opened is said, and left out: a start that left nothing costs no other.
+    Runs in a folder that cannot be opened are left out with a warning, so that a start without records costs
+    no other.
 
     Args:
         given: runs, traces, URLs, or folders of runs.
 
     Raises:
-        InputError: of a folder no run can be opened.
+        InputError: no run of a folder can be opened.
     """
     from dpro.cli.runs import runs_in, why_not
 
@@ -353,7 +351,7 @@ def runs_of(given: Sequence[str]) -> list[str]:
 
 
 def opened(path: str, until: ExitStack) -> Run:
-    """Open a run; of one that is being recorded, what some of its ranks have recorded so far.
+    """Open a run; of one that is being recorded, the records of some of its ranks up to now.
 
     Raises:
         InputError: as `dpro.opening.open_path`.

@@ -1,6 +1,6 @@
-"""Where all the time of a job went, as the answer of `dpro goodput`.
+"""The answer of `dpro goodput`: where all the time of a job went.
 
-In: the life of a job. Out: `GoodputDocument`, and the same in one sentence.
+Takes the life of a job; returns a `GoodputDocument`, or its summary in a few sentences.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dpro.extensions.goodput.starts import StartDocument, start_of
 from dpro.extensions.goodput.target import TargetDocument
 from dpro.units import NS_PER_H, NS_PER_MS, NS_PER_S, format_duration
 
-IN_WORDS = {  # class -> what it is called in sentences and legends; several stages are one start
+IN_WORDS = {  # class -> its name in sentences and legends; several stages are one start
     "productive": "training", "straggler": "waiting for stragglers", "evaluation": "evaluation",
     "checkpoint": "saving checkpoints", "repeated": "steps done again",
     "hang": "standing still after a failure", "warm_up": "starting", "load": "starting",
     "launch": "starting", "imports": "starting", "process_group": "starting", "set_up": "starting",
     "finish": "finishing", "recording": "recording", "down": "no process",
 }  # fmt: skip
-MIN_NAMED, MAX_NAMED = 0.01, 4  # of all losses: smaller ones are not named in a sentence
+MIN_NAMED, MAX_NAMED = 0.01, 4  # losses named in a sentence: minimum share of the time, maximum number
 
 
 class ClassShare(DocumentPart, frozen=True):
-    """What one class takes of the wall time of all ranks.
+    """The wall time of all ranks in one class.
 
     Attributes:
-        class: as docs/goodput.md lists them.
+        class: as listed in docs/goodput.md.
         rank_hours: of all ranks.
         share: of the wall time of all ranks.
     """
@@ -48,17 +48,16 @@ class AttemptDocument(DocumentPart, frozen=True):
     """One start of the job.
 
     Attributes:
-        run: where it is recorded.
-        begin_ns: when the first of its processes was seen.
-        ranks: how many ranks it had.
-        first_step: of the job, the first that it did; without steps, the one that it began at.
-        steps: that it did.
-        repeated: of these, steps that an earlier attempt had done.
-        lost: of the steps up to its last, those after the step that the job went on from.
-        ended_well: whether all its processes ended with exit code 0; null where nothing says it, as in
-            imports.
+        run: path of its run.
+        begin_ns: the earliest recorded start of its processes.
+        ranks: number of its ranks.
+        first_step: the first step of the job that it did; without steps, the one that it began at.
+        steps: number of steps that it did.
+        repeated: steps of these that an earlier attempt had done.
+        lost: steps of these from the step that the job resumed from on.
+        ended_well: whether all its processes ended with exit code 0; null where unknown, as in imports.
         end: how it ended: completed, failed, hung, ended (from outside), running or unknown.
-        cause: by what, in words.
+        cause: the end and its cause, in words.
         step_ms: its typical step; null without steps.
     """
 
@@ -79,23 +78,23 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
     """Where all the time of a job went.
 
     Attributes:
-        runs: as they were named.
-        ranks: how many ranks the job had, at most.
+        runs: runs as the user named them.
+        ranks: number of ranks of the job, at most.
         wall_s: from its start to the last moment of any rank.
         rank_hours: wall time of all ranks.
-        goodput: share of it in which steps were done for the first time, and no straggler was waited for.
-        ettr: effective training time ratio, the time of training that is not lost over the wall time: the
-            same with stragglers and evaluation counted as training (arXiv 2410.21680).
-        steps: of the job that were done.
+        goodput: share of it in which steps were done for the first time, without waiting for stragglers.
+        ettr: effective training time ratio: `goodput` with stragglers and evaluation counted as training,
+            over the wall time (arXiv 2410.21680).
+        steps: steps of the job that were done.
         throughput: MFU, samples and tokens per second, in steps and over the wall time.
-        saving_background_s: time that saves went on in the background, all ranks; in no class.
-        recording: what recording cost the rank that it slowed most, of the time of steps, as `dpro info`
-            has it: with the part that is inside of steps and in no class; null where nothing shows it.
-        classes: each second of each rank is in one; largest first.
+        saving_background_s: time of saving in the background, all ranks; in no class.
+        recording: cost of recording on the most affected rank, as a share of the time of steps, as in `dpro
+            info`, with the part inside of steps, which is in no class; null where unknown.
+        classes: largest first; each second of each rank is in one.
         attempts: in order.
-        starts: how those that came to a first step did.
-        notes: what is not known.
-        outlook: what changes to its recovery would give; null where that was not asked for.
+        starts: starts of the attempts that reached a first step.
+        notes: what is unknown.
+        outlook: what changes to its recovery would give; null where that was not requested.
         target: the time to the loss of `--target-loss`; null without that option.
     """
 
@@ -118,7 +117,7 @@ class GoodputDocument(Document, frozen=True, kw_only=True):
 
 
 def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:
-    """Where the time of a job went, for programs."""
+    """Return where the time of a job went; `names` are its runs as the user named them."""
     shares = totals(life.pieces)
     by_class = dict(shares.select("class", "share").iter_rows())
     trained = sum(by_class.get(name, 0.0) for name in (PRODUCTIVE, STRAGGLER, EVALUATION))
@@ -157,7 +156,7 @@ def goodput_document(life: JobLife, names: Sequence[str]) -> GoodputDocument:
 
 
 def in_words(document: GoodputDocument) -> str:
-    """What a job's time was worth, how often it failed, and what it lost most time to, for a stranger."""
+    """Describe how much of a job's time was productive, its largest losses, and how often it failed."""
     if not document.classes:
         return "No moment of any rank was recorded."
     lost: dict[str, float] = {}
@@ -222,7 +221,7 @@ def _steps(life: JobLife, attempt: Attempt) -> set[int]:
 
 
 def _resumed_after(life: JobLife) -> dict[int, int]:
-    """From which step the job went on after each attempt, by its number; none after the last that trained."""
+    """Map attempts before the last that trained to the step that the job resumed from after them."""
     resumed: dict[int, int] = {}
     following: int | None = None
     for attempt in reversed(life.attempts):

@@ -1,9 +1,9 @@
-"""The life of a job: all its attempts, what each of their seconds was, and what its steps compute per second.
+"""The life of a job: its attempts, the class of each second, and what its steps compute per second.
 
-In: the runs of a job. Out: `JobLife`, from which documents, views and predictions are made; and of that
-`ThroughputDocument`. How many operations, samples and tokens a step has, the mean step of an attempt says
-(`dpro.analysis.mean_step`); attempts of which it is not known are taken to do the same per step and rank.
-Only steps that are done for the first time count: what is done again computes nothing new.
+Takes the runs of a job; returns a `JobLife`, from which documents, views and predictions are made, and its
+`ThroughputDocument`. Operations, samples and tokens of a step come from the mean step of its attempt
+(`dpro.analysis.mean_step`); an attempt without one is assumed to do the same work per step and rank. Only
+steps done for the first time count, since repeated ones compute nothing new.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ NOT_IN_DEPTH = "no step was recorded in depth"
 
 
 class StepAmount(NamedTuple):
-    """What one step of an attempt computes.
+    """The computation of one step of an attempt.
 
     Attributes:
-        mfu: what its matmuls reach of the GPUs' peak; None where not known.
-        no_mfu: why not; empty where it is known.
-        rate: samples and tokens per second in a typical step, all ranks; None where not known.
-        no_rate: why not; empty where it is known.
+        mfu: model FLOPs utilisation of its matmuls; None where unknown.
+        no_mfu: why it is unknown; empty where it is known.
+        rate: samples and tokens per second in a typical step, all ranks; None where unknown.
+        no_rate: why it is unknown; empty where it is known.
         step_s: the typical step, s; 0 without steps.
     """
 
@@ -56,7 +56,7 @@ class StepAmount(NamedTuple):
 
 
 class DoneSteps(NamedTuple):
-    """The steps that an attempt did for the first time, and what each computes."""
+    """The number of steps that an attempt did for the first time, and what each computes."""
 
     steps: int
     ranks: int
@@ -67,16 +67,15 @@ class ThroughputDocument(DocumentPart, frozen=True):
     """What the job computes per second. Over its wall time only steps done for the first time count.
 
     Attributes:
-        mfu: model FLOPs utilisation while its steps run, the mean of its attempts; null where not known.
-        mfu_overall: the same over the wall time of all ranks.
-        mfu_unknown: why it is not known; empty where it is.
-        samples_per_s: samples per second in a typical step, all ranks; null where not known.
-        samples_per_s_overall: the same over the wall time.
-        tokens_per_s: tokens per second in a typical step; null where not known, or where inputs are images.
-        tokens_per_s_overall: the same over the wall time.
-        rate_unknown: why samples are not known; empty where they are.
-        attempts_measured: attempts with steps of which one of these is known; others are taken to do the
-            same per step.
+        mfu: model FLOPs utilisation in steps, the mean of its attempts; null where unknown.
+        mfu_overall: model FLOPs utilisation over the wall time of all ranks.
+        mfu_unknown: why it is unknown; empty where it is known.
+        samples_per_s: samples per second in a typical step, all ranks; null where unknown.
+        samples_per_s_overall: samples per second over the wall time.
+        tokens_per_s: tokens per second in a typical step; null where unknown, or where inputs are images.
+        tokens_per_s_overall: tokens per second over the wall time.
+        rate_unknown: why samples are unknown; empty where they are known.
+        attempts_measured: attempts with steps whose MFU or rate is known; others are assumed to do the same.
     """
 
     mfu: float | None
@@ -91,7 +90,7 @@ class ThroughputDocument(DocumentPart, frozen=True):
 
 
 def amount_of(analysis: Analysis) -> StepAmount:
-    """Find what one step of an attempt computes."""
+    """Return what one step of an attempt computes."""
     try:
         series = step_series(analysis.steps)
         step_s = series.typical_ns / NS_PER_S if series is not None else 0.0
@@ -105,7 +104,7 @@ def amount_of(analysis: Analysis) -> StepAmount:
 
 
 def throughput_of(done: Sequence[DoneSteps], wall_s: float, rank_s: float) -> ThroughputDocument:
-    """What a job computes per second.
+    """Return what a job computes per second.
 
     Args:
         wall_s: from the start of the job to its end, s.
@@ -134,7 +133,7 @@ def throughput_of(done: Sequence[DoneSteps], wall_s: float, rank_s: float) -> Th
 def _inputs_per_s(
     stepped: Sequence[DoneSteps], rates: Sequence[DoneSteps], name: str, wall_s: float
 ) -> tuple[float | None, float | None]:
-    """Samples or tokens per second: in typical steps, and over the wall time."""
+    """Return samples or tokens per second, in typical steps and over the wall time."""
     if not rates or wall_s <= 0:
         return None, None
     amounts = [
@@ -149,7 +148,7 @@ def _inputs_per_s(
 
 
 def _mfu(stepped: Sequence[DoneSteps], rank_s: float) -> tuple[float | None, float | None]:
-    """The utilisation in steps and over the wall time: how long the operations take at peak, of each."""
+    """Return the utilisation in steps and over the wall time: time of the operations at peak over each."""
     at_peak_s, in_steps_s, ranks_steps = 0.0, 0.0, 0
     for steps, ranks, amount in stepped:
         if amount.mfu is not None:
@@ -163,20 +162,20 @@ def _mfu(stepped: Sequence[DoneSteps], rank_s: float) -> tuple[float | None, flo
     return at_peak_s / in_steps_s, at_peak_s / ranks_steps * whole / rank_s
 
 
-# Its life.
+# The life of a job.
 
-MAX_LOST = 0.95  # of a step: findings that overlap cannot cost more
-WITHIN_RANKS = ("rank", "host", "gpu", "link", "nic")  # what a straggler may be
+MAX_LOST = 0.95  # of a step: bounds the cost of overlapping findings
+WITHIN_RANKS = ("rank", "host", "gpu", "link", "nic")  # components that may be stragglers
 
 
 @dataclass(frozen=True)
 class JobLife:
-    """All attempts of a job, and what each of their seconds was.
+    """All attempts of a job, and the class of each of their seconds.
 
     Attributes:
         attempts: in order.
         pieces: as `account` returns them.
-        notes: what is not known.
+        notes: what is unknown.
         amounts: what a step of each attempt computes.
         ends: how each attempt ended.
     """
@@ -192,7 +191,8 @@ def life_of(runs: Sequence[Run], opened: Sequence[Analysis] = ()) -> JobLife:
     """Account for the time of a job.
 
     Args:
-        runs: of the job; those before a restart are found in the folder `attempts` of a run.
+        runs: runs of the job; earlier attempts are found in the folder `attempts` of a run.
+        opened: analyses of some of these runs, which are reused.
     """
     analyses = {analysis.run.path: analysis for analysis in opened}
     attempts = attempts_of(runs)
@@ -208,7 +208,7 @@ def life_of(runs: Sequence[Run], opened: Sequence[Analysis] = ()) -> JobLife:
 
 
 def _no_training(attempts: Sequence[Attempt]) -> list[str]:
-    """What to ask instead where a server was recorded, which has no steps of training."""
+    """Return a note that names `dpro serving` if a server was recorded, without steps of training."""
     served = any(attempt.run.num_rows(table) for attempt in attempts for table in (REQUESTS, ITERATIONS))
     if served and all(attempt.steps.is_empty() for attempt in attempts):
         return ["a server without steps of training: nothing counts as progress; ask `dpro serving RUN`"]
@@ -216,7 +216,7 @@ def _no_training(attempts: Sequence[Attempt]) -> list[str]:
 
 
 def lost_to_stragglers(analysis: Analysis) -> float:
-    """Share of a step that healing what findings name as slow would save; 0 where they cannot be found."""
+    """Return the share of a step that healing the most severe slow component would save; 0 where unknown."""
     with suppress(DproError):
         findings, _ = analysis.verdict
         slow = [f for f in findings if f.class_.startswith("slow.") and f.component_kind in WITHIN_RANKS]

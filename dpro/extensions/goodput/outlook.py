@@ -1,9 +1,9 @@
-"""What a job would get done, and what changes to its recovery would give, as a document.
+"""Predicts what a job would get done, and what changes to its recovery would give.
 
-In: the life of a job, how often it fails, and changes such as `checkpoint:every=200`, `spares:hosts=2` or
-`detect:s=30`. Out: `OutlookDocument`. Without changes, those are tried for which the recording of the job is
-enough. What a change assumes is said with it. What it needs and the job did not show is asked for as a key,
-never assumed silently.
+Takes the life of a job, its failure rate, and changes such as `checkpoint:every=200`, `spares:hosts=2` or
+`detect:s=30`; returns an `OutlookDocument`. Without changes, it tries those for which the recording suffices.
+Each change states its assumptions. A value that it needs and the job did not show must be given as a key;
+none is assumed silently.
 """
 
 from __future__ import annotations
@@ -188,34 +188,34 @@ def changed(recovery: Recovery, text: str) -> Recovery:
     """Apply a change.
 
     Raises:
-        UsageError: there is no such change, or its values are none.
+        UsageError: there is no such change, or its values are invalid.
     """
     return apply_change(recovery, text, DESIGNS)
 
 
 def young_daly(recovery: Recovery, failures_per_s: float) -> int:
-    """Steps from one checkpoint to the next by Young's formula, sqrt(2 · stall · time between failures).
+    """Return the best number of steps between checkpoints by Young: sqrt(2 · stall · time between failures).
 
-    Young, CACM 17 (1974); Daly, FGCS 22 (2006), whose higher terms matter where checkpoints take long.
+    Young, CACM 17 (1974); Daly, FGCS 22 (2006), whose higher terms matter only where checkpoints take long.
     """
     best = round(sqrt(2 * recovery.stall_s / failures_per_s) / recovery.step_s)
     return min(max(best, 1), MAX_VALUE // 2)
 
 
 class GoodputPrediction(DocumentPart, frozen=True):
-    """What the job would get done in the time that was asked about.
+    """What the job would get done in the predicted time.
 
     Attributes:
-        edits: what was changed; none for the job as it is.
+        edits: the changes; none for the job as it is.
         goodput: share of the time in which steps are done for good, with stragglers and evaluation, as `ettr`
-            of the job counts them: mean, and within which nine of ten simulated jobs are.
-        low, high: that interval.
+            of the job counts them: mean over simulated jobs.
+        low, high: interval of `goodput` with nine of ten simulated jobs.
         gain_h: hours of training that the change gives, mean; null for the job as it is.
-        gain_low_h, gain_high_h: its interval.
-        throughput: training done in the time, against that of the job as it is; null for that one, and where
-            it would get nothing done.
-        failures: in that time.
-        shares: of the time, by class.
+        gain_low_h, gain_high_h: interval of `gain_h`.
+        throughput: training done in the time, relative to the job as it is; null for that one, and where it
+            would get nothing done.
+        failures: mean number in that time.
+        shares: share of the time of each class.
     """
 
     edits: list[str]
@@ -231,15 +231,15 @@ class GoodputPrediction(DocumentPart, frozen=True):
 
 
 class OutlookDocument(DocumentPart, frozen=True):
-    """What the job would get done if its hosts fail so often, and what changes would give. Unproven.
+    """What the job would get done at a given failure rate, and what changes would give. Unproven.
 
     Attributes:
-        hours: that are simulated.
-        rate: where the rate of failures comes from.
-        job_failures_per_h: of the job as a whole.
-        host_failures_per_h: of each host.
-        hosts: of the job.
-        stages: of the job as measured, s and steps, that the simulation starts from.
+        hours: simulated time.
+        rate: source of the failure rate.
+        job_failures_per_h: failures of the job as a whole.
+        host_failures_per_h: failures of each host.
+        hosts: number of hosts of the job.
+        stages: measured stages of the job, s and steps, from which the simulation starts.
         predictions: the job as it is, then changes, largest gain first.
     """
 
@@ -256,7 +256,7 @@ def outlook(life: JobLife, rate: FailureRate | None, edits: Sequence[str], hours
     """Predict a job as it is, and with changes.
 
     Args:
-        rate: how often it fails; None for as often as it did.
+        rate: its failure rate; None for the observed one.
 
     Raises:
         UsageError: there is no such change.
@@ -279,7 +279,7 @@ def outlook(life: JobLife, rate: FailureRate | None, edits: Sequence[str], hours
 
 
 def _replayed(life: JobLife, recovery: Recovery, edits: Sequence[str]) -> list[str]:
-    """Changes with what a replay of the job says of them."""
+    """Return the changes, with step times of smaller jobs filled in from a replay."""
     changes: list[str] = []
     for edit in edits:
         changes.append(with_replayed_step(life, recovery, edit))
@@ -287,22 +287,22 @@ def _replayed(life: JobLife, recovery: Recovery, edits: Sequence[str]) -> list[s
     return changes
 
 
-# What changes to the recovery of a job would give: productive hours a month, with intervals.
+# Predicted goodput of changes to the recovery of a job, with intervals.
 
 JOBS = 200  # simulated for each prediction
 LOW, HIGH = 5.0, 95.0  # percentiles of an interval
 SEED = 20240501
-MAX_FAILURES = 10_000  # of a job, that are simulated
+MAX_FAILURES = 10_000  # simulated per job
 
 
 def predict_goodput(
     recovery: Recovery, rate: FailureRate, changes: Sequence[Sequence[str]], hours: float
 ) -> list[GoodputPrediction]:
-    """Predict the job as it is, and each of some changes.
+    """Predict the job as it is, and with each list of changes.
 
     Raises:
-        UsageError: as `changed`.
-        Unanswerable: more failures would come than can be simulated.
+        UsageError: there is no such change, or its values are invalid.
+        Unanswerable: there would be more failures than can be simulated.
     """
     base = _simulated(recovery, rate, hours)
     predictions = [_prediction([], base, base, hours)]
@@ -315,7 +315,7 @@ def predict_goodput(
 
 
 def candidates(recovery: Recovery, rate: FailureRate) -> list[list[str]]:
-    """Changes that a search tries: those that need nothing which the job did not show."""
+    """Return the changes that a search tries: those for which the recording of the job suffices."""
     per_s = (rate.job + rate.host * recovery.hosts) / S_PER_H
     changes = []
     if recovery.stall_s > 0 and per_s > 0:
@@ -330,7 +330,7 @@ def candidates(recovery: Recovery, rate: FailureRate) -> list[list[str]]:
 
 
 def _simulated(recovery: Recovery, rate: FailureRate, hours: float) -> tuple[Floats, Floats, float]:
-    """[S] goodput, [classes] shares and the mean number of failures of simulated jobs."""
+    """Return [S] goodput, [classes] shares and the mean number of failures of simulated jobs."""
     failures_per_h = rate.job + rate.host * recovery.hosts
     if not failures_per_h * hours <= MAX_FAILURES:
         raise Unanswerable(
@@ -373,14 +373,14 @@ def _prediction(
     )
 
 
-# How long a step takes while a host is missing: by a replay of the job's own recording with fewer replicas.
+# The step time while a host is missing, from a replay of the job's recording with fewer replicas.
 
 
 def with_replayed_step(life: JobLife, recovery: Recovery, text: str) -> str:
-    """A change with `slower` and `unsure`, where it is `smaller` and does not give them.
+    """Add `slower` and `unsure` to a change `smaller` that lacks them; return other changes as they are.
 
     Raises:
-        UsageError: the run does not say how long such a step takes.
+        UsageError: the run does not show how long such a step takes.
     """
     name, rest = split_edit(text)
     if name != SMALLER:
@@ -401,11 +401,11 @@ def with_replayed_step(life: JobLife, recovery: Recovery, text: str) -> str:
             return f"{text},slower=1"
         slower, unsure = _replayed_slowdown(life, replicas, fewer, keeps_batch)
         return f"{text},slower={slower:.4g},unsure={unsure:.2g}"
-    return text  # whose numbers are none: it is refused when it is applied
+    return text  # invalid numbers are refused when the change is applied
 
 
 def _replayed_slowdown(life: JobLife, replicas: int, fewer: int, keeps_batch: bool) -> tuple[float, float]:
-    """Steps of `fewer` replicas over those of all, and the standard deviation of that."""
+    """Return the step time of `fewer` replicas over that of `replicas`, and its standard deviation."""
     most = max((attempt.workers.height for attempt in life.attempts), default=0)
     whole = [
         attempt for attempt in life.attempts if attempt.workers.height == most and attempt.run.num_rows(SPANS)
@@ -427,12 +427,12 @@ def _replayed_slowdown(life: JobLife, replicas: int, fewer: int, keeps_batch: bo
             f"{DESIGNS[SMALLER].example}"
         ) from error
     (before_ns, before_doubt_ns), (after_ns, after_doubt_ns) = before, after
-    # What both assume of the network is the same, so doubts do not add up: the larger one counts.
+    # Both make the same assumptions on the network, so errors do not add up: the larger one counts.
     return after_ns / before_ns, max(before_doubt_ns, after_doubt_ns) / before_ns
 
 
 def _predicted(analysis: Analysis, recorded: int, replicas: int, *more: Edit) -> tuple[float, float]:
-    """The mean step of a job with this number of replicas, and its standard deviation."""
+    """Return the mean step of a job with this number of replicas, and its standard deviation, in ns."""
     edits = [*([DataParallelSize(replicas)] if replicas != recorded else []), *more]
     trust = analysis.trust
     if not trust.answerable:
@@ -442,5 +442,5 @@ def _predicted(analysis: Analysis, recorded: int, replicas: int, *more: Edit) ->
 
 
 def _deviation_ns(prediction: Prediction) -> float:
-    """The standard deviation of a predicted step, of its gain's interval of nine in ten."""
+    """Return the standard deviation of a predicted step, from the 90 % interval of its gain."""
     return (prediction.gain_high_ns - prediction.gain_low_ns) * prediction.samples / 2 / NINETY

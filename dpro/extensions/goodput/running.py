@@ -1,8 +1,8 @@
-"""The account of a job that still runs: where its time has gone so far, over all its attempts.
+"""The account of a job that is still running, over all its attempts up to now.
 
-In: a run that is being recorded. Out: a small run of what some of its ranks have recorded so far, and the
-account that `dpro goodput` makes of it. Ranks wait for each other, so that a few show the life of all. Deep
-windows are not read: what stragglers cost is not in it.
+Takes a run that is being recorded; returns a small run of the records of some of its ranks, and its account
+as in `dpro goodput`. Ranks wait for each other, so a few ranks represent all. Does not read deep windows, so
+the account lacks the cost of stragglers.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 
 MAX_RANKS = 8
 MIN_S = 60.0  # from one account to the next
-SHARE = 0.02  # of the time that accounts may take
-NO_GRADIENTS = "step_no_grad_ns"  # the counter by which evaluation is known
+SHARE = 0.02  # of the watcher's time that accounts may take
+NO_GRADIENTS = "step_no_grad_ns"  # the counter that shows evaluation
 
 
 class LifeWatch:
-    """The account of a job that is watched, made anew now and then by a thread of its own.
+    """The account of a watched job, renewed from time to time by a separate thread.
 
     Attributes:
-        latest: the last account; None before the first.
+        latest: the latest account; None before the first.
     """
 
     def __init__(self, run: Path) -> None:
-        """Nothing is known yet."""
+        """Start without an account; the first begins after `MIN_S`."""
         self.latest: GoodputDocument | None = None
         self._run = run
         self._made: GoodputDocument | None = None
@@ -50,7 +50,7 @@ class LifeWatch:
         self._next_s = time.monotonic() + MIN_S
 
     def look(self) -> bool:
-        """Begin an account where it is time, and take one that is ready; return whether there is one."""
+        """Start the next account if it is due, collect a finished one, and return whether `latest` is new."""
         if self._working is None and time.monotonic() >= self._next_s:
             self._working = threading.Thread(target=self._work, name="account", daemon=True)
             self._working.start()
@@ -63,7 +63,7 @@ class LifeWatch:
 
     def _work(self) -> None:
         begun_s = time.monotonic()
-        # Files come and go while they are read; the next account finds others.
+        # Files appear and disappear while they are read; the next account succeeds with others.
         with suppress(DproError, OSError, ValueError, LookupError, pl.exceptions.PolarsError):
             self._made = account_so_far(self._run)
         took_s = time.monotonic() - begun_s
@@ -71,10 +71,10 @@ class LifeWatch:
 
 
 def account_so_far(run: Path) -> GoodputDocument:
-    """Where the time of a job that runs has gone so far.
+    """Return the account of a running job up to now.
 
     Raises:
-        InputError: no rank of it has recorded anything yet.
+        InputError: none of its ranks has recorded anything yet.
     """
     with run_so_far(run) as small:
         return goodput_document(life_of([small]), [str(run)])
@@ -82,10 +82,10 @@ def account_so_far(run: Path) -> GoodputDocument:
 
 @contextmanager
 def run_so_far(run: Path) -> Iterator[Run]:
-    """A run, for as long as it is needed, of what some ranks of a job that runs have recorded so far.
+    """Create a temporary run from the records of some ranks of a running job, up to now.
 
     Raises:
-        InputError: no rank of it has recorded anything yet.
+        InputError: none of its ranks has recorded anything yet.
     """
     recorded = [(process, launch) for launch in launches(run) for process in processes(launch)]
     launched = {process.folder: int(launch.facts().get("launched_ns", -1)) for process, launch in recorded}
@@ -104,7 +104,6 @@ def run_so_far(run: Path) -> Iterator[Run]:
 
 
 def _write(to: Path, attempt: Sequence[RecordedProcess], launched: dict[Path, int]) -> None:
-    """Write the tables that an account needs."""
     for process in attempt:
         recorded = records.read_records(process.folder / "records.bin")
         frames = frames_of(process, recorded, None)

@@ -1,13 +1,13 @@
-"""What a job gets done in some time, if its hosts fail and it recovers in a given way.
+"""Simulates what a job gets done in some time, if its hosts fail and it recovers in a given way.
 
-In: a `Recovery`, the stages of a job and how it saves and recovers; when failures come; how long. Out: what
-each of many simulated jobs did in that time. Between two failures a job is a sequence of known length: it
-starts, and alternates between steps and checkpoints. So the simulation goes from failure to failure, of all
-jobs at once.
+Takes a `Recovery`, the stages of a job and how it saves and recovers; times of failures; and a duration.
+Returns what each of many simulated jobs did in that time. Between two failures a job is a sequence of known
+length: it starts, and alternates between steps and checkpoints. So the simulation goes from failure to
+failure, of all jobs at once.
 
-What is simulated: failures may come while the job starts or trains. What was done since the last whole
-checkpoint is lost. A failed host goes to repair; a spare takes its place, else the job waits, or goes on with
-fewer replicas until a host is back, and then starts again from its last checkpoint, as under torchrun.
+Failures may come while the job starts or trains, and lose what was done since the last complete checkpoint. A
+failed host goes to repair. A spare replaces it; without one the job waits, or continues with fewer replicas
+until a host is back, and then restarts from its last checkpoint, as under torchrun.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats
 
-MIN_STEP = 0.1  # of the mean step: no attempt steps faster, however they differ; likewise of other stages
-MAX_CYCLES = 1_000_000  # starts of a job in the time that is simulated
+MIN_STEP = 0.1  # of the mean of steps and stages: bounds their random variation from below
+MAX_CYCLES = 1_000_000  # starts of a job in the simulated time
 CLASSES = ("productive", "smaller", "checkpoint", "repeated", "hang", "start", "down", "waiting")
 
 
@@ -32,33 +32,33 @@ class Recovery:
     Attributes:
         step_s: a step at full size.
         every: steps from one checkpoint to the next; 0 for none.
-        stall_s: how long training stands for a checkpoint.
-        background_s: how long it takes after that until it is whole.
-        start_s: from the start of processes until the first step, a load included.
-        down_s: from the end of processes until there are new ones.
+        stall_s: how long a checkpoint stalls training.
+        background_s: time after that until the checkpoint is complete.
+        start_s: from the start of processes until the first step, including a load.
+        down_s: from the end of processes until the next ones start.
         detect_s: from a failure that hangs until the processes are ended.
-        crash_s: the same of other failures, which end a process.
+        crash_s: from any other failure, which ends a process, until the processes are ended.
         hangs: share of failures that hang.
-        kept_steps: steps that a failure costs where neighbours hold the state, whatever was saved; -1 where
+        kept_steps: steps that a failure costs where neighbours have the state, whatever was saved; -1 where
             they do not.
-        hosts: that the job needs at full size.
-        spares: hosts that stand by; -1 for always enough.
+        hosts: number of hosts of the job at full size.
+        spares: number of spare hosts; -1 for always enough.
         repair_s: until a failed host is back.
-        replicas: data-parallel replicas at full size; 0 for a job that cannot go on with fewer.
-        slower: how much longer a step takes while a host is missing.
-        unsure: of `slower`, its standard deviation.
-        keeps_batch: whether it then holds as many samples as before; else fewer, as replicas are missing.
-        kept_share: of a replica's samples that it still computes without a GPU; 0 where it cannot go on.
+        replicas: data-parallel replicas at full size; 0 for a job that cannot continue with fewer.
+        slower: factor by which a step is longer while a host is missing.
+        unsure: standard deviation of `slower`.
+        keeps_batch: whether such a step has as many samples as before; otherwise fewer, as replicas are
+            missing.
+        kept_share: share of a replica's samples that it still computes without a GPU; 0 where it stops.
         launch_s: until the launcher of a host that is back has joined the job.
-        wait_s: how long the others wait for more hosts before they go on without one.
-        warm_s: of a start, what its first steps take longer.
+        wait_s: how long the others wait for more hosts before they continue without one.
+        warm_s: part of `start_s` by which the first steps are longer than typical ones.
         writers: ranks that write a checkpoint.
-        ranks: of the job at full size; 0 where unknown.
-        step_noise: by what share of it steps differ, as where the machine or the network is shared: the
-            mean of n steps has this standard deviation over the root of n.
-        stage_noise: by what share of its mean each start differs, with what the failure before it cost.
-        stage_doubt: how far all of that, and what checkpoints stall, is open, as a standard deviation of the
-            mean.
+        ranks: ranks of the job at full size; 0 where unknown.
+        step_noise: variation of steps, as where the machine or the network is shared: the mean of n steps has
+            this relative standard deviation over the root of n.
+        stage_noise: relative standard deviation of each start, with the cost of the failure before it.
+        stage_doubt: relative standard deviation of the mean of all these stages, and of checkpoint stalls.
     """
 
     step_s: float
@@ -94,9 +94,10 @@ class Failures:
     """When failures come.
 
     Attributes:
-        after: for the present time of each job [S], s, and its hosts [S]: when its next failure comes.
-        of_hosts: for the hosts of each job [S]: the share of failures that take a host.
-        hanging: for failures at some times [S], s: whether each hangs; None where that is left to chance.
+        after: maps the present time [S], s, and number of hosts [S] of jobs to the time of their next
+            failure.
+        of_hosts: maps the number of hosts [S] of jobs to the share of failures that take a host.
+        hanging: maps times of failures [S], s, to whether each hangs; None to draw that at random.
     """
 
     after: Callable[[Floats, NDArray[np.int64]], Floats]
@@ -106,12 +107,12 @@ class Failures:
 
 @dataclass(frozen=True)
 class SimulatedTime:
-    """What simulated jobs did with their time.
+    """How simulated jobs spent their time.
 
     Attributes:
-        seconds: [S, classes] by job and class of `CLASSES`; a row adds up to the time that was simulated.
-        steps: [S] steps of the full size that were done for good.
-        failures: [S].
+        seconds: [S, classes] time by job and class of `CLASSES`; a row adds up to the simulated time.
+        steps: [S] steps at full size that were done for good.
+        failures: [S] number of failures.
     """
 
     seconds: Floats
@@ -127,7 +128,7 @@ class SimulatedTime:
 def simulate(
     recovery: Recovery, failures: Failures, horizon_s: float, rng: np.random.Generator, jobs: int
 ) -> SimulatedTime:
-    """Let jobs run, fail and recover for some time.
+    """Simulate jobs that run, fail and recover for `horizon_s`.
 
     Raises:
         ValueError: more than `MAX_CYCLES` starts would be simulated.
@@ -142,15 +143,15 @@ def simulate(
 
 
 class _State:
-    """Where simulated jobs stand: `now_s` [S], and what they have done.
+    """The present time `now_s` [S] of simulated jobs, and what they have done.
 
     Attributes:
-        stages: [S] times as long as measured stages that are no steps take in each job.
+        stages: [S] factor on the measured time of stages other than steps, by job.
     """
 
     def __init__(self, recovery: Recovery, jobs: int, rng: np.random.Generator) -> None:
         self.recovery = recovery
-        # Drawn apart, so that the failures of other designs are the same.
+        # Separate streams, so that all designs have the same failures.
         slower_rng, mean_rng, self._stage_rng = rng.spawn(3)
         doubt = recovery.unsure * slower_rng.standard_normal(jobs)
         self.slower = np.maximum(recovery.slower + doubt, MIN_STEP)
@@ -163,7 +164,7 @@ class _State:
         self.back_s: Floats = np.zeros((jobs, 0))  # [S, in repair] when each host is back
 
     def as_long(self) -> Floats:
-        """[S] times as long as on the mean the stages of this cycle take, as far as that is not known."""
+        """Return [S] factors on the mean time of the stages of this cycle, drawn from their uncertainty."""
         noise = self.recovery.stage_noise * self._stage_rng.standard_normal(len(self.now_s))
         return np.asarray(np.maximum(self.stages + noise, MIN_STEP))
 
@@ -172,7 +173,7 @@ class _State:
         self.now_s += seconds
 
     def hosts(self) -> NDArray[np.int64]:
-        """[S] how many hosts there are for each job, at most as many as it needs."""
+        """Return [S] available hosts of each job, at most as many as it needs."""
         recovery = self.recovery
         if recovery.spares < 0:
             return np.full(len(self.now_s), recovery.hosts)
@@ -180,13 +181,13 @@ class _State:
         return np.asarray(np.minimum(recovery.hosts + recovery.spares - away, recovery.hosts), np.int64)
 
     def next_back_s(self) -> Floats:
-        """[S] when the next host is back; infinity where none is away."""
+        """Return [S] when the next host is back; infinity where none is away."""
         if not self.back_s.shape[1]:
             return np.full(len(self.now_s), np.inf)
         return np.asarray(np.where(self.back_s > self.now_s[:, None], self.back_s, np.inf).min(axis=1))
 
     def send_to_repair(self, which: Bools) -> None:
-        """A host of some jobs is away from now on."""
+        """Send a host of each selected job to repair."""
         away_s = self.recovery.repair_s + self.recovery.launch_s
         back = np.where(which, self.now_s + away_s, -np.inf)
         kept = self.back_s[:, (self.back_s > self.now_s[:, None]).any(axis=0)]
@@ -196,7 +197,7 @@ class _State:
 def _cycle(
     state: _State, failures: Failures, horizon_s: float, rng: np.random.Generator, running: Bools
 ) -> None:
-    """From a start of processes to the next, of the jobs whose time is not over."""
+    """Simulate from one start of processes to the next, for the jobs that are not over."""
     recovery = state.recovery
     hosts, size = _wait_for_hosts(state, horizon_s, running)
     begun_s = state.now_s.copy()
@@ -226,7 +227,7 @@ def _cycle(
 
 
 def _wait_for_hosts(state: _State, horizon_s: float, running: Bools) -> tuple[NDArray[np.int64], Floats]:
-    """[S] the hosts that each job starts with, and its size with them; time passes while they are too few."""
+    """Wait until each job has enough hosts; return [S] its hosts at the start, and its relative size."""
     recovery = state.recovery
     while True:
         hosts = state.hosts()
@@ -241,7 +242,7 @@ def _wait_for_hosts(state: _State, horizon_s: float, running: Bools) -> tuple[ND
 
 
 def _train(state: _State, run_s: Floats, size: Floats, usual_s: Floats, stops: Bools) -> None:
-    """Steps and checkpoints for a time, at whose end some jobs lose what is in no whole checkpoint."""
+    """Simulate steps and checkpoints for `run_s`; jobs in `stops` lose steps without a checkpoint."""
     recovery = state.recovery
     step_s = usual_s * np.where(size < 1, state.slower, 1.0)
     counts = np.ones_like(size) if recovery.keeps_batch else size
@@ -261,19 +262,18 @@ def _train(state: _State, run_s: Floats, size: Floats, usual_s: Floats, stops: B
     state.steps += kept * counts
     state.spend("checkpoint", stalls_s)
     productive_s = np.where(stops, kept * step_s, run_s - stalls_s)
-    full_s = productive_s * counts * usual_s / step_s  # what it counts, in time at full size
+    full_s = productive_s * counts * usual_s / step_s  # time that the same progress takes at full size
     state.spend("productive", full_s)
     state.spend("smaller", productive_s - full_s)
     state.spend("repeated", run_s - stalls_s - productive_s)
 
 
 def exponential(job_rate: float | Floats, host_rate: float | Floats, rng: np.random.Generator) -> Failures:
-    """Failures without memory: of the job as a whole, and of each of its hosts.
+    """Return memoryless failures, of the job as a whole and of each of its hosts.
 
     Args:
-        job_rate: failures of the job per s that come whatever its size: its software, its storage; [S] where
-            the jobs differ.
-        host_rate: failures per s and host; likewise.
+        job_rate: failures of the job per s at any size, from software and storage; [S] where the jobs differ.
+        host_rate: failures per s and host; [S] where the jobs differ.
     """
 
     def after(now_s: Floats, hosts: NDArray[np.int64]) -> Floats:

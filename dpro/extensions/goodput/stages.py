@@ -1,10 +1,11 @@
-"""The stages of a job, as measured, and how often it fails: what a simulation of its recovery starts from.
+"""Measures the stages of a job and its failure rate, from which a simulation of its recovery starts.
 
-In: the life of a job. Out: a `Recovery`, and how often it failed. A stage that never occurred takes no time.
+Takes the life of a job; returns a `Recovery` and the failures seen. A stage that never occurred takes no
+time.
 
-How often a job fails, its own attempts say, a log, or what others have published: `FailureRate` has failures
-of the job as a whole, and of each host, per hour. Small jobs fail more often than their hosts alone explain,
-since software and storage fail, too: so there are two rates.
+The failure rate of a job comes from its own attempts, a log, or publications: `FailureRate` has failures per
+hour of the job as a whole and of each host. There are two rates since small jobs fail more often than their
+hosts explain: software and storage fail, too.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from dpro.panics import panics_as
 from dpro.units import NS_PER_S, NS_PER_US, S_PER_H, format_duration
 
 STARTING = (IMPORTS, GROUP, SET_UP, classes.LOADING, classes.WARM_UP)
-HUNG = 2.0  # steps that a failed attempt stands at least if it hung
-RARE = 0.01  # of the moments of training: in the others, steps are shorter than what a failed attempt stood
-# How far stages differ from one job, or month, to the next, as a standard deviation of their mean: starts did
-# by 0.13, checkpoints by 0.07 between twelve jobs of one machine.
+HUNG = 2.0  # a failed attempt hung if it was idle for at least this many typical steps
+RARE = 0.01  # of the moments of training, at which steps may be longer than the idle time of a hang
+# Relative standard deviation of a stage's mean from one job, or month, to the next: between twelve jobs
+# of one machine it was 0.13 for starts and 0.07 for checkpoints.
 BETWEEN_JOBS = 0.1
 TRAINING = (classes.PRODUCTIVE, classes.STRAGGLER, classes.EVALUATION, classes.REPEATED, BETWEEN)
 
@@ -53,8 +54,8 @@ class SeenFailures:
 
     Attributes:
         count: attempts that did not end well.
-        up_s: how long its processes were there, all attempts.
-        hosts: that it had.
+        up_s: time that its processes were up, over all attempts.
+        hosts: number of its hosts.
     """
 
     count: int
@@ -63,15 +64,15 @@ class SeenFailures:
 
 
 def stages_of(life: JobLife) -> Recovery:
-    """How long each stage of a job takes, means over its attempts.
+    """Return the duration of each stage of a job, as means over its attempts.
 
     Raises:
         Unanswerable: it did no step, or none that took time.
     """
     ranks = max(life.pieces["rank"].n_unique(), 1)
-    # A job may go on with fewer ranks for a while, so all are means over the ranks that were there.
+    # A job may continue with fewer ranks for a while, so all are means over the ranks that were up.
     seconds = {name: ns / NS_PER_S for name, ns in life.pieces.group_by("class").agg(_total()).iter_rows()}
-    # The part of a step that a failure cut off is no step.
+    # A step cut off by a failure does not count.
     whole = life.pieces.filter((pl.col("class") != classes.REPEATED) | (pl.col("step") >= 0))
     stepping = whole.filter(pl.col("class").is_in(TRAINING))
     steps = life.pieces.filter(pl.col("step") >= 0).select("attempt", "rank", "step").n_unique()
@@ -109,7 +110,7 @@ def stages_of(life: JobLife) -> Recovery:
 
 
 def seen_failures(life: JobLife) -> SeenFailures:
-    """How often a job failed, and in how long."""
+    """Return how often a job failed, and in how much time."""
     ranks = max(life.pieces["rank"].n_unique(), 1)
     up = life.pieces.filter(~pl.col("class").is_in([DOWN]))
     count = sum(attempt.ended_well is False for attempt in life.attempts)
@@ -117,7 +118,7 @@ def seen_failures(life: JobLife) -> SeenFailures:
 
 
 def _down_s(pieces: pl.DataFrame, there: pl.DataFrame) -> float:
-    """From the end of a process until that of the next attempt is there, mean of the ranks that both have."""
+    """Return the mean time from the end of a rank's process until that of the next attempt starts, in s."""
     again = there.select(pl.col("attempt") - 1, "rank")
     between = pieces.filter(pl.col("class") == DOWN).join(again, on=["attempt", "rank"])
     between = between.join(there, on=["attempt", "rank"])
@@ -126,10 +127,10 @@ def _down_s(pieces: pl.DataFrame, there: pl.DataFrame) -> float:
 
 
 def _stood_s(life: JobLife, ranks: int) -> tuple[list[float], list[float]]:
-    """How long attempts stood until their processes were ended, means of ranks: those that hung, the others.
+    """Return idle times of failed attempts until they were ended, in s, means over ranks: hung ones, others.
 
-    An attempt hung if all its processes outlived its last step for longer than steps take, in all but a few
-    of the moments at which a failure may come.
+    An attempt hung if all its processes outlived its last step for longer than a step that a failure
+    interrupts at a random moment takes, except with probability `RARE`.
     """
     typical_ns = {attempt.number: attempt.typical_ns for attempt in life.attempts}
     latest_ns = _longest_ns(life.pieces)
@@ -147,9 +148,9 @@ def _stood_s(life: JobLife, ranks: int) -> tuple[list[float], list[float]]:
 
 
 def _longest_ns(pieces: pl.DataFrame) -> float:
-    """What steps take, without saves, loads and warm-up, at all but `RARE` of the moments.
+    """Return the duration that steps, without saves, loads and warm-up, exceed at only `RARE` of the moments.
 
-    A failure that comes at any moment finds a long step more often than a short one.
+    Weighted by time, since a failure at a random moment meets a long step more often than a short one.
     """
     steps = pieces.filter((pl.col("step") >= 0) & pl.col("class").is_in(TRAINING))
     took = steps.group_by("attempt", "rank", "step").agg(_total()).sort("duration_ns")
@@ -160,10 +161,10 @@ def _longest_ns(pieces: pl.DataFrame) -> float:
 
 
 def _noise(stepping: pl.DataFrame) -> float:
-    """By what share steps differ, so that the mean of n has this deviation over the root of n.
+    """Return the variation of steps, such that the mean of n steps varies by this share over the root of n.
 
-    By the method of batch means (Law, Simulation Modeling and Analysis): slow steps come together, so that
-    single ones do not show by how much the mean of many differs.
+    By the method of batch means (Law, Simulation Modeling and Analysis): slow steps come in groups, so the
+    variation of single steps does not show that of the mean of many.
     """
     by_rank = stepping.filter(pl.col("step") >= 0).group_by("attempt", "rank", "step").agg(_total())
     steps = by_rank.group_by("attempt", "step").agg(pl.col("duration_ns").mean())
@@ -177,13 +178,13 @@ def _noise(stepping: pl.DataFrame) -> float:
 
 
 def _stage_noise(pieces: pl.DataFrame) -> float:
-    """By what share starts differ from each other."""
+    """Return the variation of starts, as a share of their mean."""
     starts = pieces.filter(pl.col("class").is_in(STARTING)).group_by("attempt", "rank").agg(_total())
     return _variation(starts.group_by("attempt").agg(pl.col("duration_ns").mean())["duration_ns"])
 
 
 def _variation(values: pl.Series) -> float:
-    """Standard deviation over the mean; 0 of fewer than two values."""
+    """Return the standard deviation over the mean; 0 of fewer than two values."""
     deviation, mean = values.std(), values.mean()
     if isinstance(deviation, float) and isinstance(mean, float) and mean > 0:
         return deviation / mean
@@ -191,12 +192,12 @@ def _variation(values: pl.Series) -> float:
 
 
 def _seconds(pieces: pl.DataFrame, ranks: int) -> float:
-    """What pieces take of the time of each rank."""
+    """Return the time of pieces per rank, in s."""
     return int(pieces["duration_ns"].sum()) / ranks / NS_PER_S
 
 
 def _hosts(life: JobLife) -> int:
-    """How many hosts the job had; one where none is named."""
+    """Return the number of hosts of the job; 1 where none is named."""
     return max(1, *(attempt.workers["host"].n_unique() for attempt in life.attempts))
 
 
@@ -205,19 +206,19 @@ def _total() -> pl.Expr:
 
 
 def _saves(attempt: Attempt) -> list[int]:
-    """How many steps of the attempt were done at each of its saves, of ranks that save together once."""
+    """Return the number of steps done at each save of the attempt; simultaneous saves of ranks count once."""
     saves = attempt.checkpoints.filter(pl.col("kind") == SAVE)
     rows = saves.select("rank", "start_ns").iter_rows()
     return sorted({updates_before(attempt, rank, start_ns) for rank, start_ns in rows})
 
 
 def _writers(attempt: Attempt) -> int:
-    """How many ranks saved."""
+    """Return the number of ranks that saved."""
     return attempt.checkpoints.filter(pl.col("kind") == SAVE)["rank"].n_unique()
 
 
 def _background_s(attempts: list[Attempt]) -> float:
-    """How long saves went on after training had gone on."""
+    """Return the mean time that saves continued in the background after training resumed, in s."""
     saves = pl.concat([attempt.checkpoints for attempt in attempts]).filter(
         (pl.col("kind") == SAVE) & (pl.col("duration_ns") >= 0)
     )
@@ -225,9 +226,9 @@ def _background_s(attempts: list[Attempt]) -> float:
     return float(mean) / NS_PER_S if isinstance(mean, (int, float)) else 0.0
 
 
-MIN_FAILURES = 3  # of its own that a job's rate is taken from
+MIN_FAILURES = 3  # fewer do not give a rate
 YEAR_LAST = re.compile(r"\s*\d{1,2}[/.-]\d{1,2}[/.-]\d{4}")
-MAX_TIME_S = 1e11  # the year 5138: what is larger counts ms, us or ns
+MAX_TIME_S = 1e11  # the year 5138: larger values are in ms, us or ns
 
 
 @dataclass(frozen=True)
@@ -237,8 +238,8 @@ class FailureRate:
     Attributes:
         job: of the job as a whole.
         host: of each host.
-        count: failures that the rate rests on: how sure it is; 0 for a rate that was given.
-        source: where it comes from.
+        count: number of failures that the rate is estimated from; 0 for a rate that was given.
+        source: its source, in words.
     """
 
     job: float
@@ -247,16 +248,16 @@ class FailureRate:
     source: str
 
     def per_s(self, jobs: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """[S] both rates per second, for jobs that differ as far as the rate is not known.
+        """Return [S] rates of the job and of each host, per second, drawn from their uncertainty per job.
 
         Args:
-            rng: draws them from the Gamma distribution of a rate of which `count` failures were seen.
+            rng: draws from the Gamma distribution of a rate estimated from `count` failures.
         """
         sure = rng.gamma(self.count, 1 / self.count, jobs) if self.count else np.ones(jobs)
         return self.job / S_PER_H * sure, self.host / S_PER_H * sure
 
 
-# Of hosts with 8 GPUs. What each was computed from is in docs/goodput.md.
+# Rates of hosts with 8 GPUs; docs/goodput.md derives them.
 PRESETS = {
     # 7.9 h at 1,024 GPUs as measured, 1.8 h at 16,384 as projected (arXiv 2410.21680): two equations.
     "rsc-1": FailureRate(0.0980, 2.234e-4, 0, "RSC-1, A100 (arXiv 2410.21680)"),
@@ -268,7 +269,7 @@ PRESETS = {
 
 
 def own_rate(seen: SeenFailures) -> FailureRate:
-    """The rate of a job's own failures, all counted as of the job.
+    """Return the rate of a job's own failures, all attributed to its hosts.
 
     Raises:
         Unanswerable: they are too few.
@@ -283,18 +284,18 @@ def own_rate(seen: SeenFailures) -> FailureRate:
 
 
 def rate_per_gpu(mtbf_h: float, gpus_per_host: int) -> FailureRate:
-    """The rate by the mean time between failures of a GPU."""
+    """Return the rate from the mean time between failures of a GPU, in hours."""
     return FailureRate(0.0, gpus_per_host / mtbf_h, 0, f"a failure each {mtbf_h:,.6g} h of a GPU")
 
 
 def rate_of_log(log: pl.DataFrame, hosts: int) -> FailureRate:
-    """The rate of the failures in a log, those without a host counted as of the job.
+    """Return the rate of the failures in a log; those without a host are attributed to the job.
 
     Args:
         log: as `read_log` returns it.
 
     Raises:
-        Unanswerable: it holds too few failures, or all at one time.
+        Unanswerable: it has too few failures, or all at one time.
     """
     span_h = float(log["time_s"][-1] - log["time_s"][0]) / S_PER_H
     count = log.height - 1  # intervals
@@ -308,10 +309,10 @@ def rate_of_log(log: pl.DataFrame, hosts: int) -> FailureRate:
 
 
 def read_log(path: Path) -> pl.DataFrame:
-    """A log of failures: `time_s`, from its first row on, and `host`, empty for failures of no host.
+    """Read a log of failures: `time_s`, sorted, and `host`, empty for failures of no host.
 
     Args:
-        path: CSV or Parquet with a column `time` (ISO 8601, or seconds) and, if known, `host` and `kind`.
+        path: CSV or Parquet with a column `time` (ISO 8601, or seconds) and, if known, `host`.
 
     Raises:
         InputError: it cannot be read, or lacks the column.
@@ -347,7 +348,6 @@ def read_log(path: Path) -> pl.DataFrame:
 
 
 def _log_seconds(path: Path, time: pl.Series) -> pl.Series:
-    """The times of a log in seconds."""
     if time.dtype in (pl.Datetime, pl.Date):
         return time.dt.epoch("us") / (NS_PER_S / NS_PER_US)
     if not time.dtype.is_numeric():

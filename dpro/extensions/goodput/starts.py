@@ -1,9 +1,9 @@
-"""Why it took so long until the first step: the stages of a start by rank, and what took longest in each.
+"""Explains the time until the first step: the stages of a start by rank, and the longest parts of each.
 
-In: an attempt, and the account of its time. Out: `StartDocument`. On each rank the stages add up to the time
-from the start of the job, of later attempts of its process, to the end of its first step. A process group
-takes as long as its last member is late: who that was follows from how long its members took, where all of
-them were recorded and had it at the same time.
+Takes an attempt and the account of its time; returns a `StartDocument`. On each rank the stages add up to the
+time from the start of the job (in later attempts, of the process) to the end of its first step. A process
+group takes until its last member arrives; which member that was follows from how long each took, where all
+were recorded and finished at the same time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dpro.words import counted
 FIRST_STEP = "first_step"
 STAGES = (LAUNCH, IMPORTS, GROUP, LOADING, SET_UP, FIRST_STEP)
 _STAGE_OF = {"import": IMPORTS, "process_group": GROUP, LOAD: LOADING}  # by kind of part
-MAX_PARTS, MIN_SHARE = 3, 0.1  # of a stage: parts that are listed, and what they take of it at least
-MAX_APART = 0.5  # of a wait: how far apart members may have got their group
+MAX_PARTS, MIN_SHARE = 3, 0.1  # of a stage: parts that are listed, and their minimum share of its time
+MAX_APART = 0.5  # of a wait: how far apart members may have finished creating their group
 
 
 class StartPart(DocumentPart, frozen=True):
@@ -32,9 +32,9 @@ class StartPart(DocumentPart, frozen=True):
 
     Attributes:
         what: an import, a process group or a load, in words.
-        took_s: how long it took.
-        waited_s: how long of it for the last member of a group to come; null where that is not known.
-        waited_for: the rank that came last; null where that is not known.
+        took_s: its duration.
+        waited_s: time of it spent waiting for the last member of a group; null where that is unknown.
+        waited_for: the rank that came last; null where that is unknown.
     """
 
     what: str
@@ -47,12 +47,12 @@ class StartStage(DocumentPart, frozen=True):
     """One stage of a start.
 
     Attributes:
-        stage: launch, imports, process_group, load, set_up (what is none of the others) or first_step.
-        last_s: how long it took on the rank whose start took longest: these add up.
-        median_s: median of all ranks.
-        longest_s: on the rank on which it took longest.
+        stage: launch, imports, process_group, load, set_up (none of the others) or first_step.
+        last_s: its duration on the rank whose start took longest: these add up.
+        median_s: median over all ranks.
+        longest_s: its duration on the rank on which it took longest.
         rank: that rank.
-        parts: the longest there, longest first.
+        parts: the longest parts there, longest first.
     """
 
     stage: str
@@ -64,15 +64,15 @@ class StartStage(DocumentPart, frozen=True):
 
 
 class StartDocument(DocumentPart, frozen=True):
-    """How long an attempt took until its first step had ended.
+    """How long an attempt took to the end of its first step.
 
     Attributes:
         attempt: its number, from 0.
         total_s: on the rank that took longest.
         rank: that rank.
-        median_s: median of all ranks.
-        has_parts: whether its imports and process groups were recorded one by one.
-        stages: in the order in which they mostly come, without those that took no time.
+        median_s: median over all ranks.
+        has_parts: whether imports and process groups were recorded one by one.
+        stages: in their usual order, without those that took no time.
     """
 
     attempt: int
@@ -84,7 +84,7 @@ class StartDocument(DocumentPart, frozen=True):
 
 
 def start_of(attempt: Attempt, pieces: pl.DataFrame) -> StartDocument | None:
-    """How an attempt came to its first step; None if no rank of it is known to have done one.
+    """Return the start of an attempt by stages; None if no rank is known to have done a step.
 
     Args:
         pieces: of the time of all attempts, as `account` returns them.
@@ -119,7 +119,7 @@ def _median_s(ns: pl.Series) -> float:
 
 
 def _parts(attempt: Attempt, until: pl.DataFrame) -> pl.DataFrame:
-    """`rank`, `stage`, `what`, `duration_ns`, `waited_ns` and `late`: parts of stages, imports by package.
+    """Return `rank`, `stage`, `what`, `duration_ns`, `waited_ns` and `late` of the parts, imports by package.
 
     Args:
         until: pieces of the attempt's time until its first step had ended.
@@ -145,7 +145,7 @@ def _parts(attempt: Attempt, until: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_waits(parts: pl.DataFrame) -> pl.DataFrame:
-    """With `waited_ns` for the member of a group that came last, and `late`, its rank; null where unknown."""
+    """Add `waited_ns` for the last member of a group, and its rank `late`; null where unknown."""
     group = ["name", GROUP_RANKS]
     came = parts.filter((pl.col("kind") == "process_group") & (pl.col("name") != "")).group_by(group).agg(
         pl.len().alias("members"),
@@ -153,7 +153,7 @@ def _with_waits(parts: pl.DataFrame) -> pl.DataFrame:
         pl.col("rank").sort_by("duration_ns", "rank").first().alias("late"),
         (pl.col("end_ns").max() - pl.col("end_ns").min()).alias("apart_ns"),
     )  # fmt: skip
-    whole = came.filter(pl.col("members") == num_members())  # not where a group was made again under its name
+    whole = came.filter(pl.col("members") == num_members())  # not groups created twice under one name
     joined = parts.join(whole, on=group, how="left").with_columns(ranks=num_members())
     waited, apart = pl.col("duration_ns") - pl.col("least_ns"), pl.col("apart_ns")
     inferred = (waited > MIN_SHARE * pl.col("duration_ns")) & (apart <= MAX_APART * waited)
@@ -161,7 +161,7 @@ def _with_waits(parts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_words(part: dict[str, Any]) -> str:
-    """`import transformers.models`, `group of 8 ranks (nccl)` or `/ckpt/step-100 (42.0 GB)`."""
+    """Describe a part: `import transformers.models`, `group of 8 ranks (nccl)`, `/ckpt/step-9 (42.0 GB)`."""
     name = part["name"]
     if part["kind"] == "import":
         return f"import {'.'.join(name.split('.')[:2])}"
@@ -173,7 +173,7 @@ def _in_words(part: dict[str, Any]) -> str:
 
 
 def _longest(parts: pl.DataFrame, stage_ns: int) -> list[StartPart]:
-    """The longest parts of a stage of one rank, those that took a tenth of it or more."""
+    """Return the longest parts of a stage of one rank, each at least `MIN_SHARE` of it."""
     much = parts.filter(pl.col("duration_ns") >= MIN_SHARE * stage_ns)
     longest = much.sort("duration_ns", "what", descending=[True, False]).head(MAX_PARTS)
     return [

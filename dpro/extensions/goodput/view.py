@@ -1,6 +1,6 @@
-"""The life of a job: its picture, what each class of time takes, and its attempts.
+"""View of the life of a job: what its ranks did over time, the time of each class, and its attempts.
 
-In: the life of the run's job. Out: the picture, bars of what each class takes, a table of attempts.
+Takes the life of the run's job; returns a figure of it, bars of the classes, and a table of attempts.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from dpro.schema import STARTS
 from dpro.store import Run, open_run
 from dpro.units import NS_PER_H, NS_PER_MS, format_duration
 
-# The picture of a job's life: which step it had come to when, and what each rank did all the time.
+# The figure of a job's life: its progress in steps, and what each rank did, over time.
 
-OF, RUN, JOB = "of", "run", "job"  # parameter of the link: whose life
+OF, RUN, JOB = "of", "run", "job"  # parameter of the link: the life of the run, or of all runs of the job
 MAX_RANKS = 64  # strips
 MAX_POINTS = 3000  # of all lines of steps
-MAX_LABELS = 12  # attempts whose ends are written into the picture; of more they show under the pointer
+MAX_LABELS = 12  # attempts up to which their ends are labelled; labels of more show on hover only
 MAX_LINES = 60  # attempts whose beginnings are marked
-MIN_SHARE = 0.005  # is written as a number
-SEEN = 1 / 1500  # of the whole time: what is shorter is less than a pixel
-ROOM = 0.15  # above and below the steps, for what is written there
+MIN_SHARE = 0.005  # smaller shares are written as < 1%
+SEEN = 1 / 1500  # of the whole time: shorter pieces are narrower than a pixel
+ROOM = 0.15  # above and below the steps, for labels
 STEPS_HEIGHT, ROW, MIN_STRIPS, AROUND = 200, 26, 70, 150  # pixels
-SHADES = {  # what it is drawn as -> colour of the palette, pattern
+SHADES = {  # name of a class in the legend -> colour of the palette, pattern
     "training": ("compute", ""),
     "evaluation": ("cpu", ""),
     "waiting for stragglers": ("wait", ""),
@@ -54,7 +54,7 @@ _COLUMNS = ("rank", "attempt", "class", "first_step", "last_step", "begin_ms", "
 
 
 def nothing_started(loaded: Loaded, _link: Link) -> str:
-    """What is said of a run that does not know when its processes started."""
+    """Return the message for a run without the start times of its processes; empty otherwise."""
     if loaded.num_rows[STARTS.name]:
         return ""
     why = "`dpro record` keeps it, imported traces hold none"
@@ -63,12 +63,12 @@ def nothing_started(loaded: Loaded, _link: Link) -> str:
 
 @cached
 def own_life(loaded: Loaded) -> JobLife:
-    """What all ranks did in all their time, over all attempts of the job."""
+    """Return the life of the run's job, over its own attempts."""
     return life_of([loaded.run], [loaded])
 
 
 def goodput_of(analysis: Analysis) -> float | None:
-    """Share of a run's time in which steps were done for the first time; None where that is not known."""
+    """Return the share of a run's time in which steps were done for the first time; None where unknown."""
     if not analysis.run.num_rows(STARTS):
         return None
     return goodput_document(life_of([analysis.run], [analysis]), [analysis.run.label]).goodput
@@ -76,7 +76,7 @@ def goodput_of(analysis: Analysis) -> float | None:
 
 @cached
 def of_same_job(loaded: Loaded) -> list[Run]:
-    """The other runs that are offered and that the same command made."""
+    """Return the other complete runs on offer that were made by the same command."""
     command, path = loaded.run.manifest.command, loaded.run.path.resolve()
     whole = [open_run(offer.path) for offer in loaded.offers() if offer.is_whole]
     of_command = [other for other in whole if other.manifest.command == command]
@@ -85,7 +85,7 @@ def of_same_job(loaded: Loaded) -> list[Run]:
 
 @cached
 def life_with_others(loaded: Loaded) -> JobLife:
-    """What all ranks did over all runs of the same command, as attempts of one job.
+    """Return the life of a job whose attempts are all runs of the same command.
 
     Raises:
         InputError: two of them ran at the same time.
@@ -97,10 +97,10 @@ def life_with_others(loaded: Loaded) -> JobLife:
 
 
 def chosen_life(loaded: Loaded, link: Link) -> JobLife:
-    """The life of the run's job: of its own attempts, or with the other runs of the same command.
+    """Return the life of the run's job: of its own attempts, or with the other runs of the same command.
 
     Args:
-        link: says which (`of=job`).
+        link: chooses which (`of=job`).
 
     Raises:
         InputError: two of these ran at the same time.
@@ -109,7 +109,7 @@ def chosen_life(loaded: Loaded, link: Link) -> JobLife:
 
 
 def life_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """What the selected ranks did, in pieces that can be seen.
+    """Return what the selected ranks did, in pieces that are wide enough to be seen.
 
     Returns:
         `rank`, `attempt`, `class`, `first_step`, `last_step` (-1 outside steps), `begin_ms` since the job
@@ -138,17 +138,17 @@ def life_info(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def attempt_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """The attempts of the job.
+    """Return the attempts of the job.
 
     Returns:
-        `attempt`, `begin_ms` and `end_ms` since the job began, `first_step`, `steps`, `repeated`, `lost`,
-        `label` and `words` of how it ended.
+        `attempt`, `begin_ms` and `end_ms` since the job began, `first_step`, `steps`, `repeated`, `lost`, and
+        the `label` and `words` of its end.
     """
     life = chosen_life(loaded, link)
     document = goodput_document(life, [loaded.run.label])
     begin, end = pl.col("start_ns").min(), (pl.col("start_ns") + pl.col("duration_ns")).max()
     up = life.pieces.filter(pl.col("class") != DOWN).group_by("attempt", "rank").agg(begin=begin, end=end)
-    # A rank that fails is gone before those that wait for it.
+    # The rank that fails ends before those that wait for it, so the first end counts.
     times = up.group_by("attempt").agg(
         begin_ms=_since_begin(life, pl.col("begin").min()), end_ms=_since_begin(life, pl.col("end").min())
     )
@@ -162,10 +162,10 @@ def attempt_info(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def progress_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """Which step the job had come to when.
+    """Return the progress of the job in steps over time.
 
     Returns:
-        `attempt`, `time_ms` since the job began, `done`: steps that were done then, by the last rank.
+        `attempt`, `time_ms` since the job began, `done`: steps that the last rank had done then.
     """
     life = chosen_life(loaded, link)
     pieces = life.pieces.filter(pl.col("step") >= 0)
@@ -189,7 +189,7 @@ def life_figure(rows: pl.DataFrame, attempts: pl.DataFrame, progress: pl.DataFra
     """Draw the life of a job.
 
     Args:
-        rows: as from `life_info`, not empty.
+        rows: as `life_info` returns them, not empty.
     """
     ranks = rows["rank"].unique().sort().to_list()[:MAX_RANKS]
     shown = rows.filter(pl.col("rank").is_in(ranks))
@@ -212,7 +212,7 @@ def life_figure(rows: pl.DataFrame, attempts: pl.DataFrame, progress: pl.DataFra
 
 
 def _mark_attempts(figure: go.Figure, attempts: pl.DataFrame, scale: float, theme: str) -> None:
-    """A line where each attempt began, and its number between the two parts."""
+    """Draw a line where each attempt began, and its number between the two parts of the figure."""
     soft, between = colour("soft", theme), figure.layout.yaxis2.domain[1]
     for number, begin_ms in attempts.select("attempt", "begin_ms").rows()[:MAX_LINES]:
         if number:
@@ -228,7 +228,7 @@ def _mark_attempts(figure: go.Figure, attempts: pl.DataFrame, scale: float, them
 def _draw_steps(
     figure: go.Figure, attempts: pl.DataFrame, progress: pl.DataFrame, scale: float, theme: str
 ) -> None:
-    """A line for each attempt, how it ended, and how far the next one falls back."""
+    """Draw a line for the steps of each attempt, its end, and how far the next one falls back."""
     ends, falls = [], []
     last: tuple[float, int] | None = None
     for row in attempts.iter_rows(named=True):
@@ -272,7 +272,7 @@ def _draw_steps(
 
 
 def _draw_falls(figure: go.Figure, falls: list[Any], scale: float, theme: str) -> None:
-    """Dotted lines from where attempts ended to the steps that the next ones went on from."""
+    """Draw dotted lines from the ends of attempts to the steps that the next ones resumed from."""
     x, y = [], []
     for (from_ms, reached), (to_ms, resumed) in falls:
         x += [from_ms / scale, to_ms / scale, None]
@@ -294,7 +294,7 @@ def _draw_falls(figure: go.Figure, falls: list[Any], scale: float, theme: str) -
 
 
 def _draw_strips(figure: go.Figure, shown: pl.DataFrame, scale: float, theme: str) -> None:
-    """A strip for each rank, the first on top."""
+    """Draw a strip for each rank, the first at the top."""
     named = shown.with_columns(what=pl.col("class").replace_strict(IN_WORDS))
     whole = float(named["lasts_ms"].sum())
     for what, (shade, pattern) in SHADES.items():
@@ -321,7 +321,6 @@ def _draw_strips(figure: go.Figure, shown: pl.DataFrame, scale: float, theme: st
 
 
 def _pattern(shape: str, theme: str) -> dict[str, Any]:
-    """Marks over a colour, none of an empty shape."""
     fg = colour("panel", theme)
     return {"shape": shape, "fillmode": "overlay", "fgcolor": fg, "size": 7, "solidity": 0.2}
 
@@ -332,7 +331,7 @@ def _steps(row: dict[str, Any]) -> str:
 
 
 def markers_of(names: Sequence[str], theme: str) -> dict[str, Any]:
-    """How bars of classes look: as their pieces in the strips."""
+    """Return the style of bars of classes, as of their pieces in the strips."""
     drawn = [SHADES[IN_WORDS[name]] for name in names]
     pattern = _pattern("", theme) | {"shape": [shape for _, shape in drawn]}
     return {"color": [colour(shade, theme) for shade, _ in drawn], "line": {"width": 0}, "pattern": pattern}
@@ -344,7 +343,7 @@ _NONE = "No time of these ranks is known."
 
 
 def class_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """The time of each class on the selected ranks: `class`, `rank_hours`, `hours_each`, `share`."""
+    """Return the time of each class on the selected ranks: `class`, `rank_hours`, `hours_each`, `share`."""
     pieces = chosen_life(loaded, link).pieces
     chosen = pieces.filter(pl.col("rank").is_in(link.ranks)) if link.ranks else pieces
     hours = pl.col("duration_ns") / NS_PER_H
@@ -354,7 +353,7 @@ def class_info(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def class_figure(classes: pl.DataFrame, theme: str) -> go.Figure:
-    """Draw the share of each class, the largest on top."""
+    """Draw the share of each class, the largest at the top."""
     share = 100 * classes["share"]
     lasting = [f"{format_duration(hours * NS_PER_H)} a rank" for hours in classes["hours_each"]]
     figure = go.Figure()
@@ -434,14 +433,14 @@ VIEW = view(
 )
 
 
-# Beside the view: `run.plot.life()`, and the figure of a report.
+# Figures outside the view: `run.plot.life()`, and in a report.
 
 
 def draw_life(loaded: Loaded, link: Link) -> go.Figure:
-    """Draw the life of the job over its attempts: which step it had come to when, and what ranks did.
+    """Draw the life of the job over its attempts: its progress in steps, and what its ranks did.
 
     Raises:
-        Unanswerable: nothing of this selection was recorded.
+        Unanswerable: no time of this selection was recorded.
     """
     rows = life_info(loaded, link)
     if rows.is_empty():

@@ -1,4 +1,4 @@
-"""Which hosts findings named before: remembered, listed, and said beside the findings of later runs."""
+"""History of hosts at fault: findings are stored, listed, and cited in findings of later runs."""
 
 from dpro.plugins import Command, Extension
 

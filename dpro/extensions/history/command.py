@@ -1,4 +1,4 @@
-"""`dpro history`: which hosts were found at fault before."""
+"""The command `dpro history` and the hook that adds the history to a diagnosis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = [click.Option(["--no-history", "history"], flag_value=False, default=T
 
 
 def add_history(diagnosis: Diagnosis, run: Run, given: Mapping[str, Any]) -> Diagnosis:
-    """A diagnosis that says what earlier runs had of the hosts it names; later ones will say it of this."""
+    """Add earlier findings about the same hosts to a diagnosis, and store its findings for later runs."""
     from dataclasses import replace
 
     from dpro.extensions.history.database import with_history

@@ -1,9 +1,9 @@
-"""The history of a user: which findings named which host, and which commands were run for them.
+"""A user's history: which findings named which host, and which commands were run for them.
 
-In: rows. Out: rows, from `$DPRO_HISTORY`, or `$XDG_STATE_HOME/dpro/history.sqlite`
+Reads and writes rows in `$DPRO_HISTORY`, or `$XDG_STATE_HOME/dpro/history.sqlite`
 (`~/.local/state/dpro/history.sqlite`). `DPRO_HISTORY=off` turns it off. Several processes may write at once.
-What cannot be read or written is left out: no command fails for its history. A finding of a run is one row,
-however often the run is looked at. Rows are kept for a year.
+Rows that cannot be read or written are left out: no command fails because of its history. A finding of a run
+is one row, however often the run is diagnosed. Rows are kept for a year.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ class Remembered(DocumentPart, frozen=True):
         class: such as `slow.nic`.
         confidence: 0 to 1.
         time_ns: when it was found.
-        run: the run directory, as it was then.
+        run: the run directory at that time.
     """
 
     host: str
     class_: str = field(name="class")
     confidence: float
     time_ns: int
-    run: str  # kept as `run_name` gives it
+    run: str  # stored as `run_name` returns it
 
 
 class HistoryDocument(Document, frozen=True, kw_only=True):
     """Findings of earlier runs that named a host.
 
     Attributes:
-        path: of the history; null where it is turned off.
-        findings: the oldest first.
-        cleared: how many were removed by `--clear`.
+        path: path of the history; null where it is turned off.
+        findings: the findings, oldest first.
+        cleared: number of findings removed by `--clear`.
     """
 
     path: str | None
@@ -74,7 +74,7 @@ class HistoryDocument(Document, frozen=True, kw_only=True):
 
 
 def history_path() -> Path | None:
-    """Return where the history is; None where it is turned off, or there is no home to keep it in."""
+    """Return the path of the history; None where it is turned off or there is no home directory."""
     chosen = os.environ.get(VARIABLE)
     if chosen is not None:
         return None if chosen.lower() in OFF else Path(chosen)
@@ -86,7 +86,7 @@ def history_path() -> Path | None:
 
 
 def run_name(run: Path) -> str:
-    """Return a name of a run that another recording in its place does not have."""
+    """Return a name of a run that a later recording at the same path does not share."""
     try:
         return f"{run.resolve()}#{run.stat().st_ino}"
     except OSError:
@@ -95,7 +95,7 @@ def run_name(run: Path) -> str:
 
 @contextmanager
 def _opened() -> Iterator[sqlite3.Connection]:
-    """Open the history; a transaction, which is taken back if the block fails.
+    """Open the history in a transaction, which is rolled back if the block fails.
 
     Raises:
         OSError: it cannot be opened, or is turned off.
@@ -112,7 +112,7 @@ def _opened() -> Iterator[sqlite3.Connection]:
 
 
 def remember(rows: Sequence[Remembered]) -> None:
-    """Keep findings; one that is there keeps its time, and its higher confidence."""
+    """Store findings; a finding stored before keeps its earliest time and its highest confidence."""
     insert = (
         f"INSERT INTO findings ({_COLUMNS}) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
         "confidence = max(confidence, excluded.confidence), time_ns = min(time_ns, excluded.time_ns)"
@@ -123,7 +123,7 @@ def remember(rows: Sequence[Remembered]) -> None:
 
 
 def remembered(host: str = "") -> list[Remembered]:
-    """Return the findings about a host, or about all, the oldest first; none where they cannot be read.
+    """Return the findings about a host, or about all, oldest first; empty where they cannot be read.
 
     Args:
         host: its name; empty for all.
@@ -135,10 +135,10 @@ def remembered(host: str = "") -> list[Remembered]:
 
 
 def forget(host: str = "") -> int:
-    """Remove the findings about a host, or about all; return how many there were.
+    """Remove the findings about a host, or about all, and return their number.
 
     Args:
-        host: its name; empty for all.
+        host: its name; empty for all, which also clears the record of commands.
 
     Raises:
         DproError: the history cannot be written.
@@ -153,17 +153,17 @@ def forget(host: str = "") -> int:
 
 
 def allow_command(command: str, run: str, host: str, most: int, since_ns: int) -> bool:
-    """Note that a command is run for a finding, unless that has been often enough; return whether it may be.
+    """Return whether a command, run fewer than `most` times since `since_ns`, may run; if so, record it.
 
     Args:
-        run: as `run_name` gives it.
+        run: as `run_name` returns it.
 
     Raises:
         OSError: the history cannot be opened, or is turned off.
         sqlite3.Error: it cannot be read or written.
     """
     with _opened() as database:
-        database.execute("BEGIN IMMEDIATE")  # of two watchers one asks after the other
+        database.execute("BEGIN IMMEDIATE")  # serialises watchers between the count and the insert
         query = "SELECT count(*) FROM commands WHERE command = ? AND time_ns >= ?"
         ((number,),) = database.execute(query, (command, since_ns))
         if number < most:
@@ -171,17 +171,17 @@ def allow_command(command: str, run: str, host: str, most: int, since_ns: int) -
         return bool(number < most)
 
 
-# What is said of a host that is found at fault again, for later runs to be compared with.
+# Observations about a host that is found at fault again.
 
 DAY_NS = 86_400 * NS_PER_S
-MIN_CONFIDENCE = 0.5  # of what is remembered
+MIN_CONFIDENCE = 0.5  # of stored findings
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 
 
 def with_history(
     findings: Iterable[Finding], hosts: Mapping[int, str], run: Path, time_ns: int
 ) -> list[Finding]:
-    """Remember findings, and return them with what earlier runs had."""
+    """Store findings that name a host; return all findings, with observations about earlier ones."""
     name, with_lines, rows = run_name(run), [], []
     for finding in findings:
         host = culprit_of(finding, hosts).host
@@ -197,7 +197,7 @@ def with_history(
 
 
 def recurrence(now: Remembered, before: Iterable[Remembered]) -> Observation | None:
-    """What is remembered of earlier findings of a host; None where there are none."""
+    """Return an observation that counts earlier findings about a host; None where there are none."""
     earlier = [row for row in before if row.run != now.run and row.time_ns < now.time_ns]
     if not earlier:
         return None
@@ -218,8 +218,8 @@ def _days(ns: int) -> str:
     return "a day" if days <= 1 else f"{days} days"
 
 
-# The host that a finding blames. What is said to be one of several, and what blames the work or the program,
-# names no host.
+# The host that a finding blames. Findings that name one of several parts, and those that blame the work or
+# the program, name no host.
 
 BLAMELESS = ("hang.mismatch", "imbalance.", "pauses", "warm-up", "slow.regression", "memory.", "jitter")
 OF_RANKS = ("rank", "ranks", "nic", "sender", "receiver", "link")
@@ -238,7 +238,7 @@ class Culprit(NamedTuple):
 
 
 def culprit_of(finding: Finding, hosts: Mapping[int, str]) -> Culprit:
-    """The host that a finding is about."""
+    """Return the host that a finding is about, or why it names none."""
     if finding.class_.startswith(BLAMELESS):
         return Culprit("", f"{class_in_words(finding.class_)}: no part of a host is at fault")
     if len(set(hosts.values())) < 2:

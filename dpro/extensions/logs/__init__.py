@@ -1,4 +1,4 @@
-"""Jobs that were not recorded: how they ended, by their logs, for `dpro diagnose job.log…`."""
+"""Diagnoses the end of jobs that were not recorded, from their logs: `dpro diagnose job.log…`."""
 
 from dpro.plugins import Extension
 

@@ -1,7 +1,7 @@
-"""What ended a job that was not recorded, from its logs: who was first, why, whether to start it again.
+"""Finds what ended a job that was not recorded, from its logs: the first cause, and whether to restart it.
 
-In: `JobLogs`. Out: a `Diagnosis`, in the findings and words of a recorded job that hangs or dies; what
-machines and schedulers reported is in its notes, and with the finding of the rank that a report names.
+Takes `JobLogs`; returns a `Diagnosis` with the findings and words of a recorded job that hangs or dies.
+Reports of machines and schedulers are in its notes, and with the finding about the rank that a report names.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from dpro.words import counted, few
 
 MAX_NAMED = 8  # ranks
 MAX_REPORTS = 6  # that are listed
-MAX_SLOWEST = 4  # ranks that are listed with what their communicators took
-INIT_PARTS = {  # what NCCL calls the parts of making a communicator
+MAX_SLOWEST = 4  # ranks that are listed with the creation time of their communicators
+INIT_PARTS = {  # NCCL's name of a part of creating a communicator -> its meaning
     "kernels": "loading NCCL's kernels onto the GPU", "alloc": "allocating memory",
     "bootstrap": "finding the other ranks, and waiting for the last of them",
     "allgathers": "exchanging what the ranks know", "topo": "detecting the hardware",
@@ -59,7 +59,7 @@ _AS_IT_IS = "do not start it again as it is: it would end so again"
 
 
 def diagnose_paths(paths: list[Path]) -> Diagnosis | None:
-    """Name what ended a job by its logs; None if one of the paths is no log.
+    """Find what ended a job from its logs; None if one of the paths is not a log.
 
     Raises:
         InputError: a log cannot be read.
@@ -69,12 +69,12 @@ def diagnose_paths(paths: list[Path]) -> Diagnosis | None:
 
 
 def diagnose_logs(label: str, logs: JobLogs) -> Diagnosis:
-    """Name what the logs of a job show of its end."""
+    """Find what ended a job from its logs."""
     case = examine(records_of(logs.frames, logs.manifest.world_size))
     workers = logs.frames[WORKERS.name]
     findings = [_with_reports(_of_logs(finding), logs.reports) for finding in find_causes(case)]
     end = _end_of(case, findings, workers, logs.reports)
-    if end.how == ENDED:  # what ranks did then follows from that
+    if end.how == ENDED:  # failures of ranks follow from an end from outside
         findings = []
     notes = [_in_words(report) for report in _said_once(logs.reports)]
     shown = bool(findings) or end.how != UNKNOWN or bool(notes)
@@ -86,7 +86,7 @@ def diagnose_logs(label: str, logs: JobLogs) -> Diagnosis:
 
 
 def _communicators(inits: Sequence[CommunicatorInit]) -> list[str]:
-    """How long ranks took to make NCCL's communicators, the slowest first, and what most of it was."""
+    """Return lines on the creation time of NCCL's communicators, slowest rank first, with largest parts."""
     by_rank: dict[object, list[CommunicatorInit]] = {}
     for init in inits:
         who = init.gpu or (init.stated if init.stated >= 0 else (init.rank, init.ranks))
@@ -108,7 +108,7 @@ def _communicators(inits: Sequence[CommunicatorInit]) -> list[str]:
 
 
 def _most_of(made: Sequence[CommunicatorInit]) -> str:
-    """`; most of it, 52.3 s, in "kernels" (loading …)`, by the lines that are whole."""
+    """Describe the largest part, from complete lines: `; most of it, 52.3 s, in "kernels" (loading …)`."""
     parts: dict[str, float] = {}
     for init in made:
         for name, took_s in init.parts_s.items():
@@ -122,7 +122,7 @@ def _most_of(made: Sequence[CommunicatorInit]) -> str:
 
 
 def _over(workers: pl.DataFrame, logs: JobLogs) -> pl.DataFrame:
-    """Table `workers` with all ranks of a job that has ended: no process of it lives."""
+    """Return table `workers` with all ranks of the job, each with an exit code, since no process is alive."""
     ranks = pl.DataFrame({"rank": range(logs.manifest.world_size)}, schema={"rank": workers.schema["rank"]})
     named = conform(WORKERS, ranks.join(workers.select("rank"), on="rank", how="anti"))
     unknown = (pl.col("exit_code") < 0) & (pl.col("exit_signal") < 0)
@@ -146,7 +146,7 @@ def _unknown(logs: JobLogs, *, shown: bool) -> list[str]:
 
 
 def _of_logs(finding: Finding) -> Finding:
-    """Say of ranks that wrote no timeout what logs show, in place of what a dump would."""
+    """Replace observations on missing dumps with one on ranks that wrote no timeout."""
     kept = tuple(one for one in finding.observations if one.kind not in ("no-dump", "unknown-whether-stuck"))
     if len(kept) == len(finding.observations):
         return finding
@@ -159,7 +159,7 @@ def _of_logs(finding: Finding) -> Finding:
 
 
 def _with_reports(finding: Finding, reports: Sequence[Report]) -> Finding:
-    """Add what was reported of the processes of the finding's ranks; a GPU that fails is the first cause."""
+    """Add reports about processes of the finding's ranks; a failing GPU replaces an exception as cause."""
     for report in reports:
         failed = report.kind == GPU and error_of("xid", report.number).of == HARDWARE
         unplaced = failed and report.rank < 0 and any("CUDA error" in line for line in finding.evidence)
@@ -181,7 +181,7 @@ def _meaning(report: Report) -> str:
 
 
 def _in_words(report: Report) -> str:
-    """`node3, 12:00:01 UTC: XID 79 of GPU 0000:c1:00 (the GPU has fallen off the bus)`."""
+    """Word a report: `node3, 12:00:01 UTC: XID 79 of GPU 0000:c1:00 (the GPU has fallen off the bus)`."""
     who = f"rank {report.rank}" if report.rank >= 0 else f"process {report.pid}" if report.pid >= 0 else ""
     when = time_in_words(report.time_ns) if report.time_ns > DATED_NS else ""
     where = ", ".join(filter(None, [report.host, who, when]))
@@ -189,7 +189,7 @@ def _in_words(report: Report) -> str:
 
 
 def _said_once(reports: Sequence[Report]) -> list[Report]:
-    """The first of reports that say the same of the same, those that others follow from first."""
+    """Return at most `MAX_REPORTS` distinct reports, causes before consequences."""
     first: dict[tuple[Any, ...], Report] = {}
     for report in reports:
         first.setdefault((report.kind, report.host, report.what, report.rank), report)
@@ -200,7 +200,7 @@ def _said_once(reports: Sequence[Report]) -> list[Report]:
 def _end_of(
     case: Case, findings: Sequence[Finding], workers: pl.DataFrame, reports: Sequence[Report]
 ) -> JobEnd:
-    """How the job ended: by a rank, or from outside where a scheduler says so and no rank failed before."""
+    """Return how the job ended: by a rank, or from outside if a scheduler says so before a rank failed."""
     end = judge_end(_Evidence(case, findings, workers))
     outside = [report for report in reports if report.kind in ENDS]
     failed_ns = min((death.ended_ns for death in case.deaths.values() if not death.lost_peer), default=-1)
@@ -222,7 +222,7 @@ def _end_of(
 
 @dataclass(frozen=True)
 class _Evidence:
-    """Of a job without a run, as `judge_end` asks for it."""
+    """Evidence of a job without a run, with the properties that `judge_end` reads."""
 
     waiting: Case
     hangs: Sequence[Finding]
@@ -236,7 +236,7 @@ class _Evidence:
 def _restart(
     findings: Sequence[Finding], workers: pl.DataFrame, reports: Sequence[Report], end: JobEnd
 ) -> str:
-    """Say whether the job would end so again."""
+    """Advise whether to restart the job, or whether it would end in the same way."""
     kinds = {report.kind: report for report in reversed(reports)}
     hardware = [one for one in reports if one.kind == GPU and error_of("xid", one.number).of == HARDWARE]
     errors = [error for error in workers["error"].to_list() if error and not lost_peer(error)]

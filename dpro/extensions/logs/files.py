@@ -1,6 +1,6 @@
-"""Which files are logs of a job: text that no importer reads, and error files of torchrun.
+"""Recognises logs of a job: text that no importer reads, and error files of torchrun.
 
-In: paths that a user gave. Out: files in order of their names; None where one of them is something else.
+Takes paths from a user; returns the files in order of their names, or None if one of them is something else.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from pathlib import Path
 from dpro.ingest.reading.files import Source
 
 MAX_FILES = 20_000
-ERROR_FILE = "error.json"  # what torchrun calls that of a process whose function has `@record`
+ERROR_FILE = "error.json"  # written by torchrun for a process whose function has `@record`
 _LOGS = (".log", ".out", ".err", ".txt", ".gz", ".zst")  # in folders
-_MAX_CONTROL = 0.01  # of the bytes: a text has few besides tabs, returns and escapes
+_MAX_CONTROL = 0.01  # of the bytes: text has few control characters besides tabs, returns and escapes
 _OF_TEXT = bytes({7, 8, 9, 10, 12, 13, 27, *range(32, 256)})
 
 
 def log_files(paths: list[Path]) -> list[Path] | None:
-    """The logs among files and folders; None if a path is a run, holds a trace, or is no text."""
+    """Return the logs among files and folders; None if a path is a run, has a trace, or is not text."""
     files: list[Path] = []
     for path in paths:
         if path.is_file():
@@ -26,7 +26,7 @@ def log_files(paths: list[Path]) -> list[Path] | None:
             inside = []
             for file in path.rglob("*"):
                 if file.suffix not in _LOGS and file.name != ERROR_FILE and file.is_file():
-                    return None  # a run, or traces with texts beside them: the rest of it is not walked
+                    return None  # a run, or a folder with traces
                 inside += [file] if file.is_file() else []
             files += sorted(inside)[:MAX_FILES]
         else:

@@ -1,9 +1,8 @@
-"""Lines of logs: which rank wrote a line, when, and what is left of it without the marks of launchers.
+"""Reads lines of logs: the rank that wrote a line, the time, and its text without the prefixes of launchers.
 
-In: paths of text files, compressed or not, and of torchrun's error files. Out: `LogLine`s, in the order of
-each file, and `ErrorFile`s. A rank is stated only
-where the line or the name of its file does it; else it is -1. Times without a zone count as UTC: only their
-differences matter.
+Takes paths of text files, compressed or not, and of torchrun's error files; returns `LogLine`s, in the order
+of each file, and `ErrorFile`s. A rank is -1 unless the line or the name of its file states it. Times without
+a zone count as UTC, since only their differences matter.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dpro.words import counted, from_json
 
 MAX_LINE = 20_000  # characters; the rest of a longer line is left out
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# What launchers put before a line, in any order; group `rank`, `local` or `task` says whose it is.
+# Prefixes that launchers put before a line, in any order; group `rank`, `local` or `task` is the writer.
 _MARKS = (
     re.compile(r"\[rank(?P<rank>\d+)\]:\s?"),  # PyTorch
     re.compile(r"\[default(?P<local>\d+)\]:\s?"),  # torchrun --tee
@@ -35,7 +34,7 @@ _MARKS = (
     re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)\s(?=\S)"),
     re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]+) (?=kernel|slurm|systemd)"),  # syslog
 )
-_OF_NAME = (  # of files: torchrun --log-dir, and what people call theirs
+_OF_NAME = (  # names of files: by torchrun --log-dir, and as users choose them
     re.compile(r"attempt_\d+/(?P<local>\d+)/std(?:out|err)\.log$"),
     re.compile(r"(?:^|[/._-])rank[._-]?(?P<rank>\d+)(?=\D[^/]*$|$)"),
 )
@@ -44,7 +43,7 @@ _DATE_TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](
 _GLOG = re.compile(r"\b[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
 _SYSLOG = re.compile(r"^([A-Z][a-z]{2}) ([ \d]\d) (\d\d):(\d\d):(\d\d) ")
 _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
-_NEAR = 90  # characters, within which a line says when it was written
+_NEAR = 90  # first characters of a line, which may have its time
 
 
 class LogLine(NamedTuple):
@@ -52,12 +51,13 @@ class LogLine(NamedTuple):
 
     Attributes:
         source: number of the file.
-        rank: global rank of who wrote it, -1 not stated; `local` the same within the host.
-        task: of srun: a rank, or a launcher of ranks; -1 not stated.
-        pid: of who wrote it, -1 not stated.
-        host: empty where it is not stated.
-        time_ns: when, ns since 1970; -1 not stated.
-        text: what is left of it.
+        rank: global rank of the writer, -1 unless stated.
+        local: rank of the writer within its host, -1 unless stated.
+        task: srun's task: a rank, or a launcher of ranks; -1 unless stated.
+        pid: of the writer, -1 unless stated.
+        host: empty unless stated.
+        time_ns: ns since 1970; -1 unless stated.
+        text: the line without prefixes.
     """
 
     source: int
@@ -71,16 +71,16 @@ class LogLine(NamedTuple):
 
     @property
     def writer(self) -> tuple[int, ...]:
-        """Lines of one writer follow each other, with those of others between."""
+        """Identifies a writer, whose lines are in order, interleaved with those of others."""
         return (self.source, self.rank, self.local, self.task, self.pid)
 
 
 class RawLine(NamedTuple):
-    """A line as it is in a file, which most are not worth reading.
+    """A line as it is in a file; most are never parsed.
 
     Attributes:
-        stated: what the name of the file says of who wrote it.
-        year: of the file: some times have none.
+        stated: facts about the writer in the name of the file.
+        year: year of the file, since some times have none.
     """
 
     source: int
@@ -89,8 +89,8 @@ class RawLine(NamedTuple):
     year: int
 
     def parse(self) -> LogLine:
-        """Take the marks of launchers off."""
-        text = _ESCAPES.sub("", self.text.rstrip("\r\n")).rpartition("\r")[2]  # of progress bars the latest
+        """Parse the line, removing the prefixes of launchers."""
+        text = _ESCAPES.sub("", self.text.rstrip("\r\n")).rpartition("\r")[2]  # latest state of progress bars
         when, marks = time_of(text[:_NEAR], self.year), dict(self.stated)
         for _ in _MARKS:
             mark = next((match for pattern in _MARKS if (match := pattern.match(text))), None)
@@ -106,7 +106,7 @@ def read_lines(paths: list[Path], cut: list[str]) -> Iterator[RawLine]:
     """Yield the lines of all files, one file after the other.
 
     Args:
-        cut: gets a sentence for each compressed file of which only the beginning can be read.
+        cut: receives a sentence for each compressed file that is readable only at its beginning.
 
     Raises:
         InputError: a file cannot be read.
@@ -128,13 +128,13 @@ def read_lines(paths: list[Path], cut: list[str]) -> Iterator[RawLine]:
 
 
 class ErrorFile(NamedTuple):
-    """What torchrun keeps of the exception that ended a process.
+    """The exception that ended a process, as torchrun stored it.
 
     Attributes:
-        start: which of the job's, from 0.
+        start: number of the job's start, from 0.
         local: rank within the host.
-        stack: the traceback; it ends with the exception.
-        time_ns: when, ns since 1970, to 1 s.
+        stack: the traceback, which ends with the exception.
+        time_ns: ns since 1970, to 1 s.
     """
 
     start: int
@@ -144,9 +144,9 @@ class ErrorFile(NamedTuple):
 
 
 def read_error_files(paths: list[Path]) -> list[ErrorFile]:
-    """Read the error files that state whose they are, of each rank that of the first start that has one.
+    """Read the error files whose paths name a process: for each local rank, that of its first start with one.
 
-    Those of two hosts, in folders of their own, have the same ranks: none of such ranks is read.
+    Folders of two hosts have equal local ranks; files of such ranks are left out.
 
     Raises:
         InputError: a file cannot be read, or is damaged.
@@ -178,7 +178,7 @@ def _stated_by_name(path: Path) -> dict[str, str]:
 
 
 def time_of(text: str, year: int) -> int:
-    """When a line was written, ns; -1 where it does not say."""
+    """Return when a line was written, in ns; -1 where it has no time."""
     try:
         if said := _DATE_TIME.search(text):
             *date, fraction = said.groups()

@@ -1,10 +1,10 @@
-"""What logs show of how a job ended, as tables: exceptions, exits, calls that timed out, reports of machines.
+"""Extracts evidence of how a job ended from its logs: exceptions, exits, timed-out calls, machines' reports.
 
-In: lines of logs. Out: tables `workers`, `process_groups` and `collectives`; `Report`s: what a kernel, a
-network card or a scheduler said; and how long NCCL's communicators took to make. A line that is not
-understood is no evidence. What a rank did is taken only from lines that state its rank, or its process where
-the launcher states whose that is. A traceback is of an exception that ended a rank only where the rank is
-seen to have ended, or where PyTorch's hook for exceptions that nothing caught has written it.
+Takes lines of logs; returns tables `workers`, `process_groups` and `collectives`, `Report`s of kernels,
+network cards and schedulers, and the creation times of NCCL's communicators. A line that is not understood is
+not evidence. Evidence about a rank comes only from lines that state the rank, or a process whose rank a
+launcher states. A traceback counts as the end of a rank only if the rank is seen to have ended, or if
+PyTorch's hook for uncaught exceptions wrote it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ SOURCE = "job log"  # of rows in tables
 MEMORY, GPU, NETWORK, NODE, TIME, PREEMPTED, ASKED = (
     "memory", "gpu", "network", "node", "time", "preempted", "asked",
 )  # fmt: skip
-ENDS = (TIME, PREEMPTED, NODE, ASKED)  # kinds of reports of who ended the job from outside
+ENDS = (TIME, PREEMPTED, NODE, ASKED)  # kinds of reports that the job was ended from outside
 
 
 class Report(NamedTuple):
-    """What a machine or a scheduler reported, of a job or of one of its processes.
+    """A report of a machine or a scheduler about a job or one of its processes.
 
     Attributes:
         kind: one of the kinds above.
-        host, pid, rank: of what; empty or -1 where it does not say.
-        what: in words, as `XID 79 of GPU 0000:c1:00`.
+        host, pid, rank: subject of the report; empty or -1 unless stated.
+        what: in words, such as `XID 79 of GPU 0000:c1:00`.
         number: of an XID; else -1.
     """
 
@@ -57,7 +57,7 @@ class Report(NamedTuple):
 
 @dataclass
 class LoggedEnd:
-    """What logs show of the end of one rank; -1 and empty where they do not."""
+    """The end of one rank as logs show it; -1 and empty where they do not."""
 
     rank: int
     local: int = -1
@@ -73,10 +73,10 @@ class LoggedEnd:
 
 @dataclass
 class _Traceback:
-    """A traceback that is being written.
+    """A traceback whose lines are being read.
 
     Attributes:
-        ended: the rank that it is known to have ended; -1 where that is not stated.
+        ended: the rank that it is known to have ended; -1 unless stated.
         calls: outermost first.
     """
 
@@ -86,10 +86,10 @@ class _Traceback:
 
 
 class _Raised(NamedTuple):
-    """An exception that was written.
+    """An exception in a log.
 
     Attributes:
-        uncaught: whether PyTorch's hook wrote it, as far as its form shows.
+        uncaught: whether PyTorch's hook wrote it, judged by its form.
     """
 
     line: LogLine
@@ -108,13 +108,14 @@ class _TimedOut(NamedTuple):
 
 
 class CommunicatorInit(NamedTuple):
-    """How long it took to make one communicator on one GPU, as NCCL says.
+    """The creation of one communicator on one GPU, as NCCL reports it.
 
     Attributes:
-        gpu: host, pid and number of the GPU; empty where the line does not say.
+        gpu: host, pid and number of the GPU; empty unless stated.
         stated: rank of the process in the job, as a launcher states it; else -1.
-        rank, ranks: of the GPU in the communicator, and how many that has.
-        parts_s: NCCL's parts of it, s; empty where the line is broken.
+        rank, ranks: rank of the GPU in the communicator, and its number of ranks.
+        total_s: total time, s.
+        parts_s: NCCL's parts of the time, s; empty where the line is broken.
     """
 
     gpu: str
@@ -127,16 +128,16 @@ class CommunicatorInit(NamedTuple):
 
 @dataclass(frozen=True)
 class JobLogs:
-    """What logs of a job show.
+    """Evidence in the logs of a job.
 
     Attributes:
         frames: all tables; `workers`, `process_groups` and `collectives` may have rows.
-        manifest: ranks that are named, and what is missing.
+        manifest: size of the job, and ranks that are named.
         reports: in order of the lines.
-        inits: of NCCL's communicators, in order of the lines.
-        num_made: communicators of all ranks that NCCL says it made, with or without how long that took.
-        num_lines: that were read.
-        cut: what could not be read, a sentence for each file of which only the beginning could.
+        inits: creations of NCCL's communicators, in order of the lines.
+        num_made: communicators that NCCL reported as created, on all ranks, with or without a time.
+        num_lines: number of lines read.
+        cut: a sentence for each file that is readable only at its beginning.
     """
 
     frames: Mapping[str, pl.DataFrame]
@@ -169,7 +170,7 @@ _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d
 _ELASTIC = re.compile(r"^\s*(time|host|rank|exitcode|traceback)\s+: (.*)$")
 _RANK_OF = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _EXIT_OF = re.compile(r"(-?\d+) +\(pid: (\d+)\)")
-LIVED_NS = 60 * NS_PER_S  # a rank that writes so long after an exception was not ended by it
+LIVED_NS = 60 * NS_PER_S  # an exception did not end a rank that still writes this much later
 _RANK = re.compile(r"\[rank(\d+)\]:")
 _NRANKS = re.compile(r"\bnranks (\d+)\b|\bworld[_ ]size[=: ]+(\d+)\b", re.IGNORECASE)
 _MADE = " - Init COMPLETE"
@@ -198,13 +199,13 @@ _OP = re.compile(
 _WORDS = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 _TASK_SIGNALS = {"Killed": 9, "Segmentation fault": 11, "Aborted": 6, "Terminated": 15, "Bus error": 7}
 _DEFAULT_GROUP = "0 default_pg"
-_APART_NS = NS_PER_MS  # lines before the first that has a time, in their order
-_INTEREST = (  # a line without any of these, in small letters, is not looked at
+_APART_NS = NS_PER_MS  # assumed between lines before the first that has a time
+_INTEREST = (  # a line without any of these, in lower case, is not parsed
     "traceback", "watchdog", "nccl work", "exitcode", "local_rank", "error", "exception", "interrupt", "exit",
     "nranks", "world", "kill", "xid", "cancelled", "oom", "net/", "call to ", "reason:", "keep-alive",
     "death signal", "got signal", " : ",
 )  # fmt: skip
-SKIPPED = 200  # lines before one of interest, of which the latest time counts
+SKIPPED = 200  # lines before one of interest that are searched for the latest time
 
 
 def read_logs(paths: list[Path]) -> JobLogs:
@@ -217,7 +218,7 @@ def read_logs(paths: list[Path]) -> JobLogs:
     kept = [path for path in paths if path.name == ERROR_FILE]
     logs = [path for path in paths if path.name != ERROR_FILE]
     for error in read_error_files(kept):
-        # Logs may have times of a zone: these are compared with each other alone.
+        # Logs may be in local time, so times of error files are used only without logs.
         reader.take_error_file(error, -1 if logs else error.time_ns)
     cut: list[str] = []
     for line in read_lines(logs, cut):
@@ -250,7 +251,7 @@ class _Reader:
         self._tasks: dict[int, LoggedEnd] = {}  # of srun
 
     def take(self, raw: RawLine) -> None:
-        """Take the evidence of a line."""
+        """Collect the evidence of a line."""
         self.num_lines += 1
         if mark := _RANK.match(raw.text):
             self._writers.add(mark[1])
@@ -267,7 +268,7 @@ class _Reader:
         if not is_of_interest:
             return
         if _BEGINS in line.text:
-            # A DataLoader writes that of its worker below that of the rank, which it ended.
+            # PyTorch appends the traceback of a DataLoader worker to that of the rank it ended.
             outer = self._errors[-1] if self._errors and _ORIGINAL in line.text else None
             is_same = outer is not None and outer.uncaught and outer.line.writer == line.writer
             self._open[line.writer] = _Traceback(line.rank if is_same else -1)
@@ -280,7 +281,7 @@ class _Reader:
             self.world_size = max(self.world_size, stated if stated <= MAX_RANKS else 0)
 
     def _note_skipped(self) -> None:
-        """Note the latest time of the lines that were skipped since the last of interest."""
+        """Record the latest time among the lines skipped since the last one of interest."""
         for back, raw in enumerate(reversed(self._skipped), start=1):
             line = raw.parse()
             if line.time_ns >= 0:
@@ -299,14 +300,14 @@ class _Reader:
         return self.ends.setdefault(rank, LoggedEnd(rank))
 
     def _when(self, line: LogLine) -> int:
-        """When a line was written: its own time, or the latest before it; else its number."""
+        """Return the time of a line, or the latest before it; without any, its number."""
         known_ns = line.time_ns if line.time_ns >= 0 else self._last_ns
         return known_ns if known_ns >= 0 else self.num_lines
 
     # Exceptions.
 
     def _continues(self, line: LogLine) -> bool:
-        """Take a line of a traceback; False where it is none, or the last."""
+        """Continue a traceback with a line; return False where the line is not part of it."""
         traceback, text = self._open[line.writer], line.text
         if frame := _FRAME.match(text):
             traceback.calls.append(f"{frame[1]}:{frame[2]} {frame[3]}")
@@ -325,7 +326,7 @@ class _Reader:
         return raised is not None
 
     def take_error_file(self, error: ErrorFile, time_ns: int) -> None:
-        """Take the exception that ended a process, as torchrun keeps it."""
+        """Collect the exception that ended a process from torchrun's error file."""
         lines = error.stack.splitlines()
         frames = [frame for line in lines if (frame := _FRAME.match(line))]
         calls = [f"{frame[1]}:{frame[2]} {frame[3]}" for frame in frames if not _LAUNCHER.search(frame[1])]
@@ -403,7 +404,7 @@ class _Reader:
         self._is_elastic = True
         end = self._end(int(rank[1]))
         if end.exit_code > 0 or end.exit_signal > 0:
-            return  # the first start's, of which the others follow
+            return  # the end in the first start is the cause of later ones
         stated = time_of(block.get("time", ""), 1970)
         end.local, end.host, end.pid = int(rank[2]), block.get("host", ""), int(code[2])
         _set_exit(end, int(code[1]), stated if stated >= 0 else self._when(line))
@@ -468,10 +469,10 @@ class _Reader:
             if end.exit_code > 0 or end.exit_signal > 0:
                 self._tasks.setdefault(task, end)
 
-    # What all lines together show.
+    # Evidence of all lines together.
 
     def finish(self) -> JobLogs:
-        """Make tables of all that was taken."""
+        """Build tables from all evidence."""
         if not self._is_elastic:  # else tasks are launchers
             for task, end in self._tasks.items():
                 placed = self.ends.setdefault(task, end)
@@ -497,14 +498,14 @@ class _Reader:
         return JobLogs(tables, manifest, self.reports, self.inits, self.num_made, self.num_lines)
 
     def _dated(self, when: int) -> int:
-        """A time for an event before the first line that has one, just before that; what has one keeps it."""
+        """Date an event before the first line that has a time to just before that line; keep other times."""
         if self._first is None or not 0 <= when < DATED_NS:
             return when
         first_ns, number = self._first
         return first_ns - (number - when) * int(_APART_NS)
 
     def _place_locals(self) -> None:
-        """Exits by rank within the host: those are ranks of the job where it has one host."""
+        """Assign exits by local rank: on one host these are ranks of the job."""
         for line, code, local, pid in self._locals:
             if any(end.pid == pid for end in self.ends.values()):
                 continue
@@ -514,11 +515,11 @@ class _Reader:
                 _set_exit(end, code, self._when(line))
 
     def _has_one_host(self) -> bool:
-        """Whether ranks within the host are ranks of the job, as far as is known."""
+        """Return whether local ranks are ranks of the job, in all known cases."""
         return all(end.local in (-1, end.rank) for end in self.ends.values())
 
     def _place_errors(self) -> None:
-        """Exceptions, by their rank, process, or the one rank that ended; caught ones are none of an end."""
+        """Assign exceptions by rank, process, or to the only rank that failed; caught ones are left out."""
         by_pid = {end.pid: end for end in self.ends.values() if end.pid > 0}
         by_local = {end.local: end for end in self.ends.values() if end.local >= 0}
         failed = [end for end in self.ends.values() if end.exit_code > 0]
@@ -538,7 +539,7 @@ class _Reader:
                 end.error, end.failed_ns = error, when if when >= 0 else end.ended_ns
 
     def _place_reports(self) -> None:
-        """The ranks of the processes that reports name."""
+        """Assign reports to ranks by the processes that they name."""
         by_pid = {end.pid: end for end in self.ends.values() if end.pid > 0}
         self.reports = [
             report._replace(
@@ -550,27 +551,27 @@ class _Reader:
 
 
 def _op_of(name: str) -> str:
-    """NCCL's work in PyTorch's words: `_ALLGATHER_BASE` is `all_gather`."""
+    """Return NCCL's operation in PyTorch's words: `_ALLGATHER_BASE` is `all_gather`."""
     said = _OP.fullmatch(name)
     plain = (said[1] if said else name).strip("_").lower()
     return _WORDS.get(plain, plain)
 
 
 def _error_of(raised: re.Match[str], calls: Sequence[str]) -> str:
-    """An exception as table `workers` has it: what it says, and below it the calls, innermost first."""
+    """Return an exception in the format of table `workers`: its message, then the calls, innermost first."""
     name = raised[1].rpartition(".")[2]
     return "\n".join([f"{name}: {raised[2]}" if raised[2] else name, *reversed(calls)])
 
 
 def _set_exit(end: LoggedEnd, code: int, when: int) -> None:
     end.exit_code, end.exit_signal = (code, -1) if code >= 0 else (-1, -code)
-    if code > 128 and code - 128 in {*signal.Signals}:  # of a shell
+    if code > 128 and code - 128 in {*signal.Signals}:  # a shell's encoding of a signal
         end.exit_code, end.exit_signal = -1, code - 128
     end.ended_ns = when
 
 
 def _workers(ends: Iterable[LoggedEnd]) -> pl.DataFrame:
-    """Table `workers`: of ranks that NCCL's watchdog ended, how that was done is no cause."""
+    """Return table `workers`, without causes for ranks that NCCL's watchdog ended."""
     rows = []
     for end in ends:
         aborted = end.timed_out and end.exit_signal == signal.SIGABRT
@@ -593,10 +594,10 @@ def _workers(ends: Iterable[LoggedEnd]) -> pl.DataFrame:
 def _calls(
     timed_out: Sequence[_TimedOut], works: Mapping[tuple[int, int], tuple[str, int, int]], world_size: int
 ) -> dict[str, pl.DataFrame]:
-    """Tables of calls that timed out, and of how far each rank had come in their groups.
+    """Return tables of calls that timed out, and of each rank's progress in its groups.
 
-    Numbers of groups that each rank counts for itself may be of different groups: such calls count only where
-    all that timed out are the same.
+    Numbers of groups that each rank counts by itself may mean different groups: calls in such groups count
+    only if all calls that timed out are equal.
     """
     all_ranks = members_text(range(world_size))
     calls, groups = [], []

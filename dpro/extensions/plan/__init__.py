@@ -1,4 +1,4 @@
-"""How long a training step takes in any layout of its GPUs, and whether it fits: behind `dpro plan`."""
+"""Predicts the step time and memory of a model in any parallel layout of its GPUs: `dpro plan`."""
 
 from dpro.plugins import Command, Extension
 

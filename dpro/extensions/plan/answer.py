@@ -1,6 +1,7 @@
-"""All layouts of a model on a number of GPUs, ranked.
+"""The answer of `dpro plan`: all layouts of a model on a number of GPUs, ranked.
 
-In: a model, or a run whose layers were found, GPUs, a batch, perhaps measured steps. Out: a `PlanDocument`.
+Takes a model, or a run whose layers were found, GPUs, a batch and optionally measured steps; returns a
+`PlanDocument`.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ SELECTIVE = RECOMPUTE.index("selective")
 
 @dataclass(frozen=True, kw_only=True)
 class AskedRunPlan:
-    """What to plan of a recorded job.
+    """What to plan for a recorded job.
 
     Attributes:
-        global_batch: sequences of a step.
-        keep: columns of layouts that stay.
+        global_batch: sequences per step.
+        keep: columns of layouts that are fixed, with their values.
         measured: steps to calibrate with, besides the run's own.
-        assumed: what was taken for granted before, one line each.
-        schedules: of pipelines, that are ranked.
+        assumed: assumptions made before, one line each.
+        schedules: pipeline schedules to rank.
     """
 
     gpus: int
@@ -55,10 +56,10 @@ class AskedRunPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedPlan(AskedRunPlan):
-    """What to plan of a model.
+    """What to plan for a model.
 
     Attributes:
-        memory_gb: of each; None for that of the data sheet.
+        memory_gb: of each GPU; None for that of the data sheet.
     """
 
     model: Model
@@ -70,26 +71,27 @@ class AskedPlan(AskedRunPlan):
 
 
 class LayoutDocument(DocumentPart, frozen=True):
-    """One layout and what is predicted of it.
+    """One layout and its prediction.
 
     Attributes:
         layout: on one line.
         dp, tp, pp, cp, ep: degrees of data, tensor, pipeline, context and expert parallelism.
-        vpp: model chunks on each stage.
-        micro_batch, micro_batches: sequences, and how many of them a pipeline has per step.
-        zero: stage of ZeRO; 3 shards as FSDP does.
-        recompute: activations computed again: none, selective (attention), full (layers).
+        vpp: model chunks per stage.
+        micro_batch, micro_batches: sequences of a micro-batch, and micro-batches per pipeline and step.
+        zero: stage of ZeRO; 3 shards parameters, as FSDP does.
+        recompute: recomputed activations: none, selective (attention), full (layers).
         schedule: of the pipeline; empty without one.
-        tokens_per_s_per_gpu, tokens_per_s_per_gpu_low, tokens_per_s_per_gpu_high: with an interval of 90%.
-        step_ms, low_ms, high_ms: the step, with the same interval.
-        mfu: operations that the model needs, over the peak of the data sheet; null of a CPU.
-        bubble: share of the pipeline's time in which the mean stage stands still.
-        exposed: share of the step in which communication is not hidden.
+        tokens_per_s_per_gpu, tokens_per_s_per_gpu_low, tokens_per_s_per_gpu_high: throughput, with a 90%
+            interval.
+        step_ms, low_ms, high_ms: the step, with a 90% interval.
+        mfu: operations that the model needs, over the peak of the data sheet; null for a CPU.
+        bubble: share of the pipeline's time in which the mean stage is idle.
+        exposed: share of the step with exposed communication.
         memory_gb: of the fullest GPU, 1e9 bytes.
-        memory: the same by kind.
+        memory: `memory_gb` by kind.
         fits: yes; tight: above 90% of the memory; no.
-        why: it does not fit; empty where it does.
-        replayed: whether the pipeline was replayed, or bounded by its closed form.
+        why: why it does not fit; empty where it does.
+        replayed: whether the pipeline was replayed; otherwise its closed form was used.
     """
 
     layout: str
@@ -124,23 +126,23 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     """All layouts of a job, ranked.
 
     Attributes:
-        device, gpus, gpus_per_host: what the job runs on.
-        memory_gb: of each GPU, 1e9 bytes; null where it is not known, and everything is taken to fit.
-        run: that it starts from; empty where it starts from a model alone.
+        device, gpus, gpus_per_host: GPU model, number of GPUs, GPUs per host.
+        memory_gb: of each GPU, 1e9 bytes; null where unknown, so that everything fits.
+        run: the run that it starts from; empty for a model alone.
         found: what was found in the run, one line each.
         own: the run's own layout, at its measured step.
         explained: share of the run's step that its layers, output layer and collectives make up.
         parameters: of the model.
-        sequence: tokens of a sequence.
-        global_batch: sequences of a step.
+        sequence: tokens per sequence.
+        global_batch: sequences per step.
         framework, precision: how it trains.
         calibrated: whether measured steps were given.
-        trust: how far to believe it, one sentence.
-        assumed: what was taken for granted, one line each.
-        num_layouts: how many were ranked.
-        num_fitting: how many of them fit.
-        layouts: those that fit, fastest first, as many as asked for.
-        unfitting: those that do not fit, as many: fastest first, or where none fits those that need least.
+        trust: how far to trust it, one sentence.
+        assumed: assumptions, one line each.
+        num_layouts: number of ranked layouts.
+        num_fitting: number of these that fit.
+        layouts: layouts that fit, fastest first, as many as requested.
+        unfitting: as many layouts that do not fit: fastest first, or if none fits by least memory.
     """
 
     device: str
@@ -166,13 +168,13 @@ class PlanDocument(Document, frozen=True, kw_only=True):
 
 
 def planned(asked: AskedPlan, top: int) -> PlanDocument:
-    """Rank all layouts.
+    """Rank all layouts of a model.
 
     Args:
-        top: how many to return of those that fit, and of those that do not.
+        top: number of layouts to return that fit, and that do not.
 
     Raises:
-        UsageError: the device, the framework or a layout is not known, or no layout divides model and batch.
+        UsageError: the device, the framework or a layout is unknown, or no layout divides model and batch.
     """
     device = asked.device if asked.device in GPUS else model_named(asked.device)
     if not device:
@@ -184,7 +186,7 @@ def planned(asked: AskedPlan, top: int) -> PlanDocument:
     rows = candidates(
         asked.model, asked.gpus, asked.per_host, asked.global_batch, asked.keep, asked.schedules
     )
-    if software.flash and "recompute" not in asked.keep:  # no scores are kept: nothing to compute again
+    if software.flash and "recompute" not in asked.keep:  # no scores are kept, so none can be recomputed
         rows = rows.filter(pl.col("recompute") != SELECTIVE)
     ranks = plan(asked.model, rows, machine, software, asked.measured)
     return _plan_document(asked, ranks, top, device, machine.memory_gb, _trust(asked))
@@ -194,7 +196,7 @@ def planned_from_run(job: RecordedJob, label: str, asked: AskedRunPlan, top: int
     """Rank all layouts of a recorded job.
 
     Args:
-        top: how many to return of those that fit, and of those that do not.
+        top: number of layouts to return that fit, and that do not.
 
     Raises:
         UsageError: no layout divides model and batch.

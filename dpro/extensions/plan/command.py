@@ -1,4 +1,4 @@
-"""`dpro plan`: all layouts of a model on a number of GPUs, ranked, with memory."""
+"""The command `dpro plan`: all layouts of a model on a number of GPUs, ranked, with memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dpro.extensions.plan.model import Model
     from dpro.extensions.plan.plan import MeasuredLayout
 
-USUAL_SEQUENCE = 4096  # tokens: models are made for longer ones than most are trained on
+USUAL_SEQUENCE = 4096  # tokens: most models train on shorter sequences than they support
 USUAL_SEQUENCES = 4  # per GPU and step
 SHOWN_UNFITTING = 3
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zbv", "dualpipe")
@@ -28,8 +28,6 @@ _ROW = re.compile(r"^(?P<layout>.*)[:=]\s*(?P<time>\d+(?:\.\d+)?)\s*(?P<unit>ms|
 
 
 class _Asked(NamedTuple):
-    """What the options say."""
-
     config: Path | None
     gpus: int | None
     hosts_of: int
@@ -161,7 +159,7 @@ def plan(run: str | None, as_json: bool, **options: Any) -> None:
 
 
 def _model(config: Path | None, sequence: int | None, run: str | None) -> Model | None:
-    """The model of a configuration; of the usual sequence where neither a run nor an option says it."""
+    """Read the model of a configuration, with the usual sequence unless a run or an option gives it."""
     from dpro.extensions.plan.model import read_model
 
     if config is None:
@@ -219,10 +217,10 @@ def _of_model(
 
 
 def _kept_parts(text: str, of_run: bool) -> list[str | dict[str, int]]:
-    """What stays: values, or names whose value is the run's own.
+    """Parse `--keep`: values, or names whose value is the run's own.
 
     Raises:
-        UsageError: a part is no part of a layout, or there is no run that has its value.
+        UsageError: a part is not a column of layouts, or has no value and no run.
     """
     from dpro.extensions.plan.layout import COLUMNS, parse_layout
 
@@ -240,7 +238,6 @@ def _kept_parts(text: str, of_run: bool) -> list[str | dict[str, int]]:
 
 
 def _kept(parts: list[str | dict[str, int]], recorded: Mapping[str, int]) -> dict[str, int]:
-    """Values of what stays."""
     values: dict[str, int] = {}
     for part in parts:
         values |= {part: recorded[part]} if isinstance(part, str) else part
@@ -256,10 +253,10 @@ class _GivenStep(NamedTuple):
 
 
 def _given_step(text: str) -> _GivenStep:
-    """Read a measured step.
+    """Parse a measured step.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not one.
     """
     from dpro.extensions.plan.layout import parse_layout
 
@@ -271,10 +268,10 @@ def _given_step(text: str) -> _GivenStep:
 
 
 def _measured(given: _GivenStep, model: Model, gpus: int, global_batch: int) -> MeasuredLayout:
-    """A measured step that can be; as many micro-batches as the batch has, unless it says.
+    """Check a measured step, and fill in the micro-batches that the batch implies, unless given.
 
     Raises:
-        UsageError: the model cannot be cut so, or its axes do not make the GPUs, or it the batch.
+        UsageError: the layout does not divide the model, the GPUs or the batch.
     """
     from dpro.extensions.plan.layout import gpus_of, layouts, undividable
     from dpro.extensions.plan.plan import MeasuredLayout
@@ -300,7 +297,7 @@ def _measured(given: _GivenStep, model: Model, gpus: int, global_batch: int) -> 
 
 
 def _print(document: PlanDocument) -> None:
-    """What was ranked, the fastest, and what does not fit."""
+    """Print the fastest layouts, the run's own, and the best of those that do not fit."""
     out = console()
     memory = f", {document.memory_gb:g} GB" if document.memory_gb else ", memory not known"
     out.print(

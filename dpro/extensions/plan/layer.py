@@ -1,10 +1,10 @@
-"""What a GPU computes and sends for one micro-batch, re-sized to each layout, and how long that takes.
+"""Computation and communication of one micro-batch on one GPU, sized for each layout, and their times.
 
-In: a model, layouts, a machine. Out: microseconds of matmuls, attention and memory-bound work, forward and
-backward, of a dense layer, a layer with experts, and what the last stage adds (logits and loss); and of the
-collectives of tensor, context, expert and data parallelism, and of messages. Work takes what
-`dpro.replay.cost.kernels` says, each kind in one call for all layouts, and transfers what
-`dpro.replay.cost.machine` says; nothing here knows schedules.
+Takes a model, layouts and a machine; returns microseconds of matmuls, attention and memory-bound work,
+forward and backward, of a dense layer, a layer with experts, and the logits and loss of the last stage; and
+of the collectives of tensor, context, expert and data parallelism, and of messages.
+`dpro.replay.cost.kernels` estimates work, each kind in one call for all layouts; `dpro.replay.cost.machine`
+estimates transfers. Does not depend on schedules.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from dpro.replay.cost.machine import Machine, all_to_all_us, message_us, one_way
 
 SIZE = 2  # bytes of an activation
 FLASH_BACKWARD = 2.5  # five products where forward has two (Dao et al., arXiv 2205.14135)
-KEYS = ["micro_batch", "tp", "cp", "ep"]  # all that the work of a layer depends on
-COLLECTIVES = 4  # tensor-parallel, of a pass over a layer: two all-gathers and two reduce-scatters
-# Products of rows that are no multiple of 16 bytes miss most of the tensor cores' rate (NVIDIA, Matrix
+KEYS = ["micro_batch", "tp", "cp", "ep"]  # columns that determine the work of a layer
+COLLECTIVES = 4  # tensor-parallel, per pass over a layer: two all-gathers and two reduce-scatters
+# Products whose rows are not a multiple of 16 bytes miss most of the tensor cores' rate (NVIDIA, Matrix
 # Multiplication Background User's Guide, section 3).
 ALIGNED, UNALIGNED = 8, 8.0
-ROUTING_KERNELS = 40.0  # more than a dense layer has: router, permutation, and back
+ROUTING_KERNELS = 40.0  # in addition to a dense layer's: router, permutation, and back
 
 
 @dataclass(frozen=True)
 class LayerTimes:
     """[N] microseconds of one pass over one layer, by what bounds them, and kernels that the host launches.
 
-    `ranks` are those of its tensor-parallel collectives, of all together.
+    `ranks` is the total number of ranks in its tensor-parallel collectives.
     """
 
     compute: Floats
@@ -44,26 +44,26 @@ class LayerTimes:
     ranks: Floats
 
     def __add__(self, other: LayerTimes) -> LayerTimes:
-        """Both, one after the other."""
+        """Add the times of two passes, one after the other."""
         return LayerTimes(*(us + other_us for us, other_us in zip(self.parts(), other.parts())))
 
     def __getitem__(self, rows: Ints) -> LayerTimes:
-        """Some rows of it."""
+        """Select some rows."""
         return LayerTimes(*(part[rows] for part in self.parts()))
 
     def parts(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """All of it."""
+        """Return all fields in order."""
         return self.compute, self.memory, self.kernels, self.ranks
 
 
 @dataclass(frozen=True)
 class LayerWork:
-    """What a GPU computes of one micro-batch, each [N].
+    """Computation of one micro-batch on a GPU, each [N].
 
     Attributes:
         forward, backward: of a layer.
         expert_forward, expert_backward: of a layer with experts.
-        scores: of the products of queries, keys and values, forward: what selective recomputation repeats.
+        scores: products of queries, keys and values, forward, which selective recomputation repeats.
         head_forward, head_backward: of the output layer and its loss.
     """
 
@@ -76,12 +76,12 @@ class LayerWork:
     head_backward: LayerTimes
 
     def __getitem__(self, rows: Ints) -> LayerWork:
-        """Some rows of it."""
+        """Select some rows."""
         return LayerWork(*(getattr(self, name)[rows] for name in LayerWork.__dataclass_fields__))
 
 
 def layer_work(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> LayerWork:
-    """What each layout makes a GPU compute, of one micro-batch."""
+    """Return the computation of one micro-batch on a GPU in each layout."""
     unique = rows.select(KEYS).unique(maintain_order=True).with_row_index("at")
     kind = rows.select(KEYS).join(unique, on=KEYS, how="left", maintain_order="left")["at"].to_numpy()
     work = _unique_work(model, unique, machine, software)
@@ -89,7 +89,7 @@ def layer_work(model: Model, rows: pl.DataFrame, machine: Machine, software: Sof
 
 
 class _Clock:
-    """Operations collected with the pass they belong to, and timed in one call."""
+    """Collects operations with the pass they belong to, and times them in one call."""
 
     def __init__(self, height: int, machine: Machine, dtype: str) -> None:
         self.height, self.machine, self.dtype = height, machine, dtype
@@ -101,24 +101,24 @@ class _Clock:
         self.labels.append((name, bound, times))
 
     def product(self, name: str, m: Floats, n: Floats, k: Floats, batch: Floats | float = 1.0) -> None:
-        """A product, forward; and backward of its inputs and its weights."""
+        """Add a product forward, and its two products backward, for the gradients of inputs and weights."""
         self.add(f"{name} forward", "compute", matmuls(self.dtype, m, n, k, batch))
         self.add(f"{name} backward", "compute", matmuls(self.dtype, m, k, n, batch))
         self.add(f"{name} backward", "compute", matmuls(self.dtype, k, n, m, batch))
 
     def moved(self, name: str, num_bytes: Floats, backward: float = 2.0) -> None:
-        """Memory-bound work: half is read, half written."""
+        """Add memory-bound work that reads one half of the bytes and writes the other."""
         for way, times in (("forward", 1.0), ("backward", backward)):
             half = num_bytes * times / 2
             self.add(f"{name} {way}", "memory", moves(self.dtype, half, half))
 
     def timed(self) -> dict[str, dict[str, Floats]]:
-        """By name and bound: [N] microseconds."""
+        """Return [N] microseconds by name and bound."""
         whole = pl.concat([part.with_columns(pl.all()) for part in self.parts])
         said = estimate(whole, self.machine.gpu, self.machine.sheets)
         us = said["us"].to_numpy().copy()
         missing = np.isnan(us)
-        if missing.any():  # larger than any that was measured: as fast as the largest are, by the sheet
+        if missing.any():  # larger than any measured operation: at the rate of the largest, by the data sheet
             us[missing] = _by_sheet(whole.filter(pl.Series(missing)), self.machine)
         by_name: dict[str, dict[str, Floats]] = {}
         for index, (name, bound, times) in enumerate(self.labels):
@@ -144,7 +144,7 @@ def _unique_work(model: Model, rows: pl.DataFrame, machine: Machine, software: S
     tokens = micro_batch * model.sequence / cp
     clock = _Clock(rows.height, machine, software.dtype)
     _add_attention(clock, model, software, micro_batch, tp, cp)
-    # Readings and writings of a token's vector: two norms, two residuals. Backward, norms read twice.
+    # Reads and writes of a token's vector: two norms, two residuals. Backward, norms read twice.
     whole = 10.0 + (1.0 if software.dropout else 0.0)
     shared = tp if software.sequence_parallel else 1.0
     rotated = 4.0 * model.hidden / tp
@@ -159,7 +159,7 @@ def _unique_work(model: Model, rows: pl.DataFrame, machine: Machine, software: S
     clock.product("head", tokens, np.maximum(model.vocabulary / tp, 1), np.full_like(tokens, model.hidden))
     clock.moved("head", software.loss_bytes / 2 * tokens * model.vocabulary / tp, 1.0)
     times = clock.timed()
-    # The host launches collectives, too: two of each pass.
+    # The host launches collectives, too: two per pass.
     kernels = software.kernels + np.where(tp > 1, 2 * software.collective_kernels, 0.0)
     none = np.zeros(rows.height)
 
@@ -188,7 +188,7 @@ def _unique_work(model: Model, rows: pl.DataFrame, machine: Machine, software: S
 def _add_attention(
     clock: _Clock, model: Model, software: Software, micro_batch: Floats, tp: Floats, cp: Floats
 ) -> None:
-    """Projections, and the products of queries, keys and values."""
+    """Add projections, and the products of queries, keys and values."""
     tokens = micro_batch * model.sequence / cp
     for cut, inputs, outputs in model.projections:
         n = outputs / (tp if cut == "column" else 1)
@@ -198,7 +198,7 @@ def _add_attention(
     width = np.full_like(tokens, model.widths[1])
     if software.flash:
         kv_heads = np.maximum(model.kv_heads / tp, 1)
-        past = (model.sequence - queries) / 2  # halves of the sequence are dealt so that all see as much
+        past = (model.sequence - queries) / 2  # context parallelism balances the causal work of its ranks
         fused = attention(
             software.dtype, micro_batch, queries, past, heads, np.minimum(kv_heads, heads), width
         )
@@ -215,7 +215,6 @@ def _add_attention(
 
 
 def _add_accumulation(clock: _Clock, model: Model, software: Software, tp: Floats, ep: Floats) -> None:
-    """Gradients of each micro-batch are added to those of the ones before it."""
     experts = model.experts / ep + model.shared_experts * np.ones_like(ep)
     for name, weights in (
         ("attention", model.attention_parameters / tp),
@@ -228,7 +227,7 @@ def _add_accumulation(clock: _Clock, model: Model, software: Software, tp: Float
 
 
 def _add_experts(clock: _Clock, model: Model, tokens: Floats, tp: Floats, ep: Floats) -> None:
-    """Experts of one GPU with an even share of the tokens, shared experts, the router, moving to and fro."""
+    """Add one GPU's experts with an even share of the tokens, shared experts, router, and permutations."""
     local = model.experts / ep
     tokens_each = np.maximum(tokens * model.experts_per_token / local, 1)
     wide = model.expert_ffn * (2 if model.gated else 1)
@@ -244,19 +243,19 @@ def _add_experts(clock: _Clock, model: Model, tokens: Floats, tp: Floats, ep: Fl
         clock.product("experts", tokens, hidden, shared * model.expert_ffn / tp)
 
 
-# What GPUs send each other.
+# Communication between GPUs.
 
 
 @dataclass(frozen=True)
 class Exchanges:
-    """[N] microseconds.
+    """[N] microseconds of communication.
 
     Attributes:
         forward, backward: collectives of one layer and micro-batch.
-        expert_forward, expert_backward: the same of a layer with experts.
+        expert_forward, expert_backward: collectives of one layer with experts and micro-batch.
         head: of the output layer and micro-batch, tensor parallel.
         message: of one message from stage to stage.
-        reduction: of all gradients, and of gathering parameters, per step.
+        reduction: of reducing all gradients and gathering parameters, per step.
         gathered: of gathering parameters for each pass over a layer (ZeRO 3), per step.
     """
 
@@ -271,7 +270,7 @@ class Exchanges:
 
 
 def traffic(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> Exchanges:
-    """What each layout sends."""
+    """Return the communication of each layout."""
     micro_batch, tp, cp, ep = (column(rows, name) for name in ("micro_batch", "tp", "cp", "ep"))
     tokens = micro_batch * model.sequence / cp
     one = np.ones_like(tp)
@@ -279,7 +278,7 @@ def traffic(model: Model, rows: pl.DataFrame, machine: Machine, software: Softwa
     exposed = 1 - software.tensor_overlap
     # Two all-reduces forward and two backward, or as many pairs of all-gather and reduce-scatter.
     tensor = 4 * one_way_us(vectors, tp, one, machine) * exposed
-    # What was cut is gathered once more for the gradients of weights.
+    # With sequence parallelism, cut activations are gathered again for the gradients of weights.
     backward = tensor * (1.25 if software.sequence_parallel else 1.0)
     keys = 2 * model.kv_heads * model.head_size if not model.kv_rank else model.heads * model.widths[0] * 2
     whole = SIZE * tokens * cp * keys / tp
@@ -298,7 +297,7 @@ def traffic(model: Model, rows: pl.DataFrame, machine: Machine, software: Softwa
 
 
 def _expert_us(model: Model, tokens: Floats, tp: Floats, cp: Floats, ep: Floats, machine: Machine) -> Floats:
-    """Two all-to-alls: tokens to their experts, and back; each GPU sends a share of all that it has."""
+    """Return the time of two all-to-alls of all tokens, to the experts and back."""
     if not model.experts:
         return np.zeros_like(tokens)
     sent = SIZE * tokens * model.experts_per_token * model.hidden / tp
@@ -306,7 +305,7 @@ def _expert_us(model: Model, tokens: Floats, tp: Floats, cp: Floats, ep: Floats,
 
 
 def _message_us(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> Floats:
-    """From stage to stage: across hosts unless all stages are within one; all GPUs of a host send at once."""
+    """Return the time of a message between stages, across hosts unless one has all; GPUs send at once."""
     micro_batch, tp, cp, dp, pp = (column(rows, name) for name in ("micro_batch", "tp", "cp", "dp", "pp"))
     cut = 1.0 if software.whole_messages else tp
     num_bytes = SIZE * micro_batch * model.sequence / cp * model.hidden / cut
@@ -316,7 +315,7 @@ def _message_us(model: Model, rows: pl.DataFrame, machine: Machine, software: So
 
 
 def parameters_of(model: Model, rows: pl.DataFrame) -> tuple[Floats, Floats]:
-    """[N] parameters of the fullest GPU: those that data parallelism replicates, and those of its experts."""
+    """Return [N] parameters of the fullest GPU: replicated by data parallelism, and of its experts."""
     tp, pp, ep = (column(rows, name) for name in ("tp", "pp", "ep"))
     layers = np.ceil(model.layers / pp)
     mixed = layers * model.expert_layers / model.layers
@@ -329,7 +328,7 @@ def parameters_of(model: Model, rows: pl.DataFrame) -> tuple[Floats, Floats]:
 
 
 def _data_us(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> tuple[Floats, Floats]:
-    """Reduction of gradients and gathering of parameters once per step; gathering for each pass (ZeRO 3)."""
+    """Return the time of reduction and gathering once per step, and of gathering per pass (ZeRO 3)."""
     tp, cp, ep, dp = (column(rows, name) for name in ("tp", "cp", "ep", "dp"))
     zero, micro_batches = column(rows, "zero"), column(rows, "micro_batches")
     replicated, experts = parameters_of(model, rows)

@@ -1,8 +1,8 @@
-"""Layouts: how a job is cut over GPUs, one row each; all of a number of GPUs, and what rules some out.
+"""Parallel layouts of a job, one row each: all layouts of a number of GPUs, and what rules some out.
 
-In: degrees of parallelism. Out: frames with the columns of `COLUMNS`. Ranks are numbered as Megatron-LM does:
-tensor parallelism inside, then context and expert, then data, pipeline stages outermost. Degrees of expert
-parallelism are a part of data parallelism and of context parallelism, and need no GPUs of their own.
+Takes degrees of parallelism; returns frames with the columns of `COLUMNS`. Ranks are numbered as in
+Megatron-LM: tensor parallelism innermost, then context and expert, then data, with pipeline stages outermost.
+Expert parallelism divides data and context parallelism, and needs no GPUs of its own.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from dpro.replay.pipeline.schedules import SCHEDULES
 from dpro.words import whole_number
 
 AXES = ("dp", "tp", "pp", "cp", "ep")
-# Names and what stands where a row does not say.
+# Columns and their defaults.
 COLUMNS: Mapping[str, int] = {
     **dict.fromkeys(AXES, 1),
-    "vpp": 1,  # model chunks on each stage
+    "vpp": 1,  # model chunks per stage
     "micro_batch": 1,  # sequences
-    "micro_batches": 1,  # of each pipeline and step
+    "micro_batches": 1,  # per pipeline and step
     "zero": 1,  # stage of ZeRO: 0 nothing is sharded, 1 optimizer states, 2 gradients, 3 parameters
-    "recompute": 0,  # activations that are computed again: 0 none, 1 those of attention, 2 of whole layers
-    "schedule": 0,  # number in `SCHEDULE_NAMES`: 0 is 1F1B, of several chunks interleaved
+    "recompute": 0,  # recomputed activations: 0 none, 1 of attention, 2 of complete layers
+    "schedule": 0,  # number in `SCHEDULE_NAMES`: 0 is 1F1B, or interleaved with several chunks
 }
 SCHEDULE_NAMES = tuple(SCHEDULES)
 USUAL_SCHEDULES = ("1f1b", "interleaved")
 RECOMPUTE = ("none", "selective", "full")
 MAX_MICRO_BATCH = 16
-MAX_STAGES = 128  # twice those of any job: what is replayed of a pipeline grows with their square
-# Of values of other keys: 1 and a million.
+MAX_STAGES = 128  # twice those of any job: the replay of a pipeline grows with their square
+# Bounds of values; 1 and a million for other keys.
 _BOUNDS = {"zero": (0, 3), "recompute": (0, len(RECOMPUTE) - 1), "schedule": (0, len(SCHEDULE_NAMES) - 1)}
 
 
 def layouts(rows: Sequence[Mapping[str, Any]] | pl.DataFrame) -> pl.DataFrame:
-    """Layouts with all columns of `COLUMNS`, in their order.
+    """Return layouts with all columns of `COLUMNS`, in that order.
 
     Args:
-        rows: what is known of each; what is not is taken to be as `COLUMNS` says.
+        rows: known columns of each; `COLUMNS` has the defaults of the others.
 
     Raises:
-        UsageError: a degree is no positive number.
+        UsageError: a degree is not a positive number.
     """
     frame = rows if isinstance(rows, pl.DataFrame) else _frame(rows)
     whole = frame.select(
@@ -67,7 +67,7 @@ def _frame(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 
 def column(rows: pl.DataFrame, name: str) -> Floats:
-    """[N] one column, to compute with.
+    """Return [N] a column as floats.
 
     Args:
         name: a key of `COLUMNS`.
@@ -77,19 +77,19 @@ def column(rows: pl.DataFrame, name: str) -> Floats:
 
 
 def gpus_of(rows: pl.DataFrame) -> Ints:
-    """[N] GPUs of each layout."""
+    """Return [N] GPUs of each layout."""
     taken: Ints = (rows["dp"] * rows["tp"] * rows["pp"] * rows["cp"]).to_numpy()
     return taken
 
 
 def parse_layout(text: str) -> dict[str, int]:
-    """A layout as the command line takes it: `dp=8,tp=4,pp=2,micro_batch=1`.
+    """Parse a layout given on the command line: `dp=8,tp=4,pp=2,micro_batch=1`.
 
     Args:
         text: keys of `COLUMNS`, comma-separated.
 
     Raises:
-        UsageError: a key is not known, or a value is no number or out of bounds.
+        UsageError: a key is unknown, or a value is not a number or out of bounds.
     """
     layout = {}
     for part in filter(None, text.split(",")):
@@ -116,7 +116,7 @@ def parse_layout(text: str) -> dict[str, int]:
 
 
 def in_words(row: Mapping[str, int]) -> str:
-    """A layout on one line: `dp 8 x tp 4 x pp 2, micro-batch 1 x 16`."""
+    """Return a layout on one line: `dp 8 x tp 4 x pp 2, micro-batch 1 x 16`."""
     axes = " x ".join(f"{axis} {row[axis]}" for axis in AXES if row[axis] > 1 or axis == "dp")
     more = [f"micro-batch {row['micro_batch']} x {row['micro_batches']}"]
     if row["schedule"]:
@@ -131,17 +131,17 @@ def in_words(row: Mapping[str, int]) -> str:
 
 
 def schedule_of(row: Mapping[str, int]) -> str:
-    """The name of a layout's schedule; empty without a pipeline."""
+    """Return the name of a layout's schedule; empty without a pipeline."""
     if row["pp"] == 1:
         return ""
     return "interleaved" if row["schedule"] == 0 and row["vpp"] > 1 else SCHEDULE_NAMES[row["schedule"]]
 
 
 def undividable(model: Model, row: Mapping[str, int]) -> str:
-    """Why a model cannot be cut so; empty where it can.
+    """Return why a model cannot be cut by a layout; empty where it can.
 
     Args:
-        row: degrees of a layout; those that are not there are 1.
+        row: degrees of a layout; missing ones are 1.
     """
     tp, pp, cp, ep, vpp = (row.get(name, 1) for name in ("tp", "pp", "cp", "ep", "vpp"))
     if model.heads % tp or model.ffn % tp:
@@ -167,9 +167,9 @@ def candidates(
     keep: Mapping[str, int] | None = None,
     schedules: Sequence[str] = USUAL_SCHEDULES,
 ) -> pl.DataFrame:
-    """All layouts of a number of GPUs that divide model and batch.
+    """Return all layouts of a number of GPUs that divide model and batch.
 
-    Tensor parallelism stays within a host, as it does in practice: across hosts it is dominated.
+    Tensor parallelism stays within a host, as in practice: across hosts it is never best.
 
     Raises:
         UsageError: no layout is left.
@@ -201,7 +201,7 @@ def _choices(keep: Mapping[str, int], key: str, among: Sequence[int]) -> Sequenc
 
 
 def _degrees(model: Model, gpus: int, per_host: int, keep: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Degrees of all axes whose product is the number of GPUs."""
+    """Yield degrees of all axes whose product is the number of GPUs."""
     shared = model.kv_heads if not model.kv_rank else model.heads
     tps = _choices(keep, "tp", [t for t in _divisors(gpus) if t <= per_host and model.heads % t == 0])
     pps = _choices(keep, "pp", [p for p in _divisors(gpus) if p <= model.layers])
@@ -226,7 +226,7 @@ def _of_degrees(
     keep: Mapping[str, int],
     schedules: Sequence[str],
 ) -> Iterator[dict[str, int]]:
-    """Micro-batches, schedules, chunks, ZeRO and recomputation that go with degrees."""
+    """Yield the combinations of degrees with micro-batches, schedules, chunks, ZeRO and recomputation."""
     dp, pp = degrees["dp"], degrees["pp"]
     if global_batch % dp:
         return
@@ -259,7 +259,7 @@ def _of_degrees(
 
 
 def _ways(schedules: Sequence[str], stages: int, count: int, layers: int) -> list[tuple[int, int]]:
-    """Numbers of the schedules that can be made of stages and micro-batches, each with chunks of a stage."""
+    """Return the schedules possible with these stages and micro-batches, with chunks per stage."""
     if stages == 1:
         return [(0, 1)]
     ways = []

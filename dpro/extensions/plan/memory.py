@@ -1,10 +1,10 @@
-"""Whether a layout fits: parameters, gradients, optimizer states, activations, and what is there for a while.
+"""Predicts whether a layout fits: parameters, gradients, optimizer states, activations and temporary buffers.
 
-In: a model, layouts, a framework. Out: bytes of the fullest GPU by kind, and a verdict. Under ZeRO a GPU
-keeps its share of optimizer states (stage 1), gradients (2), parameters (3; Rajbhandari et al., SC 2020; FSDP
-is stage 3). Activations of a micro-batch stay until its backward: of as many micro-batches as the schedule
-has begun and not ended (Narayanan et al., SC 2021). What a layer keeps follows Korthikanti et al. (arXiv
-2205.05198, section 4), for fused attention and without dropout unless the framework has it.
+Takes a model, layouts and a framework; returns the memory of the fullest GPU by kind, and a verdict. Under
+ZeRO a GPU keeps its share of optimizer states (stage 1), gradients (2), parameters (3; Rajbhandari et al., SC
+2020; FSDP is stage 3). Activations of a micro-batch are kept until its backward, for all micro-batches that
+the schedule has begun and not ended (Narayanan et al., SC 2021). Activations of a layer follow Korthikanti et
+al. (arXiv 2205.05198, section 4), for fused attention and without dropout unless the framework has it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from dpro.replay.pipeline.schedules import SCHEDULES, v_shaped
 
 GB = 1e9
 CONTEXT_BYTES = 1.0 * GB  # CUDA context, communicators and workspaces
-RESERVED = 1.05  # what the allocator reserves, of what is allocated (measured: 1.03 to 1.08)
+RESERVED = 1.05  # reserved over allocated memory (measured: 1.03 to 1.08)
 KINDS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
-WITHOUT_LAYERS = 2  # stages at the end may have the output layer, and the loss, alone
-# Micro-batches that every stage of these schedules holds at once, in chunks: as published, and as generated.
+WITHOUT_LAYERS = 2  # balanced stages at the end may have only the output layer and the loss
+# Micro-batches in flight on every stage of these schedules, in chunks: as published, and as generated.
 HELD: Mapping[str, Callable[[Floats], Floats]] = {
     "zb-h1": lambda pp: pp,
     "zbv": lambda pp: 2 * pp,
@@ -37,7 +37,7 @@ TIGHT = 0.9  # of the memory: above, a layout may not fit
 
 
 def memory_of(model: Model, rows: pl.DataFrame, software: Software) -> pl.DataFrame:
-    """[N] 1e9 bytes of the fullest GPU by kind, and together as `memory_gb`."""
+    """Return [N] 1e9 bytes of the fullest GPU by kind, and their sum `memory_gb`."""
     fullest = {kind: np.zeros(rows.height) for kind in KINDS}
     numbers = rows["schedule"].to_numpy()
     for number in np.unique(numbers).tolist():
@@ -54,7 +54,7 @@ def memory_of(model: Model, rows: pl.DataFrame, software: Software) -> pl.DataFr
 def _at_stage(
     model: Model, rows: pl.DataFrame, software: Software, schedule: str, stage: Floats
 ) -> dict[str, Floats]:
-    """Bytes of a GPU at the first or the last stage."""
+    """Return the bytes of a GPU at the first or the last stage."""
     tp, pp, cp, ep, dp = (column(rows, name) for name in ("tp", "pp", "cp", "ep", "dp"))
     zero, vpp = column(rows, "zero"), column(rows, "vpp")
     layers = _layers_at(model, rows, software, schedule, stage)
@@ -90,7 +90,7 @@ def _at_stage(
 
 
 def _ends_at(pp: Floats, stage: Floats, schedule: str) -> tuple[Bools, Bools]:
-    """[N] whether a stage has the output layer, and whether it has the embedding."""
+    """Return [N] whether a stage has the output layer, and whether it has the embedding."""
     first, last = stage == 0, stage == pp - 1
     if SCHEDULES[schedule].copies > 1:
         return first | last, first | last
@@ -98,7 +98,7 @@ def _ends_at(pp: Floats, stage: Floats, schedule: str) -> tuple[Bools, Bools]:
 
 
 def _layers_at(model: Model, rows: pl.DataFrame, software: Software, schedule: str, stage: Floats) -> Floats:
-    """[N] layers of a stage, of one copy of the model."""
+    """Return [N] layers of a stage, of one copy of the model."""
     chosen = SCHEDULES[schedule]
     shares = {}
     for pp, vpp in rows.select("pp", "vpp").unique().iter_rows():
@@ -114,7 +114,7 @@ def _layers_at(model: Model, rows: pl.DataFrame, software: Software, schedule: s
 
 
 def _weights(model: Model, layers: Floats, stage: Floats, tp: Floats, ep: Floats) -> tuple[Floats, Floats]:
-    """[N] weights of the layers of a stage: what data parallelism replicates, and those of its experts."""
+    """Return [N] weights of a stage's layers: replicated by data parallelism, and of experts."""
     plain = np.where(stage == 0, np.minimum(layers, model.dense_layers), 0) if model.experts else layers
     mixed = layers - plain
     dense = layers * model.attention_parameters + plain * model.dense_ffn_parameters
@@ -124,11 +124,11 @@ def _weights(model: Model, layers: Floats, stage: Floats, tp: Floats, ep: Floats
 
 
 def in_flight(pp: Floats, vpp: Floats, count: Floats, stage: Floats, schedule: str = "1f1b") -> Floats:
-    """[N] micro-batches whose activations a stage holds at once, counted in chunks of it.
+    """Return [N] micro-batches whose activations a stage keeps at the same time, counted in its chunks.
 
     Args:
-        pp, vpp, count: [N] stages, chunks of each, micro-batches.
-        stage: [N] which stage.
+        pp, vpp, count: [N] stages, chunks per stage, micro-batches.
+        stage: [N] number of the stage.
     """
     total = count * vpp
     if schedule == "gpipe":
@@ -142,7 +142,7 @@ def in_flight(pp: Floats, vpp: Floats, count: Floats, stage: Floats, schedule: s
 
 
 def activation_bytes(model: Model, rows: pl.DataFrame, software: Software) -> Floats:
-    """[N] bytes that one layer keeps of one micro-batch until its backward."""
+    """Return [N] bytes that one layer keeps of one micro-batch until its backward."""
     recompute = column(rows, "recompute")
     tokens = column(rows, "micro_batch") * model.sequence / column(rows, "cp")
     tp = column(rows, "tp")
@@ -164,7 +164,7 @@ def _score_bytes(model: Model, rows: pl.DataFrame, software: Software) -> Floats
 
 
 def _one_layer(model: Model, rows: pl.DataFrame, software: Software) -> Floats:
-    """Bytes of everything that backward needs of a layer."""
+    """Return the bytes of everything that the backward of a layer needs."""
     tp = column(rows, "tp")
     tokens = column(rows, "micro_batch") * model.sequence / column(rows, "cp")
     shared = tp if software.sequence_parallel else np.ones_like(tp)
@@ -190,10 +190,10 @@ def _one_layer(model: Model, rows: pl.DataFrame, software: Software) -> Floats:
 
 
 def verdicts(parts: pl.DataFrame, machine: Machine) -> list[tuple[str, str]]:
-    """Whether each layout fits ("yes", "tight", "no"), and why not.
+    """Return whether each layout fits ("yes", "tight", "no"), and why not.
 
     Args:
-        parts: as from `memory_of`.
+        parts: as `memory_of` returns it.
     """
     verdicts = []
     for row in parts.iter_rows(named=True):
@@ -209,7 +209,7 @@ def verdicts(parts: pl.DataFrame, machine: Machine) -> list[tuple[str, str]]:
 
 
 def runs(model: Model, rows: pl.DataFrame, software: Software) -> list[str]:
-    """Why a framework refuses each layout; empty where it does not."""
+    """Return why a framework refuses each layout; empty where it does not."""
     bare = {}  # stages without layers
     for pp, vpp in rows.select("pp", "vpp").unique().iter_rows():
         count = layers_of_chunks(model.layers, pp * vpp, model.head_weight if software.balanced else 0.0)

@@ -1,8 +1,8 @@
-"""What a model is made of, and how frameworks train it: what decides what a step computes, moves and keeps.
+"""Sizes of models and properties of frameworks, which determine computation, communication and memory.
 
-In: a Hugging Face `config.json`, as a dictionary, or the name of a framework. Out: `Model` and `Software`.
-Dense and mixture-of-experts transformers with grouped-query or latent attention (DeepSeek-V2, arXiv
-2405.04434) are known; nothing here knows a layout.
+Takes a Hugging Face `config.json` as a dictionary, or the name of a framework; returns a `Model` or a
+`Software`. Supports dense and mixture-of-experts transformers with grouped-query or latent attention
+(DeepSeek-V2, arXiv 2405.04434). Does not depend on layouts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dpro.limits import read_small
 from dpro.words import shortened
 
 GATED = ("silu", "swiglu", "swish", "geglu")
-MAX_SIZE = 1 << 24  # of anything that a configuration counts
+MAX_SIZE = 1 << 24  # of any size in a configuration
 MAX_PARAMETERS = 10**15
-SHOWN = 40  # characters of what is no size
-# Families whose feed-forward layers have two matrices whatever their activation, and some that have three.
+SHOWN = 40  # characters of an invalid size in an error
+# Families whose feed-forward layers have two matrices with any activation, and families that have three.
 PLAIN_FAMILIES = ("bloom", "falcon", "gpt", "mpt", "opt", "phi-", "phi_", "starcoder2")
 GATED_FAMILIES = ("gemma",)
-# How configurations call one size, by the family that brought the name.
+# Names of each size in configurations, which differ between model families.
 NAMES: Mapping[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "layers"),
     "hidden": ("hidden_size", "n_embd", "d_model", "hidden"),
@@ -54,17 +54,17 @@ class Model:
     """A transformer.
 
     Attributes:
-        layers, hidden, heads, kv_heads, head_size: as everywhere.
+        layers, hidden, heads, kv_heads, head_size: usual sizes.
         ffn: width of a dense feed-forward layer.
-        gated: whether that has a third matrix (SwiGLU).
+        gated: whether a feed-forward layer has a third matrix (SwiGLU).
         vocabulary: rows of the embedding.
-        tied: whether the embedding is the output layer too.
-        sequence: tokens of a sequence.
-        experts, experts_per_token, expert_ffn, shared_experts: of a mixture of experts; 0 experts of a dense
+        tied: whether the embedding is also the output layer.
+        sequence: tokens per sequence.
+        experts, experts_per_token, expert_ffn, shared_experts: of a mixture of experts; 0 experts in a dense
             model.
-        dense_layers: layers without experts, at the beginning.
-        q_rank, kv_rank, rope_size, value_size: of latent attention; kv_rank 0 of any other. `head_size` is
-            then what queries and keys have without rotary part.
+        dense_layers: number of leading layers without experts.
+        q_rank, kv_rank, rope_size, value_size: of latent attention; kv_rank is 0 for any other. `head_size`
+            is then the size of queries and keys without the rotary part.
     """
 
     layers: int
@@ -107,7 +107,7 @@ class Model:
 
     @property
     def widths(self) -> tuple[float, float]:
-        """Elements of a head: of queries and keys, and the mean of those and of values."""
+        """Elements of a head: of queries and keys, and the mean of keys and values."""
         key = self.head_size + self.rope_size
         value = self.value_size or self.head_size
         return float(key), (key + value) / 2
@@ -119,7 +119,7 @@ class Model:
 
     @property
     def head_weight(self) -> float:
-        """The weights of the output layer, over those of a dense layer."""
+        """The weights of the output layer, relative to those of a dense layer."""
         return self.vocabulary * self.hidden / (self.attention_parameters + self.dense_ffn_parameters)
 
     @property
@@ -143,7 +143,7 @@ class Model:
         return max(self.layers - self.dense_layers, 0) if self.experts else 0
 
     def parameters(self) -> int:
-        """All weights but those of norms and biases."""
+        """Return the number of weights, without those of norms and biases."""
         dense = (self.layers - self.expert_layers) * self.dense_ffn_parameters
         routed = self.experts + self.shared_experts
         mixed = self.expert_layers * (routed * self.expert_parameters + self.hidden * self.experts)
@@ -151,10 +151,10 @@ class Model:
         return self.layers * self.attention_parameters + dense + mixed + tables
 
     def operations_per_token(self) -> float:
-        """Floating-point operations of one token, forward and backward, without any that are repeated.
+        """Return the floating-point operations of one token, forward and backward, without recomputation.
 
-        Six per weight that the token meets, and of attention's two products the causal half (as Megatron-LM
-        counts, Narayanan et al., SC 2021, appendix; PaLM's MFU leaves recomputation out likewise).
+        Six per weight that the token meets, and the causal half of attention's two products (as in
+        Megatron-LM, Narayanan et al., SC 2021, appendix; PaLM's MFU leaves out recomputation, too).
         """
         dense = (self.layers - self.expert_layers) * self.dense_ffn_parameters
         met = self.experts_per_token + self.shared_experts
@@ -165,14 +165,14 @@ class Model:
 
 
 def model_of(config: Mapping[str, Any], sequence: int | None = None) -> Model:
-    """The model that a configuration describes.
+    """Return the model that a configuration describes.
 
     Args:
         config: keys of a Hugging Face `config.json`.
-        sequence: tokens of a sequence, where it is not what the model was made for at most.
+        sequence: tokens per sequence, if not the maximum of the model.
 
     Raises:
-        UsageError: a size is missing or is no positive number, or is larger than that of any model.
+        UsageError: a size is missing, not a positive number, or larger than that of any model.
     """
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
@@ -215,7 +215,7 @@ def model_of(config: Mapping[str, Any], sequence: int | None = None) -> Model:
 
 
 def _gated(config: Mapping[str, Any]) -> bool:
-    """Whether feed-forward layers have a third matrix: by the family, else by the activation."""
+    """Return whether feed-forward layers have a third matrix, by the family, or else by the activation."""
     family = str(config.get("model_type", "")).lower()
     if family.startswith(GATED_FAMILIES):
         return True
@@ -226,13 +226,13 @@ def _gated(config: Mapping[str, Any]) -> bool:
 
 
 def read_model(path: Path, sequence: int | None = None) -> Model:
-    """The model of a `config.json`.
+    """Read the model of a `config.json`.
 
     Args:
-        sequence: tokens of a sequence, where it is not the longest that the model takes.
+        sequence: tokens per sequence, if not the maximum of the model.
 
     Raises:
-        InputError: the file cannot be read, or is no JSON object.
+        InputError: the file cannot be read, or is not a JSON object.
         UsageError: a size is missing.
     """
     try:
@@ -264,33 +264,33 @@ def _size(config: Mapping[str, Any], key: str, names: tuple[str, ...], required:
     return 0
 
 
-# How frameworks that are in wide use train: what each does unlike the others.
+# Properties in which widely used training frameworks differ.
 
 
 @dataclass(frozen=True)
 class Software:
-    """How a framework does what every framework does.
+    """How a framework trains.
 
     Attributes:
-        flash: whether attention is fused (Dao et al., arXiv 2205.14135); else its scores lie in memory.
+        flash: whether attention is fused (Dao et al., arXiv 2205.14135); otherwise its scores are in memory.
         sequence_parallel: whether tensor parallelism cuts norms, too (Korthikanti et al., 2205.05198).
-        gradient_bytes: of an element that data parallelism reduces.
-        overlap: share of the data-parallel communication that computing can hide.
-        tensor_overlap: the same of tensor-parallel collectives.
-        context_overlap: the same of what context parallelism passes on.
+        gradient_bytes: per element that data parallelism reduces.
+        overlap: share of data-parallel communication that computation can hide.
+        tensor_overlap: share of tensor-parallel communication that computation can hide.
+        context_overlap: share of context-parallel communication that computation can hide.
         accumulation_bytes: read and written per parameter when a micro-batch's gradients are added.
-        loss_bytes: read and written per logit, of the loss, forward and backward together.
-        whole_messages: whether each GPU of a tensor-parallel group sends all of a message to the next stage,
-            not its share (Narayanan et al., SC 2021, call the latter scatter/gather).
-        balanced: whether stages are cut by their weights, with the output layer, instead of by layers.
-        kernels: that the host launches per layer and pass, forward.
+        loss_bytes: read and written per logit by the loss, forward and backward together.
+        whole_messages: whether each GPU of a tensor-parallel group sends the complete message to the next
+            stage, not only its share (the latter is scatter/gather in Narayanan et al., SC 2021).
+        balanced: whether stages are cut by weights, including the output layer, instead of by layers.
+        kernels: launches by the host per layer and pass, forward.
         collective_kernels: launches that a tensor-parallel collective costs the host.
-        head_kernels: launched for embedding, output layer and loss, per pass and micro-batch.
+        head_kernels: launches for embedding, output layer and loss, per pass and micro-batch.
         dtype: of matmuls.
-        optimizer_bytes: that a step of the optimizer moves per parameter.
-        logit_bytes: that a logit takes at once: in 16 bits, in fp32, and its gradient.
-        activations: kept of a layer, over what fused norms, rotation and activation functions keep.
-        main_gradient_bytes, state_bytes: kept per parameter, beside two of the parameter itself.
+        optimizer_bytes: moved per parameter by a step of the optimizer.
+        logit_bytes: per logit, held at the same time: in 16 bits, in fp32, and its gradient.
+        activations: factor on the activations that a layer with fused norms, rotation and activations keeps.
+        main_gradient_bytes, state_bytes: kept per parameter, besides two bytes for the parameter itself.
     """
 
     flash: bool = True
@@ -341,10 +341,10 @@ FRAMEWORKS: Mapping[str, Software] = {
 
 
 def framework_named(name: str) -> Software:
-    """What a framework does.
+    """Return the properties of a framework.
 
     Raises:
-        UsageError: it is not known.
+        UsageError: it is unknown.
     """
     if name not in FRAMEWORKS:
         raise UsageError(f"no framework {name!r}: there are {', '.join(FRAMEWORKS)}")

@@ -1,8 +1,8 @@
-"""All layouts of a job, ranked: throughput with an interval, its parts, memory, and why some do not fit.
+"""Ranks all layouts of a job by throughput with an interval; adds its parts, memory, and why some do not fit.
 
-In: a model, a machine, a framework, layouts, perhaps measured steps of some. Out: a frame, fastest that fits
-first. All layouts are ranked by the closed form of their pipeline; those that can be among the fastest are
-replayed.
+Takes a model, a machine, a framework, layouts and optionally measured steps; returns a frame, starting with
+the fastest that fits. All layouts are ranked by the closed form of their pipeline; those that may be among
+the fastest are replayed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dpro.extensions.plan.model import Model, Software
 from dpro.extensions.plan.step import TimedLayouts, job_of, step_times
 from dpro.replay.cost.machine import SPREADS, Machine, moved
 
-REPLAYED = 200  # layouts at most: the fastest by the closed form
+REPLAYED = 200  # maximum number of replayed layouts: the fastest by the closed form
 PARTS = ("step_ms", "bubble", "exposed_ms")
 
 
 class MeasuredLayout(NamedTuple):
-    """A layout whose step was measured: columns of `layout.COLUMNS` that are known, and milliseconds."""
+    """A layout with a measured step: its known columns of `layout.COLUMNS`, and milliseconds."""
 
     layout: dict[str, int]
     step_ms: float
@@ -44,16 +44,16 @@ def plan(
     """Rank layouts.
 
     Args:
-        timed: gives layouts their work, where layers were recorded; else `step.job_of` does.
+        timed: times the work of layouts from recorded layers; by default `step.job_of` does.
 
     Returns:
-        The columns of `rows`; `step_ms`, `low_ms`, `high_ms` (an interval meant to hold 90%),
-        `tokens_per_s_per_gpu` with `_low` and `_high`, `mfu`, `bubble`, `exposed` (share of the step), bytes
-        by kind of `memory.KINDS` and `memory_gb`, `fits` ("yes", "tight", "no"), `why` (not), `replayed`.
-        Those that do not fit come last.
+        The columns of `rows`; `step_ms`, `low_ms`, `high_ms` (an interval aimed at 90% coverage),
+        `tokens_per_s_per_gpu` with `_low` and `_high`, `mfu`, `bubble`, `exposed` (share of the step), 1e9
+        bytes by kind of `memory.KINDS` and `memory_gb`, `fits` ("yes", "tight", "no"), `why` (not),
+        `replayed`. Layouts that do not fit come last.
 
     Raises:
-        UsageError: a measured step is no positive number of milliseconds.
+        UsageError: a measured step is not a positive number of milliseconds.
     """
     layouts_measured = layouts([step.layout for step in measured]) if measured else rows.clear()
     every = pl.concat([rows.select(list(COLUMNS)), layouts_measured])
@@ -92,7 +92,7 @@ def plan(
 def _times(
     job: TimedLayouts, machine: Machine, tokens: Floats, fits: Sequence[str]
 ) -> tuple[Ints, dict[str, Floats]]:
-    """Which rows are replayed, and [N] of each of `PARTS`; measured rows, at the end, are replayed, too."""
+    """Return the numbers of replayed rows, and [N] each of `PARTS`; measured rows are replayed, too."""
     bound = step_times(job, machine, replay=False)
     times = {name: bound[name].to_numpy().copy() for name in PARTS}
     ms_per_token = times["step_ms"][: tokens.size] / tokens
@@ -107,7 +107,7 @@ def _times(
 
 
 def _tokens(model: Model, rows: pl.DataFrame) -> Floats:
-    """[N] tokens of a step per GPU."""
+    """Return [N] tokens per GPU and step."""
     batch = (rows["dp"] * rows["micro_batch"] * rows["micro_batches"]).to_numpy().astype(np.float64)
     per_gpu: Floats = batch * model.sequence / gpus_of(rows)
     return per_gpu
@@ -116,7 +116,7 @@ def _tokens(model: Model, rows: pl.DataFrame) -> Floats:
 def _calibrated(
     job: TimedLayouts, machine: Machine, said_ms: Floats, measured: Sequence[MeasuredLayout], height: int
 ) -> tuple[Floats, Floats, Floats]:
-    """[height] factors on the prediction, and those that the interval begins and ends with."""
+    """Return [height] factors on the prediction, and [height] factors of the interval's low and high end."""
     missed = {}
     for index, step in enumerate(measured):
         if not (np.isfinite(step.step_ms) and step.step_ms > 0):
@@ -127,36 +127,36 @@ def _calibrated(
     return believed.factor[:height], low[:height], high[:height]
 
 
-# What measured steps of some layouts say about all others, and how sure each prediction is.
+# Calibration: what measured steps of some layouts imply for all others, and the uncertainty of predictions.
 
-NUDGE = 0.05  # of a logarithm, to see how a step depends on a constant
-# Standard deviations in log: of all steps of a job, of those of one tensor parallelism, of those that share
-# the micro-batch with it, of each alone. Set with the tables of docs/accuracy.md in sight.
+NUDGE = 0.05  # change of a constant, in log, that gives the slope of a step
+# Standard deviations in log of errors shared by all steps of a job, by those with one degree of tensor
+# parallelism, by those with its micro-batch, too, and by none; chosen in view of docs/accuracy.md.
 JOB, TENSOR, CELL, OWN = 0.07, 0.1, 0.05, 0.08
 TAIL = 2.0  # degrees of freedom of the t distribution
-MAX_SHIFT = 0.7  # of a logarithm: no row moves a prediction by more
+MAX_SHIFT = 0.7  # in log: bounds the correction of a prediction
 HOLDS_90 = 1.645
 
 
 @dataclass(frozen=True)
 class Beliefs:
-    """What is believed of the steps of [N] layouts.
+    """The calibration of predicted steps of [N] layouts.
 
     Attributes:
-        factor: [N] on what the model says.
-        deviation: [N] standard deviation of the logarithm of what is left.
+        factor: [N] on the prediction of the model.
+        deviation: [N] standard deviation of the remaining error, in log.
     """
 
     factor: Floats
     deviation: Floats
 
     def interval(self, deviations: float = HOLDS_90) -> tuple[Floats, Floats]:
-        """[N] factors that the interval begins and ends with, of the predicted step."""
+        """Return [N] factors on the predicted step for the low and high end of its interval."""
         return np.exp(-deviations * self.deviation), np.exp(deviations * self.deviation)
 
 
 def sensitivities(job: TimedLayouts, machine: Machine) -> Floats:
-    """[N, K] by how much the step changes with each constant of `SPREADS`, both in log."""
+    """Return [N, K] slopes of the step by each constant of `SPREADS`, both in log."""
     base = step_times(job, machine, replay=False)["step_ms"].to_numpy()
     columns = [
         np.log(step_times(job, moved(machine, {name: NUDGE}), replay=False)["step_ms"].to_numpy() / base)
@@ -167,7 +167,7 @@ def sensitivities(job: TimedLayouts, machine: Machine) -> Floats:
 
 
 def covariance(rows: pl.DataFrame, slopes: Floats, columns: Ints) -> Floats:
-    """[N, n] how misses of layouts go together with those of some, without what belongs to each alone.
+    """Return [N, n] covariance of errors of all layouts with those of `columns`, without each one's own part.
 
     Args:
         slopes: [N, K] sensitivities.
@@ -181,10 +181,11 @@ def covariance(rows: pl.DataFrame, slopes: Floats, columns: Ints) -> Floats:
 
 
 def beliefs(rows: pl.DataFrame, slopes: Floats, measured: dict[int, float]) -> Beliefs:
-    """What follows from measured rows, or from none.
+    """Return the calibration that follows from measured rows, if any.
 
     Args:
         slopes: [N, K] sensitivities.
+        measured: measured over predicted step, in log, by row.
     """
     scaled = slopes * np.array(list(SPREADS.values()))
     spread = (scaled**2).sum(1) + JOB**2 + TENSOR**2 + CELL**2 + OWN**2

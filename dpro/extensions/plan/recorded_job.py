@@ -1,9 +1,9 @@
-"""A recorded job, and its layers re-sized to any layout from what its own kernels took.
+"""A recorded job, whose measured layers are resized to any layout.
 
-In: a graph with its run, perhaps what the run does not say of itself. Out: `RecordedJob`, of which `timed` is
-what `step.step_times` takes. Times of products are those of the run times what `layer.layer_work` says of the
-layout over what it says of the run's own; other work goes with the bytes that it moves; collectives go with
-the rings of both; what of the step nothing explains is the same in every layout.
+Takes a graph with its run, and optionally facts that the run lacks; returns a `RecordedJob`, whose `timed`
+gives the input of `step.step_times`. Measured products scale with the ratio of `layer.layer_work` between a
+layout and the run's own; other work scales with the bytes that it moves; collectives scale with the rings of
+both; the unexplained part of the step is equal in all layouts.
 """
 
 from __future__ import annotations
@@ -60,20 +60,18 @@ from dpro.store import Run
 
 CPU = "CPU"
 HEAD_FORWARD = 1 / 3  # of the output layer: one product of three
-WHOLE = 2  # layers are computed again
-MAX_MEMORY_FACTOR = (
-    4.0  # times what is computed, or a part of it: memory that was measured moves no more than that
-)
+WHOLE = 2  # value of `recompute` for complete layers
+MAX_MEMORY_FACTOR = 4.0  # bounds measured over modelled memory, and its inverse
 
 
 @dataclass(frozen=True)
 class GivenJob:
-    """What a run may not say of itself.
+    """Facts that a run may lack.
 
     Attributes:
-        model: what it trains.
+        model: the model that it trains.
         layout: columns of its own layout.
-        per_host: GPUs of a host.
+        per_host: GPUs per host.
         memory_gb: of each GPU.
     """
 
@@ -93,9 +91,9 @@ class RecordedJob:
         step_ms: its mean step.
         explained: share of the step that layers, output layer and exposed communication make up.
         stack: layers of its first stage.
-        head: of its last.
-        sent: what its collectives took.
-        on_gpu: whether GPUs worked.
+        head: output layer and loss of its last stage.
+        sent: measured factors on its collectives.
+        on_gpu: whether GPUs did the work.
         cut_head: whether tensor parallelism cuts the output layer.
         said: what was found, one line each.
     """
@@ -115,17 +113,17 @@ class RecordedJob:
 
     @property
     def ranks(self) -> int:
-        """How many it ran on."""
+        """Number of ranks that it ran on."""
         return int(gpus_of(self.layout)[0])
 
     @property
     def global_batch(self) -> int:
-        """Sequences of a step."""
+        """Sequences per step."""
         row = self.layout.row(0, named=True)
         return int(row["dp"] * row["micro_batch"] * row["micro_batches"])
 
     def timed(self, rows: pl.DataFrame) -> TimedLayouts:
-        """Layouts with the run's own layers, re-sized."""
+        """Resize the run's own layers to layouts."""
         work = _resized(self, rows)
         return TimedLayouts(self.model, rows, self.software, work, sent=self.sent)
 
@@ -134,7 +132,7 @@ def recorded_job(graph: Graph, given: GivenJob | None = None) -> RecordedJob:
     """Find the layers of a run, its model, its layout and its links.
 
     Raises:
-        Unanswerable: there is no stack of equal layers, or the layout, the model or the GPU is not known.
+        Unanswerable: there is no stack of equal layers, or the layout, the model or the GPU is unknown.
     """
     given = given or GivenJob()
     if graph.run is None:
@@ -193,10 +191,10 @@ def _found_line(stack: Stack, layers: int) -> str:
 
 
 def own_degrees(mesh: Mesh, world_size: int, given: GivenJob | None = None) -> dict[str, int]:
-    """The degrees of a run's own layout: as given, else by its mesh.
+    """Return the degrees of a run's own layout: as given, or else by its mesh.
 
     Raises:
-        Unanswerable: neither says it.
+        Unanswerable: neither gives it.
     """
     given, world = given or GivenJob(), max(world_size, 1)
     said = {axis.name: axis.size for axis in mesh.axes if axis.name}
@@ -212,7 +210,7 @@ def own_degrees(mesh: Mesh, world_size: int, given: GivenJob | None = None) -> d
 
 
 def _zero(graph: Graph, stack: Stack) -> int:
-    """Stage of ZeRO by what reduces gradients: all-reduces shard nothing."""
+    """Return the stage of ZeRO by the collectives that reduce gradients: all-reduces shard nothing."""
     ops = {message.op for message in graph.messages}
     if "all_gather" in ops and "reduce_scatter" in ops:
         return 3 if stack.forward.sent > 0 else 1
@@ -222,7 +220,7 @@ def _zero(graph: Graph, stack: Stack) -> int:
 def _model(
     run: Run, first: Stack, last: Stack, layers: int, degrees: Mapping[str, int], given: GivenJob, rank: int
 ) -> tuple[Model, int, bool]:
-    """The model, sequences of a micro-batch, and whether the output layer is cut."""
+    """Return the model, sequences of a micro-batch, and whether the output layer is cut."""
     try:
         spans = run.table(SPANS, ["name", "shapes"]).filter(pl.col("name") == "aten::embedding")
         table = embedding_of(spans["shapes"].unique().to_list())
@@ -244,10 +242,10 @@ def _model(
 def _machine(
     timeline: Timeline, given: GivenJob, stack: Stack, model: Model, row: pl.DataFrame
 ) -> tuple[Machine, Software, tuple[str, ...]]:
-    """The machine with the run's own links, and how the job does what every job does.
+    """Return the machine with the run's own links, the job's software, and what links were found.
 
     Raises:
-        Unanswerable: which GPU it ran on is not known.
+        Unanswerable: the GPU model is unknown.
     """
     graph = timeline.graph
     assert graph.run is not None
@@ -265,7 +263,7 @@ def _machine(
 
 
 def _cpu(given: GivenJob, stack: Stack, model: Model, row: pl.DataFrame) -> Machine:
-    """A CPU as the run shows it: as many operations as its products made in their time."""
+    """Return a CPU whose rate of operations is that of the run's products."""
     tflops = _operations(model, row)[0] / max(stack.forward.product, 1e-9) / 1e6
     sheet = GpuModel({"fp32": float(tflops), "bf16": float(tflops)}, 10.0, "this run's products")
     return Machine(
@@ -282,7 +280,7 @@ def _cpu(given: GivenJob, stack: Stack, model: Model, row: pl.DataFrame) -> Mach
 
 
 def _software(graph: Graph, stack: Stack, machine: Machine) -> Software:
-    """How the job trains, as far as its operators and kernels say it."""
+    """Return how the job trains, as its operators and kernels show it."""
     ops = {message.op for message in graph.messages}
     flash = any(
         word in product.lower()
@@ -303,7 +301,7 @@ def _software(graph: Graph, stack: Stack, machine: Machine) -> Software:
 
 
 def _operations(model: Model, rows: pl.DataFrame) -> Floats:
-    """[N] operations of the products of a layer, forward, on one rank."""
+    """Return [N] operations of the products of a layer, forward, on one rank."""
     micro_batch, tp, cp = (column(rows, name) for name in ("micro_batch", "tp", "cp"))
     tokens = micro_batch * model.sequence / cp
     weights = 2 * tokens * (model.attention_parameters + model.dense_ffn_parameters) / tp
@@ -312,7 +310,7 @@ def _operations(model: Model, rows: pl.DataFrame) -> Floats:
 
 
 def _resized(job: RecordedJob, rows: pl.DataFrame) -> LayerWork:
-    """What the layers and the output layer of the run take in each layout."""
+    """Return the times of the run's layers and output layer in each layout."""
     layouts = pl.concat([job.layout.select(rows.columns), rows])
     tokens = _ratio(column(layouts, "micro_batch") / column(layouts, "cp"))
     cut = _ratio(1 / column(layouts, "tp")) if job.cut_head else np.ones(rows.height)
@@ -346,15 +344,15 @@ def _resized(job: RecordedJob, rows: pl.DataFrame) -> LayerWork:
 
 
 def _ratio(values: Floats) -> Floats:
-    """Of the first, the run's own, how many times as much all others are."""
+    """Return all values but the first, which is the run's own, as multiples of it; 1 where it is 0."""
     ratio: Floats = np.where(values[0] > 0, values[1:] / max(float(values[0]), 1e-12), 1.0)
     return ratio
 
 
 def _work(timed: PassTime, compute: Floats, memory: Floats, host_bound: bool) -> LayerTimes:
-    """One pass over a layer: products by their operations, other work by its bytes, the host as it is.
+    """Resize one pass over a layer: products by operations, other work by bytes, the host not at all.
 
-    A host that the GPU waits for takes as long for a layer of any size.
+    If the GPU waits for the host, a layer takes as long at any size.
     """
     one = np.ones_like(compute)
     return LayerTimes(
@@ -366,7 +364,7 @@ def _work(timed: PassTime, compute: Floats, memory: Floats, host_bound: bool) ->
 
 
 def _calibrated(job: RecordedJob, reduced: GradientTraffic, message_us: float) -> RecordedJob:
-    """The job with its collectives as measured, and what nothing explains as a fixed part of the step."""
+    """Calibrate the job: measured collectives, and the unexplained rest as a fixed part of the step."""
     machine = replace(job.machine, fixed_ms=0.0, growth=0.0)
     said = traffic(job.model, job.layout, machine, job.software)
     stack, usual = job.stack, 2.0 if job.software.dtype == "fp32" else 1.0  # vectors of four bytes
@@ -385,7 +383,7 @@ def _calibrated(job: RecordedJob, reduced: GradientTraffic, message_us: float) -
     software = replace(job.software, optimizer_bytes=stack.optimizer_us / max(unit, 1e-12))
     job = replace(job, sent=sent, software=software)
     first = _said_ms(job, machine)
-    if first > job.step_ms:  # work that the run does beside other work: all of it takes as much less
+    if first > job.step_ms:  # some work ran concurrently: all of it is made faster by one factor
         half = _said_ms(job, _faster(machine, 0.5))
         share = np.clip((job.step_ms - half) / max(first - half, 1e-9), 0.0, 1.0)
         machine = _faster(machine, 0.5 + 0.5 * float(share))
@@ -402,12 +400,12 @@ def _faster(machine: Machine, factor: float) -> Machine:
 
 
 def _over(measured: float, modelled: float, usual: float) -> float:
-    """How many times as much as modelled was measured; the usual where either is not there."""
+    """Return measured over modelled; `usual` where either is missing."""
     return measured / modelled if measured > 0 and modelled > 0 else usual
 
 
 def _with_own_memory(job: RecordedJob, run: Run) -> RecordedJob:
-    """The job with activations as its allocator gave them out, where that was recorded."""
+    """Scale the activations of the job to its measured memory, where that was recorded."""
     try:
         within = footprint_of(run).within_step_bytes / GB
     except Unanswerable:
@@ -424,14 +422,14 @@ def _with_own_memory(job: RecordedJob, run: Run) -> RecordedJob:
     return replace(job, software=software, said=(*job.said, line))
 
 
-# What the collectives of a run say of its links: bandwidth and latency, and how much of them nothing hides.
+# Links as measured by the collectives of a run: bandwidth, latency, and how much of them is exposed.
 
 US = 1e3  # ns
-SHOWS_LATENCY = 1 << 18  # bytes: what larger ones take, were they smaller, is no latency
+SHOWS_LATENCY = 1 << 18  # bytes: the fit shows the latency only if a collective is at most this large
 
 
 class GradientTraffic(NamedTuple):
-    """Microseconds of a step and rank in which data-parallel collectives move: in all, and beside no work."""
+    """Microseconds per step and rank in which data-parallel collectives move data: all, and exposed."""
 
     moving: float
     exposed: float
@@ -440,10 +438,10 @@ class GradientTraffic(NamedTuple):
 def with_own_links(
     machine: Machine, timeline: Timeline, with_outside: bool
 ) -> tuple[Machine, tuple[str, ...]]:
-    """The machine with links as the run's collectives show them, and what that rests on.
+    """Return the machine with links as measured by the run's collectives, and the source in words.
 
     Args:
-        with_outside: whether links across hosts, where none was seen, are taken to be like those within one.
+        with_outside: whether links across hosts, if unseen, are assumed to equal those within one.
     """
     graph = timeline.graph
     curves = fit_costs(graph)
@@ -458,7 +456,7 @@ def with_own_links(
         except Unanswerable:
             continue
         curve = curves[kind]
-        shown = least <= SHOWS_LATENCY  # else the time at no bytes is no latency
+        shown = least <= SHOWS_LATENCY  # else the fitted time at 0 bytes is not a latency
         alpha = curve.latency_ns / spent.messages / US if shown else 0.0
         moving = float(curve.time_ns(typical)) - (curve.latency_ns if shown else 0.0)
         gbps = spent.share * typical / max(moving, 1e-3)
@@ -478,7 +476,7 @@ def with_own_links(
 
 
 def _moved(graph: Graph, op: str, group: str) -> tuple[int, float, float, float]:
-    """Ranks of a kind of communication, bytes that it moves in all, the size that moves most, the least."""
+    """Return ranks of a kind of communication, its total bytes, its most important and its least size."""
     nodes = graph.nodes
     numbers = [n for n, message in enumerate(graph.messages) if (message.op, message.group) == (op, group)]
     moving = np.isin(nodes.message, numbers) & (nodes.kind == NodeKind.TRANSFER) & (nodes.bytes > 0)
@@ -496,10 +494,11 @@ def _moved(graph: Graph, op: str, group: str) -> tuple[int, float, float, float]
 def reduced_of(
     timeline: Timeline, rank: int, work: Ints, axis: Collection[frozenset[int]]
 ) -> GradientTraffic:
-    """How long data-parallel collectives of a rank move data in a step, and how long beside no work.
+    """Return how long data-parallel collectives of a rank move data per step, and how long exposed.
 
     Args:
         work: [N] nodes of its work.
+        axis: groups of data parallelism.
     """
     graph, nodes = timeline.graph, timeline.graph.nodes
     sizes = {len(ranks) for ranks in axis}
@@ -524,13 +523,13 @@ def _collective(op: str) -> bool:
     return op not in ("send", "recv", "send_recv")
 
 
-# What the messages of a recorded pipeline say: its micro-batches, and how long a message moves.
+# The messages of a recorded pipeline: its micro-batches, and the time of a message.
 
 RECEIVED = ("recv", "send_recv")
 
 
 def a_rank_of_each_stage(graph: Graph, mesh: Mesh, stages: int) -> dict[int, int]:
-    """The lowest recorded rank of each stage that has one, by its number; of all without a pipeline."""
+    """Map each stage to its lowest recorded rank, if any; without a pipeline, 0 to the lowest rank."""
     ranks = [int(rank) for rank in np.unique(graph.nodes.rank) if rank >= 0]
     names = [axis.name for axis in mesh.axes]
     if stages == 1 or "pp" not in names:
@@ -544,7 +543,7 @@ def a_rank_of_each_stage(graph: Graph, mesh: Mesh, stages: int) -> dict[int, int
 
 
 def micro_batches_of(graph: Graph, rank: int) -> int:
-    """Micro-batches of a pipeline: messages of a step that a rank receives from each of its neighbours.
+    """Return the micro-batches of a pipeline: messages per step that a rank receives from each neighbour.
 
     Raises:
         Unanswerable: it received none.
@@ -564,9 +563,9 @@ def micro_batches_of(graph: Graph, rank: int) -> int:
 
 
 def message_us_of(graph: Graph, ranks: list[int]) -> float:
-    """Microseconds that a message between two recorded ranks moves data; 0 where there is none.
+    """Return the median transfer of a message between two recorded ranks, in microseconds; 0 without any.
 
-    One whose sender was not recorded seems to move as long as its receiver waits for it.
+    Messages from unrecorded senders do not count: they seem to move as long as the receiver waits.
     """
     nodes = graph.nodes
     ends = nodes.kind == NodeKind.TRANSFER
@@ -577,24 +576,24 @@ def message_us_of(graph: Graph, ranks: list[int]) -> float:
 
 
 def _received(graph: Graph, ops: tuple[str, ...]) -> Bools:
-    """[N] which nodes are transfers of such operations."""
+    """Return [N] whether a node is a transfer of one of these operations."""
     numbers = [number for number, message in enumerate(graph.messages) if message.op in ops]
     received: Bools = (graph.nodes.kind == NodeKind.TRANSFER) & np.isin(graph.nodes.message, numbers)
     return received
 
 
-# What model a run trains, from the shapes of the products of one of its layers.
+# The model of a run, from the shapes of the products of one of its layers.
 
 GIVE = "give --model config.json"
 MIN_HEADS, MAX_HEAD = 1, 512
 
 
 class Shapes(NamedTuple):
-    """What the shapes say.
+    """What the shapes of a layer show.
 
     Attributes:
-        micro_batch: sequences that a rank has at once.
-        cut_head: whether the output layer is cut over the ranks of a layer.
+        micro_batch: sequences of a micro-batch on a rank.
+        cut_head: whether tensor parallelism cuts the output layer.
     """
 
     model: Model
@@ -603,7 +602,7 @@ class Shapes(NamedTuple):
 
 
 class _Attended(NamedTuple):
-    """Of the attention of a rank: sequences, tokens of each, heads, those of keys, size of a head."""
+    """Sizes of a rank's attention: sequences, tokens per sequence, heads, key heads, size of a head."""
 
     batch: int
     sequence: int
@@ -615,11 +614,13 @@ class _Attended(NamedTuple):
 def shapes_of(
     products: Sequence[str], outside: Sequence[str], embedding: tuple[int, ...], layers: int, tp: int, cp: int
 ) -> Shapes:
-    """The model of a run.
+    """Return the model of a run.
 
     Args:
         products: of one layer, forward, in order: an operator's name and its shapes.
+        outside: products outside of layers.
         embedding: [rows, width] of the largest embedding, empty where none was recorded.
+        layers: number of layers of the model.
         tp, cp: ranks that share a layer, and a sequence.
 
     Raises:
@@ -666,7 +667,7 @@ def shapes_of(
 
 
 def _weights(products: Sequence[str]) -> list[tuple[int, int]]:
-    """Inputs and outputs of the matrices that are multiplied with tokens."""
+    """Return inputs and outputs of the matrices that multiply tokens."""
     weights = []
     for product in products:
         sizes = product_of(*_split(product))
@@ -689,7 +690,7 @@ def _lists(text: str) -> list[list[int]]:
 
 
 def _attention(products: Sequence[str]) -> _Attended:
-    """Sizes of attention: [batch, heads, sequence, size] in PyTorch, else [batch, sequence, heads, size].
+    """Return the sizes of attention, from [batch, heads, sequence, size] in PyTorch, else with heads third.
 
     Raises:
         Unanswerable: no operator of attention has such shapes.
@@ -710,7 +711,7 @@ def _attention(products: Sequence[str]) -> _Attended:
 
 
 def _vocabulary(outside: Sequence[str], embedding: tuple[int, ...], hidden: int, tp: int) -> tuple[int, bool]:
-    """Rows of the embedding of all ranks, and whether the output layer is cut."""
+    """Return the rows of the embedding of all ranks, and whether the output layer is cut."""
     heads = [outputs for inputs, outputs in _weights(outside) if inputs == hidden]
     rows = embedding[0] if len(embedding) == 2 and embedding[1] == hidden else 0
     local = max(heads, default=0)
@@ -719,17 +720,17 @@ def _vocabulary(outside: Sequence[str], embedding: tuple[int, ...], hidden: int,
     if tp > 1 and local and rows and local < rows:
         return rows, True
     if tp > 1 and local and local == rows and prod((local, tp)) >= 16384:
-        return rows * tp, True  # both are cut: a vocabulary of thousands of rows
+        return rows * tp, True  # both are cut: a complete vocabulary has many thousands of rows
     return max(rows, local), False
 
 
 def embedding_of(shapes: Sequence[str]) -> tuple[int, ...]:
-    """[rows, width] of the largest embedding among those with shapes like the operator's."""
+    """Return [rows, width] of the largest embedding among shapes of operators; empty if none."""
     tables = [tuple(_lists(shape)[0]) for shape in shapes if _lists(shape)]
     return max((table for table in tables if len(table) == 2), key=prod, default=())
 
 
-# Its layouts, ranked: the run's own calibrates all, so that it comes out at its measured step.
+# Ranked layouts of the job, calibrated by the run's own, which gets its measured step.
 
 SELECTIVE = RECOMPUTE.index("selective")
 SHARDED = 3  # stage of ZeRO that shards parameters
@@ -762,7 +763,7 @@ def ranked(
 
 
 def own_layout(job: RecordedJob) -> pl.DataFrame:
-    """The run's own layout, as `ranked` has it."""
+    """Return the row of the run's own layout, as in `ranked`."""
     return _planned(job, job.layout, ())
 
 
@@ -774,16 +775,16 @@ def _planned(job: RecordedJob, rows: pl.DataFrame, measured: Sequence[MeasuredLa
 
 
 def with_memory(job: RecordedJob) -> Machine:
-    """The job's machine; where its memory is not known, everything fits."""
+    """Return the job's machine; with infinite memory where it is unknown, so that everything fits."""
     return replace(job.machine, memory_gb=job.machine.memory_gb or inf)
 
 
 def is_own(job: RecordedJob) -> pl.Expr:
-    """Which rows are the run's own layout."""
+    """Return an expression for whether a row is the run's own layout."""
     same = [pl.col(name) == int(job.layout[name][0]) for name in COLUMNS]
     return pl.all_horizontal(same)
 
 
 def usual_batch(job: RecordedJob, gpus: int) -> int:
-    """Sequences of a step where each rank keeps as many as it has."""
+    """Return the sequences per step if each rank keeps as many as it has."""
     return max(round(job.global_batch * gpus / int(gpus_of(job.layout)[0])), 1)

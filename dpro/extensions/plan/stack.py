@@ -1,12 +1,12 @@
-"""The layers that a rank works through in a step: how many, and what one of them takes.
+"""Finds the layers of a rank in a step: how many there are, and the time of one of them.
 
-In: the replay of a run, and a rank. Out: `Stack`. First the work of the rank is put in order
-(`WorkSequence`): of a GPU that of its busiest stream; of a CPU that of its threads, without waiting, which
-the graph leaves out. Matrix products, convolutions and attention are products: they have a token, equal for
-equal operators with equal shapes. A layer is the stretch of products that repeats, as often forward as
-backward; it lasts from its first product to that of the next one, so that what lies between products is in
-it. What the stretches do not hold is the output layer and the loss, between forward and backward of a
-micro-batch, and the rest.
+Takes the replay of a run, and a rank; returns a `Stack`. First it sorts the work of the rank
+(`WorkSequence`): on a GPU that of its busiest stream; on a CPU that of its threads, without waits, which the
+graph leaves out. Matrix products, convolutions and attention are products: they have a token, equal for equal
+operators with equal shapes. A layer is the stretch of products that repeats, equally often forward and
+backward; it lasts from its first product to that of the next layer, so it includes what runs between
+products. Outside of layers are the output layer and the loss, between forward and backward of a micro-batch,
+and the rest.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class WorkSequence(NamedTuple):
     """The work of a rank in steps, in order of steps and starts, each [N].
 
     Attributes:
-        node: of the graph.
-        step: number.
-        start: replayed, ns.
-        ns: how long.
-        token: of the first work of each product; equal for equal products; -1 of all other work.
-        product: whether it is of a product.
+        node: number in the graph.
+        step: number of the step.
+        start: replayed start, ns.
+        ns: duration, ns.
+        token: of the first work of each product; equal for equal products; -1 for all other work.
+        product: whether it belongs to a product.
         backward: whether a backward pass called it.
-        host: whether it is the host's own time, in no operator: it is the same for any size.
+        host: whether it is time of the host outside of operators, which does not depend on sizes.
     """
 
     node: Ints
@@ -56,20 +56,20 @@ class WorkSequence(NamedTuple):
     host: Bools
 
     def part(self, rows: Ints | Bools) -> WorkSequence:
-        """Some rows of it."""
+        """Select some rows."""
         return WorkSequence._make(column[rows] for column in self)
 
 
 def works_on_gpu(graph: Graph) -> bool:
-    """Whether GPUs did the work."""
+    """Return whether the graph has GPU kernels."""
     return bool((graph.nodes.kind == NodeKind.KERNEL).any())
 
 
 def work_of(timeline: Timeline, rank: int) -> tuple[WorkSequence, list[str]]:
-    """The work of a rank, and the product that each token stands for: operator and shapes, or kernel.
+    """Return the work of a rank, and the product of each token: operator and shapes, or kernel.
 
     Raises:
-        Unanswerable: the run does not say which operators are backward.
+        Unanswerable: the run did not record which operators are backward.
     """
     graph = timeline.graph
     nodes = graph.nodes
@@ -106,7 +106,7 @@ def work_of(timeline: Timeline, rank: int) -> tuple[WorkSequence, list[str]]:
 
 
 def _seen(operator: Ints) -> Bools:
-    """[N] whether it is not the first of its operator."""
+    """Return [N] whether the operator occurred before."""
     _, first = np.unique(operator, return_index=True)
     again = np.ones(operator.size, np.bool_)
     again[first] = False
@@ -114,7 +114,7 @@ def _seen(operator: Ints) -> Bools:
 
 
 def _called(graph: Graph, rank: int, kernels: Ints) -> pl.DataFrame:
-    """Of each piece of work `text` of its product (empty: none), `operator` (its number) and `backward`."""
+    """Return `text` of each work's product (empty: none), its `operator` (number) and `backward`."""
     assert graph.run is not None
     columns = [
         "span_id",
@@ -128,7 +128,7 @@ def _called(graph: Graph, rank: int, kernels: Ints) -> pl.DataFrame:
         "forward_thread",
     ]
     spans = graph.run.table(SPANS, columns).filter(pl.col("rank") == rank)
-    # [N] the node that launched each, or itself.
+    # [N] the node that launched each node, or the node itself.
     edges = graph.edges
     source = np.arange(graph.num_nodes)
     launch = edges.kind == EdgeKind.LAUNCH
@@ -160,7 +160,7 @@ def _called(graph: Graph, rank: int, kernels: Ints) -> pl.DataFrame:
 
 
 def _by_kernels(graph: Graph, kernels: Ints, rows: pl.DataFrame) -> pl.DataFrame:
-    """Of a GPU's work only kernels that multiply are of a product, also where no operator launched them."""
+    """Limit products to kernels that multiply, including those that no operator launched."""
     multiplies = np.array([classify(name).kind in PRODUCT_KERNELS for name in graph.names], np.bool_)
     names = pl.Series(graph.names, dtype=pl.String).gather(graph.nodes.name[kernels])
     is_product = pl.Series(multiplies[graph.nodes.name[kernels]])
@@ -169,8 +169,8 @@ def _by_kernels(graph: Graph, kernels: Ints, rows: pl.DataFrame) -> pl.DataFrame
 
 
 def _inside(calls: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
-    """Calls within operators, with `name`, `shapes` and `operator` of that which began last."""
-    # Backward operators nest: the outer one ends later.
+    """Return the calls within operators, with `name`, `shapes` and `operator` of the innermost one."""
+    # Backward operators nest, so the outer one ends later.
     until = (pl.col("start_ns") + pl.col("duration_ns")).cum_max().over("tid")
     ordered = operators.sort("start_ns").select(
         "tid", "start_ns", "name", "shapes", operator="span_id", until=until
@@ -184,18 +184,18 @@ def _inside(calls: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
 
 NO_STACK = "no stack of equal layers is found: {}; layouts are computed of models that repeat one layer"
 HOST_BOUND = 1.1
-MIN_SHARE = 0.25  # of the time of a pass's products that its layers hold
+MIN_SHARE = 0.25  # of the time of a pass's products that must be in its layers
 
 
 class PassTime(NamedTuple):
-    """Microseconds of one pass over one layer, or over what is outside of layers.
+    """Microseconds of one pass over one layer, or of work outside of layers.
 
     Attributes:
         product: of matrix products and attention.
         other: of all other operators.
-        host: the host's own, whatever the size.
+        host: of the host, independent of sizes.
         sent: of collectives that began meanwhile.
-        whole: from its beginning to that of the next.
+        whole: from its beginning to that of the next layer.
     """
 
     product: float
@@ -206,7 +206,7 @@ class PassTime(NamedTuple):
 
     @property
     def work(self) -> float:
-        """Microseconds of all but communication."""
+        """Microseconds without communication."""
         return self.product + self.other + self.host
 
 
@@ -218,8 +218,8 @@ class Stack:
     """The layers of one rank.
 
     Attributes:
-        layers: how many it has.
-        micro_batches: that go through them in a step.
+        layers: their number.
+        micro_batches: per step.
         forward, backward: of one layer and micro-batch.
         head: between forward and backward of a micro-batch, without the layers.
         optimizer_us: work of a step after the last backward.
@@ -238,7 +238,7 @@ class Stack:
 
 
 class _Found(NamedTuple):
-    """Of one pass of a step: [K] rows at which layers begin, and whether another follows at once."""
+    """Layers in one pass of a step: [K] rows at which they begin, and whether another one follows at once."""
 
     begins: Ints
     follows: Bools
@@ -248,7 +248,7 @@ def stack_of(timeline: Timeline, rank: int, micro_batches: int = 0) -> Stack:
     """Find the layers of a rank.
 
     Args:
-        micro_batches: of a step, where the run's messages say it; 0 where it follows from the layers.
+        micro_batches: per step, where the run's messages show it; 0 where it follows from the layers.
 
     Raises:
         Unanswerable: no stretch of products repeats equally often forward and backward.
@@ -290,7 +290,7 @@ def stack_of(timeline: Timeline, rank: int, micro_batches: int = 0) -> Stack:
 
 
 def _tokens(part: WorkSequence, backward: bool) -> tuple[Ints, Floats]:
-    """[T] rows of the products of a pass, and [T] how long each is."""
+    """Return [T] rows of the products of a pass, and [T] their durations, ns."""
     heads = np.flatnonzero(part.token >= 0)
     if not heads.size:
         return heads, np.zeros(0)
@@ -300,9 +300,13 @@ def _tokens(part: WorkSequence, backward: bool) -> tuple[Ints, Floats]:
 
 
 def _pattern(work: WorkSequence, step: int, backward: bool, attention: list[int]) -> Ints:
-    """Tokens of one layer, as a step has them, each as heavy as its product usually is.
+    """Return the tokens of one layer in a step, found with each product weighted by its usual duration.
 
-    Of all steps, as in one of them a product of microseconds may wait milliseconds for its core.
+    Usual durations are over all steps, since in one step a product of microseconds may wait milliseconds for
+    its core.
+
+    Raises:
+        Unanswerable: no stretch repeats, or those that do have too small a share of the products.
     """
     rows, took = _tokens(work, backward)
     products = pl.DataFrame({"token": work.token[rows], "took": took})
@@ -334,7 +338,7 @@ def _found(part: WorkSequence, pattern: Ints, backward: bool) -> _Found:
 
 
 def _sent(timeline: Timeline, rank: int) -> tuple[Ints, Floats]:
-    """When collectives of a rank begin to move data, in order, and how long each takes, ns."""
+    """Return when collectives of a rank begin to move data, in order, and their durations, ns."""
     nodes = timeline.graph.nodes
     transfers = np.flatnonzero((nodes.rank == rank) & (nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0))
     transfers = (
@@ -352,7 +356,7 @@ def _is_message(graph: Graph, node: int) -> bool:
 
 
 def _time(part: WorkSequence, begin: int, end: int, sent: tuple[Ints, Floats]) -> PassTime:
-    """What lies between two rows of a step."""
+    """Return the time between two rows of a step."""
     ns, product, host = (column[begin:end] for column in (part.ns, part.product, part.host))
     start = int(part.start[begin])
     stop = int(part.start[end]) if end < part.start.size else int(part.start[-1] + part.ns[-1])
@@ -368,7 +372,7 @@ def _time(part: WorkSequence, begin: int, end: int, sent: tuple[Ints, Floats]) -
 
 
 def _times(passes: list[tuple[WorkSequence, _Found]], sent: tuple[Ints, Floats]) -> PassTime:
-    """The typical layer of a pass: of those that another follows, else until the other pass begins."""
+    """Return the typical layer of a pass: from layers followed by another, else up to the other pass."""
     times = [
         _time(part, int(layered.begins[layer]), int(layered.begins[layer + 1]), sent)
         for part, layered in passes
@@ -392,7 +396,7 @@ def _median(times: list[PassTime]) -> PassTime:
 def _heads(
     part: WorkSequence, ways: list[_Found], layer: PassTime, layers: int, sent: tuple[Ints, Floats]
 ) -> list[PassTime]:
-    """From each micro-batch's first layer to the next backward, without the layers."""
+    """Return the time from each micro-batch's first layer to the next backward, without the layers."""
     begins = ways[0].begins[::layers]
     heads = []
     for begin in begins.tolist():
@@ -408,7 +412,7 @@ def _heads(
 
 
 def _end_of_head(part: WorkSequence, begin: int, end: int) -> int:
-    """The row after the loss and the output layer's products; what follows them begins a layer's backward."""
+    """Return the row after the products of loss and output layer, where the backward of a layer begins."""
     back = begin + np.flatnonzero(part.backward[begin:end])
     if not back.size:
         return end
@@ -417,7 +421,7 @@ def _end_of_head(part: WorkSequence, begin: int, end: int) -> int:
 
 
 def _outside(part: WorkSequence, layers: _Found, period: int) -> list[int]:
-    """Tokens of forward products that are in no layer, each once."""
+    """Return the tokens of forward products outside of layers, each once."""
     rows, _ = _tokens(part, False)
     first = np.searchsorted(rows, layers.begins)
     inside = np.zeros(rows.size, np.bool_)
@@ -427,31 +431,31 @@ def _outside(part: WorkSequence, layers: _Found, period: int) -> list[int]:
 
 
 def _after(part: WorkSequence) -> float:
-    """Microseconds of work after the last backward."""
+    """Return microseconds of work after the last backward."""
     last = np.flatnonzero(part.backward)
     return float(part.ns[int(last[-1]) + 1 :].sum()) / 1e3 if last.size else 0.0
 
 
 def is_host_bound(timed: PassTime) -> bool:
-    """Whether a GPU stood still for a tenth of a layer: its host decides how long it takes."""
+    """Return whether the GPU was idle for a tenth of the layer, so that the host determines its time."""
     return timed.whole > HOST_BOUND * (timed.work + timed.sent)
 
 
-# Stretches of a sequence that repeat: the layers of a model among the products of a step.
+# Repeating stretches of a sequence: the layers of a model among the products of a step.
 
 MAX_PERIOD = 1000  # tokens of a layer
-NEARLY = 0.9  # of the weight that the best period covers: a shorter period that covers it is better
-INNER = 0.5  # of a pattern's weight: what repeats inside with less is a part of a layer
+NEARLY = 0.9  # of the weight that the best period covers: the shortest period that covers this much wins
+INNER = 0.5  # of a pattern's weight: an inner repetition of less is only a part of a layer
 
 
 def find_pattern(tokens: Ints, weight: Floats, needed: Collection[int] = ()) -> Ints:
-    """The tokens of one layer; none where nothing repeats.
+    """Return the tokens of one layer; empty where nothing repeats.
 
     Args:
         tokens: [N] in order.
         weight: [N] of each.
-        needed: tokens one of which each layer has, where a pattern has any (attention: two equal matrices
-            side by side are no layers).
+        needed: tokens of which each layer has one, if the pattern has any (attention: two equal adjacent
+            matrices are not layers).
     """
     begin, period, _ = _best(tokens, weight)
     if not period:
@@ -469,7 +473,7 @@ def find_pattern(tokens: Ints, weight: Floats, needed: Collection[int] = ()) -> 
 
 
 def occurrences(tokens: Ints, pattern: Ints) -> Ints:
-    """Where a pattern begins, each after the one before has ended.
+    """Return the non-overlapping positions of a pattern.
 
     Args:
         tokens: [N] in order.
@@ -487,7 +491,7 @@ def occurrences(tokens: Ints, pattern: Ints) -> Ints:
 
 
 def _best(tokens: Ints, weight: Floats) -> tuple[int, int, float]:
-    """Where the best repeats begin, their period (0 for none), and the weight that they cover."""
+    """Return where the best repetition begins, its period (0 for none), and the weight that it covers."""
     total = np.concatenate([[0.0], np.cumsum(weight)])
     best: list[tuple[float, int, int]] = []
     for period in range(1, min(tokens.size // 2, MAX_PERIOD) + 1):
@@ -502,7 +506,7 @@ def _best(tokens: Ints, weight: Floats) -> tuple[int, int, float]:
 
 
 def _longest(equal: Bools, period: int, total: Floats) -> tuple[int, int]:
-    """Where whole repeats of a period begin that weigh most, and how many there are."""
+    """Return where the heaviest repetition of a period begins, and how often it repeats."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], equal, [False]]).astype(np.int8)))
     begins, lengths = edges[::2], edges[1::2] - edges[::2]
     counts = lengths // period + 1

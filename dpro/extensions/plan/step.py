@@ -1,8 +1,9 @@
-"""The time of a step in each layout: stages from layers and links, the pipeline replayed, then the rest.
+"""Predicts the step time of each layout: stages from layers and links, the replayed pipeline, then the rest.
 
-In: a model, layouts, a machine, a framework. Out: a row per layout with the step and its parts. A stage takes
-its layers one after the other; a layer takes as long as its GPU or as the host that launches its kernels. The
-pipeline is replayed (`schedule.replayed_us`); reduction of gradients, optimizer and what is fixed follow it.
+Takes a model, layouts, a machine and a framework; returns a row per layout with the step and its parts. A
+stage runs its layers one after the other; a layer takes as long as its GPU or as the host that launches its
+kernels, whichever is slower. The pipeline is replayed (`replayed_us`); the reduction of gradients, the
+optimizer and fixed time follow it.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from dpro.replay.pipeline.schedules import HALF, SCHEDULES, table_of
 
 
 class Stages(NamedTuple):
-    """Of rows with equal numbers of stages and chunks: which, and [n, stages, chunks] microseconds.
+    """Times of the stages of rows with equal numbers of stages and chunks, [n, stages, chunks] microseconds.
 
     Attributes:
-        rows: [n] which layouts.
+        rows: [n] numbers of the layouts.
         forward, backward: of one micro-batch.
-        sent: the part of both that is exposed communication.
+        sent: exposed communication in both passes.
     """
 
     rows: Ints
@@ -42,12 +43,12 @@ class Stages(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasuredSent:
-    """What collectives of a recorded run take, over what is modelled of them; and what its work hides.
+    """Measured times of a recorded run's collectives relative to modelled ones, and what its work hides.
 
     Attributes:
-        forward, backward, message, reduction: factors, of collectives in a layer's passes, of messages from
-            stage to stage, and of the collectives of a step.
-        hidden_us: of the reduction of a step.
+        forward, backward, message, reduction: factors on collectives in a layer's passes, on messages between
+            stages, and on the collectives of a step.
+        hidden_us: hidden part of the reduction of a step.
     """
 
     forward: float = 1.0
@@ -57,7 +58,7 @@ class MeasuredSent:
     hidden_us: float = 0.0
 
     def applied(self, links: Exchanges) -> Exchanges:
-        """Traffic as such a run would have it."""
+        """Scale modelled traffic to that of the run."""
         reduction = np.maximum(self.reduction * links.reduction - self.hidden_us, 0)
         return replace(
             links,
@@ -71,12 +72,12 @@ class MeasuredSent:
 
 @dataclass(frozen=True)
 class TimedLayouts:
-    """All that the time of a step depends on, but constants of the machine.
+    """Inputs of the step time, except for constants of the machine.
 
     Attributes:
         model, rows, software: as given.
-        work: what a GPU computes.
-        sent: what a recorded run's collectives take.
+        work: computation of a GPU.
+        sent: measured factors on the collectives of a recorded run.
     """
 
     model: Model
@@ -89,17 +90,17 @@ class TimedLayouts:
 def job_of(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> TimedLayouts:
     """Time the operations of all layouts once.
 
-    A recording can put measured layers in the place of `work`.
+    With a recording, measured layers replace `work`.
     """
     return TimedLayouts(model, rows, software, layer_work(model, rows, machine, software))
 
 
 def layers_of_chunks(layers: int, chunks: int, head: float = 0.0) -> Ints:
-    """[chunks] layers of each chunk of the model; where they do not divide, the last has fewer.
+    """Return [chunks] layers of each chunk of the model; if they do not divide evenly, the last has fewer.
 
     Args:
-        head: the output layer's weight in layers, where stages are balanced with it: each block goes to the
-            first chunk whose share of the whole it does not exceed, or to the next.
+        head: weight of the output layer in layers, where stages are balanced with it: each block goes to the
+            first chunk whose cumulative share of the whole it does not exceed, or to the next.
     """
     if head:
         limits = (layers + head) * np.arange(1, chunks + 1) / chunks
@@ -114,7 +115,7 @@ def layers_of_chunks(layers: int, chunks: int, head: float = 0.0) -> Ints:
 
 
 class _Pass(NamedTuple):
-    """[N] microseconds of a pass: of the GPU, of the host that launches it, of communication in the first."""
+    """[N] microseconds of a pass: of the GPU, of the launching host, and of communication within `gpu`."""
 
     gpu: Floats
     host: Floats
@@ -130,12 +131,12 @@ def _pass(work: LayerTimes, sent: Floats, stalled: Floats, machine: Machine) -> 
 
 
 def stages_of(job: TimedLayouts, machine: Machine, links: Exchanges) -> list[Stages]:
-    """How long each chunk of each stage works on a micro-batch."""
+    """Return the times of each chunk of each stage for one micro-batch."""
     rows, work, model = job.rows, job.work, job.model
     recompute = column(rows, "recompute")
     again = LayerTimes(*(np.where(recompute == 1, part, 0.0) for part in work.scores.parts()))
     crosses = (column(rows, "pp") > 1) & (gpus_of(rows) > machine.per_host)
-    # The host waits for each collective then, also for its steps from host to host.
+    # Across hosts the launching host stalls for each collective, including its steps from host to host.
     steps = np.where(column(rows, "tp") > machine.per_host, machine.outside_us, 0.0)
     stalled = np.where(crosses & (machine.crossed_us > 0), machine.crossed_us + steps, 0.0)
     sent = (links.forward, links.backward)
@@ -164,10 +165,10 @@ def _chunks(
     rows: Ints,
     shape: tuple[int, int],
 ) -> tuple[Floats, Floats]:
-    """[n, stages, chunks] of a pass over each chunk, and of the communication in it.
+    """Return [n, stages, chunks] times of a pass over each chunk, and of the communication in it.
 
-    The host runs ahead of the GPU within the layers, which take as long as the slower of both; the loss is
-    waited for.
+    The host runs ahead of the GPU within the layers, which take as long as the slower of the two; it waits
+    for the loss.
     """
 
     def layers(part: str) -> Floats:
@@ -195,7 +196,7 @@ def _layer(
     recompute: Floats,
     machine: Machine,
 ) -> tuple[_Pass, _Pass]:
-    """Forward and backward of a layer, the latter with what is computed again."""
+    """Return forward and backward of a layer, the latter with recomputation."""
     ahead = _pass(forward, sent[0], stalled, machine)
     whole = recompute == 2
     repeated = _Pass(*(np.where(whole, part, 0.0) for part in ahead))
@@ -203,7 +204,7 @@ def _layer(
 
 
 def optimizer_us(job: TimedLayouts, machine: Machine) -> Floats:
-    """[N] microseconds that the optimizer takes for the parameters of the fullest GPU."""
+    """Return [N] microseconds of the optimizer for the parameters of the fullest GPU."""
     rows, model = job.rows, job.model
     replicated, experts = parameters_of(model, rows)
     zero, ranks = column(rows, "zero"), column(rows, "dp") * column(rows, "cp")
@@ -214,21 +215,21 @@ def optimizer_us(job: TimedLayouts, machine: Machine) -> Floats:
 
 
 def after_us(job: TimedLayouts, machine: Machine, links: Exchanges) -> tuple[Floats, Floats]:
-    """[N] microseconds of what follows the pipeline, and of communication in it."""
+    """Return [N] microseconds after the pipeline, and of communication in these."""
     optimizer = optimizer_us(job, machine)
     sent = links.reduction + links.gathered
     return optimizer + sent + 1e3 * machine.fixed_ms, sent
 
 
 def step_times(job: TimedLayouts, machine: Machine, replay: bool = True) -> pl.DataFrame:
-    """How long a step takes in each layout.
+    """Return the step time of each layout.
 
     Args:
-        replay: whether the pipeline is replayed; else its closed form (`schedule.bound_us`) stands for it.
+        replay: whether to replay the pipeline; otherwise its closed form (`bound_us`) is used.
 
     Returns:
-        `step_ms`, `pipeline_ms`, `after_ms` (reduction, optimizer, fixed), `bubble` (share of the pipeline
-        that the mean stage stands still), `exposed_ms` (communication that nothing hides), a row per layout.
+        `step_ms`, `pipeline_ms`, `after_ms` (reduction, optimizer, fixed), `bubble` (share of the pipeline in
+        which the mean stage is idle), `exposed_ms` (exposed communication), a row per layout.
     """
     rows = job.rows
     links = job.sent.applied(traffic(job.model, rows, machine, job.software))
@@ -263,12 +264,12 @@ def step_times(job: TimedLayouts, machine: Machine, replay: bool = True) -> pl.D
     )
 
 
-# Orders in which stages work through micro-batches, as graphs that the engine replays.
+# Pipeline schedules as graphs that the engine replays.
 
 NS_PER_US = 1000
-MAX_COMPUTES = 1 << 17  # of a step that is replayed whole: longer ones repeat themselves
-# What is left of the bubble of 1F1B where a forward takes as long as either half of a backward, for many
-# micro-batches: ZB-H1 and ZB-V as in arXiv 2401.10241; DualPipe, of many stages, as in arXiv 2412.19437.
+MAX_COMPUTES = 1 << 17  # of a step that is replayed completely: longer ones repeat themselves
+# Share of the bubble of 1F1B that remains with many micro-batches, if a forward takes as long as each half of
+# a backward: ZB-H1 and ZB-V from arXiv 2401.10241; DualPipe with many stages from arXiv 2412.19437.
 BUBBLE: Mapping[str, float] = {"zb-h1": 1 / 3, "zbv": 0.0, "dualpipe": 1 / 3}
 
 
@@ -277,10 +278,10 @@ class StageOrder:
     """Computes of one step, in topological order.
 
     Attributes:
-        stage: [N] of each compute.
+        stage: [N] stage of each compute.
         place: [N] number of its chunk in the model, from the input.
         kind: [N] index into `tasks.KINDS`.
-        apart: [N] whether it is a backward of inputs alone.
+        apart: [N] whether it is a backward of inputs only.
         indptr, source: edges into compute i come from source[indptr[i]:indptr[i + 1]].
         crosses: [E] whether the edge is a message from another stage.
     """
@@ -296,13 +297,13 @@ class StageOrder:
 
 @lru_cache(maxsize=512)
 def pipeline(stages: int, chunks: int, count: int, schedule: str = "1f1b") -> StageOrder:
-    """The computes of a step and what each waits for.
+    """Return the computes of a step and their dependencies.
 
     Args:
-        schedule: one of `SCHEDULES`; 1F1B of several chunks is interleaved.
+        schedule: one of `SCHEDULES`; 1F1B with several chunks is interleaved.
 
     Raises:
-        UsageError: the schedule is not known, or cannot be made of these numbers.
+        UsageError: the schedule is unknown, or impossible with these numbers.
     """
     if schedule not in SCHEDULES:
         raise UsageError(f"no schedule {schedule!r}: there are {', '.join(SCHEDULES)}")
@@ -331,11 +332,11 @@ def pipeline(stages: int, chunks: int, count: int, schedule: str = "1f1b") -> St
 def pipelined_us(
     shape: tuple[int, int, int], schedule: str, forward_us: Floats, backward_us: Floats, message_us: float
 ) -> float:
-    """How long the computes of a step take, replayed; of very many, the last as those before.
+    """Return the replayed time of a step's computes; of very many, extrapolated from fewer micro-batches.
 
     Args:
         schedule: one of `SCHEDULES`.
-        forward_us, backward_us, message_us: as of `replayed_us`.
+        forward_us, backward_us, message_us: as in `replayed_us`.
     """
     stages, chunks, count = shape
 
@@ -352,11 +353,11 @@ def pipelined_us(
 def replayed_us(
     pipe: StageOrder, forward_us: Floats, backward_us: Floats, message_us: float
 ) -> tuple[float, Floats]:
-    """How long the computes of a step take, by the replay's longest path, and how long each stage works.
+    """Return the time of a step's computes, from the replay's longest path, and the busy time of each stage.
 
     Args:
-        forward_us, backward_us: [stages, chunks] of one micro-batch, where chunk c of stage s is number
-            c * stages + s of the model; half of a backward are the gradients of weights.
+        forward_us, backward_us: [stages, chunks] of one micro-batch, where chunk c of stage s is number c *
+            stages + s of the model; half of a backward computes the gradients of weights.
     """
     forward, backward = (
         np.rint(NS_PER_US * us).astype(np.int64).T.ravel()[pipe.place] for us in (forward_us, backward_us)
@@ -373,18 +374,18 @@ def replayed_us(
 def bound_us(
     stage_us: Floats, chunks: Floats, count: Floats, message_us: Floats, schedules: Sequence[str] = ()
 ) -> Floats:
-    """[N] a closed form, which the replay of 1F1B of equal stages reaches where messages are free.
+    """Return [N] the pipeline's time in closed form, exact for 1F1B with equal stages and free messages.
 
-    A stage works through all its micro-batches, and those before it work on the first before that, and on
-    the last after it: with one chunk no schedule is faster. Equal stages have the bubble (p - 1) / (m v) of
-    Narayanan et al., SC 2021. Messages are counted once, as in the warm-up. Other schedules leave a part of
-    the bubble (`BUBBLE`); half of the micro-batches of DualPipe go the other way.
+    A stage works through all its micro-batches; the stages before it work on the first one before that, and
+    on the last one after it: with one chunk no schedule is faster. Equal stages have the bubble (p - 1) / (m
+    v) of Narayanan et al., SC 2021. Messages count once, as in the warm-up. Other schedules leave a part of
+    the bubble (`BUBBLE`); half of the micro-batches of DualPipe go in the opposite direction.
 
     Args:
         stage_us: [N, stages] of a micro-batch on each stage, forward and backward, all its chunks.
-        chunks, count: [N] chunks of each stage, micro-batches.
+        chunks, count: [N] chunks per stage, micro-batches.
         message_us: [N] from stage to stage.
-        schedules: [N] names; all are 1F1B where none is given.
+        schedules: [N] names; empty if all are 1F1B.
     """
     left = np.array([BUBBLE.get(name, 1.0) for name in schedules] or [1.0])[:, None]
     both_ways = np.array([name == "dualpipe" for name in schedules] or [False])[:, None]

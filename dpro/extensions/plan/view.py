@@ -1,8 +1,7 @@
-"""Layouts of a recorded job: throughput against memory, or GPUs against the step, and which are best.
+"""View of the layouts of a recorded job: throughput against memory, or step against GPUs, with the best ones.
 
-In: a job whose layers were found, how many ranks it may have. Out: a row per layout, and a figure. A layout
-is best where no other has more throughput and needs no more memory (or a shorter step and no more ranks). The
-ranking is that of `dpro plan RUN`.
+Takes a job whose layers were found, and numbers of ranks; returns a row per layout, and a figure. A layout is
+best if no other has more throughput without more memory. The ranking is that of `dpro plan RUN`.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ _NO_PRODUCTS = (
 
 @cached
 def job_of(loaded: Loaded) -> RecordedJob:
-    """The layers of the job, of which other layouts are computed."""
+    """Return the recorded job, from whose layers other layouts are predicted."""
     return recorded_job(loaded.built.predictive)
 
 
 @cached
 def has_products(loaded: Loaded) -> bool:
-    """Whether operators of known shapes multiply, forward and backward: only then layers can be found."""
+    """Return whether products with shapes were recorded, forward and backward, so layers can be found."""
     multiplies = pl.col("name").is_in(list(MATMULS)) & (pl.col("shapes") != "")
     backward = pl.col("forward_thread") > 0
     parts = loaded.run.part_by_part(SPANS, ["name", "forward_thread", "shapes"])
@@ -74,7 +73,7 @@ def has_products(loaded: Loaded) -> bool:
 
 
 def nothing_to_plan(loaded: Loaded, link: Link) -> str:
-    """What is said of a run without matrix products in deep windows, or whose layout is not known."""
+    """Return the message for a run without products in deep windows, or of unknown layout; else empty."""
     if why := needs.windows(loaded, link):
         return why
     if not has_products(loaded):
@@ -87,11 +86,11 @@ def nothing_to_plan(loaded: Loaded, link: Link) -> str:
 
 
 def layouts_info(job: RecordedJob, times: tuple[int, ...]) -> pl.DataFrame:
-    """Rank the layouts of a job on some numbers of ranks.
+    """Rank the layouts of a job on multiples of its ranks.
 
     Returns:
-        The columns of `SCHEMA`, fastest first: `own` is the run's own layout, `best` of throughput against
-        memory.
+        The columns of `SCHEMA`, fastest first: `own` is the run's own layout, `best` is best in throughput
+        against memory.
 
     Raises:
         UsageError: no layout divides model and batch.
@@ -104,7 +103,7 @@ def layouts_info(job: RecordedJob, times: tuple[int, ...]) -> pl.DataFrame:
         except UsageError:
             if len(times) == 1:
                 raise
-            continue  # nothing divides that many
+            continue  # no layout of this many ranks
         parts.append(rows.with_columns(gpus=pl.lit(gpus, pl.Int64), own=is_own(job)))
     layouts = pl.concat(parts)
     best = _best(layouts["memory_gb"].to_numpy(), layouts["tokens_per_s_per_gpu"].to_numpy())
@@ -114,7 +113,7 @@ def layouts_info(job: RecordedJob, times: tuple[int, ...]) -> pl.DataFrame:
 
 
 def _best(cost: Floats, gain: Floats) -> Bools:
-    """[N] which no other beats, that costs no more and gains more, or costs less and gains as much."""
+    """Return [N] whether no other layout gains more at no higher cost, or gains as much at lower cost."""
     order = np.lexsort([-gain, cost])
     before = np.concatenate([[-np.inf], np.maximum.accumulate(gain[order])[:-1]])
     best = np.zeros(gain.size, np.bool_)
@@ -123,7 +122,7 @@ def _best(cost: Floats, gain: Floats) -> Bools:
 
 
 def layouts_figure(rows: pl.DataFrame, against: str, theme: str) -> go.Figure:
-    """Draw a point per layout, the best of them joined by a line, the run's own as a star.
+    """Draw a point per layout, a line through the best, and a star for the run's own.
 
     Args:
         against: a key of `AXES`.

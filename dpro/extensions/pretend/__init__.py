@@ -1,7 +1,7 @@
-"""Ranks of a job that is not there: a script runs as some of them, one after the other, on this machine.
+"""Runs a script as ranks of a simulated larger job, one after the other, on this machine.
 
-What stands for the other ranks runs inside the job, beside the rest of the recorder
-(`dpro/collectors/inside/pretend`). What a run of such ranks says of a step is the core's, as of any run.
+The code that simulates the other ranks runs inside the job, beside the rest of the recorder
+(`dpro/collectors/inside/pretend`). The core analyses a run of such ranks like any other run.
 """
 
 from dpro.plugins import Extension

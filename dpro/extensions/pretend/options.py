@@ -1,7 +1,7 @@
 """Options of `dpro record` that pretend ranks, which other commands refuse.
 
-In: how many ranks the job has, and which are pretended. Out: what the recorder is asked for, and who runs the
-command in place of this process.
+Takes the size of the job and the ranks to pretend; changes the request to the recorder, so that it runs the
+command once per rank.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ OF_RECORD = (
 
 
 def pretend_ranks(request: Request, given: Mapping[str, Any]) -> None:
-    """Have the command run as ranks of another job, where an option asks for it.
+    """Change the request so that the command runs as ranks of another job, if an option requests it.
 
     Raises:
-        UsageError: the options do not go together, or the command starts ranks itself.
+        UsageError: the options contradict each other, or the command starts ranks itself.
     """
     from dpro.extensions.pretend.ranks import PER_HOST, Pretended, parse_ranks, refuse_launchers, run_ranks
 
@@ -59,13 +59,13 @@ def pretend_ranks(request: Request, given: Mapping[str, Any]) -> None:
     request.extra["pretend"] = asdict(chosen)
     request.probes = {"pretend": "dpro.collectors.inside.pretend", **request.probes}
     request.run_instead = partial(run_ranks, command=request.command, pretended=chosen)
-    # Ranks that never live at once cannot agree on windows: all have them at the same distance.
+    # Ranks that do not run at the same time cannot agree on windows, so all record them at fixed distances.
     options = request.options
     request.options = replace(options, every=options.every or max(EVERY, options.window_steps))
 
 
 def _refused(why: str) -> list[click.Option]:
-    """Hidden options for a command that cannot pretend ranks: given one, it says why."""
+    """Return hidden options that raise `UsageError` with the reason why a command cannot pretend ranks."""
 
     def refuse(_: click.Context, option: click.Parameter, given: str | None) -> None:
         if given is not None:

@@ -1,8 +1,8 @@
-"""Run a command as ranks of a larger job, one after the other.
+"""Runs a command as ranks of a larger job, one after the other.
 
-In: a launch, a command, the ranks to pretend. Out: their exit code. A rank that waits for another's mail
-(`inside/pretend/groups.py:Mailbox`) has that one started, so that several may live at once; one computes at a
-time.
+Takes a launch, a command and the ranks to pretend; returns their exit code. A rank that waits for mail of
+another (`inside/pretend/groups.py:Mailbox`) has that one started, so several may be alive at once; one
+computes at a time.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dpro.collectors.launch.recording import Launch
 from dpro.errors import UsageError
 
 LOOK_S = 0.02
-STUCK_S = 2.0  # all ranks that are left wait for each other: longer than it takes one to see its mail
+STUCK_S = 2.0  # all ranks wait for each other: longer than a rank takes to see its mail
 STUCK = 3  # exit code then
 PORT = "29500"
-PER_HOST = 8  # ranks of a host, where the user does not say
+PER_HOST = 8  # default ranks per host
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "torch.distributed.run",
              "torch.distributed.launch")  # fmt: skip
 
@@ -35,10 +35,10 @@ Popen = subprocess.Popen[bytes]
 
 @dataclass(frozen=True)
 class Pretended:
-    """Which ranks of which job one process after another is.
+    """The job that is simulated, and which of its ranks run.
 
     Attributes:
-        ranks: those that are pretended, ascending.
+        ranks: the pretended ranks, ascending.
     """
 
     world: int
@@ -47,7 +47,7 @@ class Pretended:
 
 
 def parse_ranks(text: str, world: int) -> tuple[int, ...]:
-    """The ranks that a user names: `0,8` or `0-3,255`.
+    """Return the ranks that a text such as `0,8` or `0-3,255` names, ascending.
 
     Raises:
         UsageError: it names none, or one that the job does not have.
@@ -70,10 +70,10 @@ def parse_ranks(text: str, world: int) -> tuple[int, ...]:
 
 
 def refuse_launchers(command: Sequence[str]) -> None:
-    """Refuse a command that starts ranks itself.
+    """Raise if the command starts ranks itself.
 
     Raises:
-        UsageError: it is torchrun or the like.
+        UsageError: it is torchrun or another launcher.
     """
     for word in command[:4]:
         if Path(word).name in LAUNCHERS:
@@ -84,7 +84,7 @@ def refuse_launchers(command: Sequence[str]) -> None:
 
 
 def environment_of(rank: int, options: Pretended) -> dict[str, str]:
-    """What a launcher would set for a rank."""
+    """Return the environment variables that a launcher would set for a rank."""
     world, local = options.world, min(options.per_host, options.world)
     values = {
         "RANK": rank,
@@ -100,7 +100,7 @@ def environment_of(rank: int, options: Pretended) -> dict[str, str]:
 
 
 class Ranks:
-    """The ranks of a job that are pretended, one after the other."""
+    """Processes of the pretended ranks, started one after the other."""
 
     def __init__(self, launch: Launch, options: Pretended, start: Callable[[int], Popen]) -> None:
         self._mail, self._options, self._start = launch.raw / MAIL, options, start
@@ -109,10 +109,10 @@ class Ranks:
         self._stuck_s = 0.0
 
     def run(self) -> int:
-        """Run all.
+        """Run all ranks.
 
         Returns:
-            The exit code: of the first rank that failed, after which no other is started, else 0.
+            The exit code of the first rank that failed, after which no other is started; else 0.
         """
         before = signal.signal(signal.SIGTERM, lambda number, _: self._end(128 + number))
         try:
@@ -120,7 +120,7 @@ class Ranks:
                 self._reap()
                 self._go_on()
                 time.sleep(LOOK_S)
-        except KeyboardInterrupt:  # the ranks have got it as well
+        except KeyboardInterrupt:  # the terminal has sent it to the ranks, too
             for process in self._alive.values():
                 process.wait()
             raise
@@ -136,7 +136,7 @@ class Ranks:
                 self._end(status if status > 0 else 128 - status)
 
     def _go_on(self) -> None:
-        """Start the next rank where all that live wait for mail; end them where none is left to send it."""
+        """Start the next rank if all live ones wait for mail; end them if no rank is left to send it."""
         waits = self._waiting()
         if self._code or (self._alive and set(self._alive) - set(waits)):
             self._stuck_s = 0.0
@@ -154,7 +154,7 @@ class Ranks:
                 self._end(STUCK)
 
     def _waiting(self) -> dict[int, int]:
-        """Ranks that wait for another's mail, and for whose."""
+        """Return the ranks that wait for mail, each with the rank that sends it."""
         senders = {}
         for rank in self._alive:
             with suppress(OSError, ValueError):
@@ -163,7 +163,7 @@ class Ranks:
 
     def _end(self, code: int) -> None:
         self._code = self._code or code
-        for process in self._alive.values():  # they may wait for what will never come
+        for process in self._alive.values():  # they may wait for mail that is never sent
             process.terminate()
 
     def _say(self, line: str) -> None:
@@ -176,7 +176,7 @@ def run_ranks(
     """Run a command as ranks of a larger job, one after the other.
 
     Returns:
-        The exit code: of the first rank that failed, after which no other is started, else 0.
+        The exit code of the first rank that failed, after which no other is started; else 0.
     """
 
     def start(rank: int) -> Popen:

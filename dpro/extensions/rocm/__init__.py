@@ -1,4 +1,4 @@
-"""Recordings of AMD's profilers. The traces that torch.profiler writes on AMD are the core's."""
+"""Importers of AMD's profilers; the core reads the traces that torch.profiler writes on AMD GPUs."""
 
 from dpro.plugins import Extension
 

@@ -1,8 +1,8 @@
-"""How files of AMD's profilers are recognised; what reads them is loaded when there is one."""
+"""Formats of AMD's profilers and the bytes that identify them; a reader is imported when a file needs it."""
 
 from dpro.ingest.formats import Format
 
-# SQLite states its tables at the beginning. Those of rocprofv3 are recognised to be refused by name.
+# SQLite lists its tables at the start of a file. Those of rocprofv3 are recognised to refuse them by name.
 _TABLES = (b"rocpd_op", b"rocpd_api", b"rocpd_info_")
 RPD = Format("rocmProfileData", "dpro.extensions.rocm.rpd", "read_rpd", _TABLES, "is_rpd")
 

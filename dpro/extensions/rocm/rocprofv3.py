@@ -1,9 +1,9 @@
-"""CSV files of rocprofv3: those of one process, found by the names that they share, as the tables of a rank.
+"""Reads the CSV files that rocprofv3 wrote for one process, which share a name prefix.
 
-In: `PREFIX_kernel_trace.csv`, and where they are beside it, with the same prefix, `hip_api_trace`,
-`memory_copy_trace`, `marker_api_trace`, `rccl_api_trace` and `agent_info`. Versions differ in their columns,
-which are taken by name. Out: a `RankTrace`; several where the calls are of several processes. HSA calls,
-allocations and counters are not read, nor JSON and databases.
+Reads `PREFIX_kernel_trace.csv` and, if present with the same prefix, `hip_api_trace`, `memory_copy_trace`,
+`marker_api_trace`, `rccl_api_trace` and `agent_info`. Columns are looked up by name, since versions differ.
+Returns a `RankTrace`, or several where the calls belong to several processes. Does not read HSA calls,
+allocations, counters, JSON or databases.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SOURCE = "rocprofv3"
 
 _KERNELS = "kernel_trace"
 _RECORD = "`rocprofv3 --runtime-trace --output-format csv`"
-# Columns, as the files call them.
+# Columns, as named in the files.
 _TIMES = {"Start_Timestamp": pl.Int64, "End_Timestamp": pl.Int64}
 _CALL = _TIMES | {
     "Correlation_Id": pl.Int64,
@@ -38,7 +38,7 @@ _COPY |= {"Source_Agent_Id": pl.String, "Destination_Agent_Id": pl.String}
 
 
 def is_rocprofv3(head: bytes) -> bool:
-    """Whether the first bytes are those of a CSV file of rocprofv3, or of its JSON, to be refused by name."""
+    """Return whether the first bytes are a CSV file of rocprofv3, or its JSON, which is refused by name."""
     first = head.partition(b"\n")[0]
     timed = b"Start_Timestamp" in first and b"Correlation_Id" in first
     return timed or b"Logical_Node_Id" in first or _is_json(head)
@@ -52,11 +52,11 @@ def read_rocprofv3(source: Path | Source, *, rank: int | None = None) -> list[Ra
     """Read the files of a process.
 
     Args:
-        source: its kernel trace; another of its files is nothing by itself. Its name gives the rank.
-        rank: the rank, where the caller knows better.
+        source: the kernel trace; any other of its files yields no trace. Its name gives the rank.
+        rank: the rank, overriding the file name.
 
     Raises:
-        InputError: the file is damaged or of another kind, is in an archive, or no kernel trace is beside it.
+        InputError: the file is damaged, of another kind or in an archive, or has no kernel trace beside it.
     """
     path = source.path if isinstance(source, Source) else source
     if isinstance(source, Source) and source.label != str(path):
@@ -86,7 +86,7 @@ def read_rocprofv3(source: Path | Source, *, rank: int | None = None) -> list[Ra
 
 
 def _kernels_beside(path: Path) -> bool:
-    """Whether a file has the prefix of a kernel trace beside it."""
+    """Return whether a kernel trace with the same prefix is beside the file."""
     words = path.name.split("_")
     prefixes = ["".join(f"{word}_" for word in words[:count]) for count in range(len(words))]
     packed = ".gz" if path.suffix == ".gz" else ""
@@ -96,7 +96,7 @@ def _kernels_beside(path: Path) -> bool:
 def _read_beside(
     path: Path, kind: str, columns: dict[str, type[pl.DataType]], warnings: list[str]
 ) -> pl.DataFrame:
-    """Rows of another file of the process; none where it is not there, or damaged, which is a warning."""
+    """Read another file of the process; no rows where it is missing, or damaged, which adds a warning."""
     beside = path.with_name(path.name.replace(_KERNELS, kind))
     try:
         if beside != path and beside.is_file():
@@ -107,7 +107,7 @@ def _read_beside(
 
 
 def _rows(path: Path, columns: dict[str, type[pl.DataType]]) -> pl.DataFrame:
-    """The requested columns of a file, null where it lacks them; a row that is cut short is null from there.
+    """Read the requested columns of a file; null where a column is missing or a row was cut short.
 
     Raises:
         InputError: the file cannot be read, is damaged, or has none of the columns.
@@ -134,7 +134,7 @@ def _rows(path: Path, columns: dict[str, type[pl.DataType]]) -> pl.DataFrame:
 
 
 def _calls(path: Path, warnings: list[str]) -> pl.DataFrame:
-    """Calls of HIP and RCCL, and ranges, as `traces_of` takes them."""
+    """Read HIP and RCCL calls and ranges, in the columns that `traces_of` takes."""
     parts = []
     for kind in ("hip_api_trace", "rccl_api_trace", "marker_api_trace"):
         rows = _read_beside(path, kind, _CALL, warnings)
@@ -160,10 +160,10 @@ def _calls(path: Path, warnings: list[str]) -> pl.DataFrame:
 
 
 def _kernels(path: Path) -> pl.DataFrame:
-    """Kernels, on their HIP stream, else their queue.
+    """Read the kernels, each on its HIP stream, or else its queue.
 
     Raises:
-        InputError: the file cannot be read, or is of several databases.
+        InputError: the file cannot be read, or combines several databases.
     """
     rows = _rows(path, _KERNEL)
     num_processes = rows["Guid"].drop_nulls().n_unique()
@@ -176,7 +176,7 @@ def _kernels(path: Path) -> pl.DataFrame:
 
 
 def _copies(path: Path, warnings: list[str]) -> pl.DataFrame:
-    """Copies, on their HIP stream, else one for each direction."""
+    """Read the copies, each on its HIP stream, or else on one stream per direction."""
     rows = _read_beside(path, "memory_copy_trace", _COPY, warnings)
     words = pl.col("Direction").str.strip_prefix("MEMORY_COPY_").str.replace_all("_", " ").str.to_titlecase()
     into = pl.col("Direction").str.ends_with("TO_DEVICE")
@@ -191,7 +191,7 @@ def _copies(path: Path, warnings: list[str]) -> pl.DataFrame:
 def _work(
     rows: pl.DataFrame, agent: str, type: pl.Expr, description: pl.Expr, lane: pl.Expr, thread: pl.Expr
 ) -> pl.DataFrame:
-    """Work as `traces_of` takes it, with its thread; an agent is a number, or `Agent 4`."""
+    """Return the work columns of `traces_of`, with the thread; an agent is a number, or `Agent 4`."""
     call = pl.col("Correlation_Id")
     return rows.select(
         start="Start_Timestamp",

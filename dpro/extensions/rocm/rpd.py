@@ -1,8 +1,8 @@
-"""Recordings of rocmProfileData (`.rpd`): the ranks of one file into tables.
+"""Reads the ranks recorded in one file of rocmProfileData (`.rpd`).
 
-In: the SQLite file that rpd_tracer writes, schemas up to 3, gzipped or not. Out: a `RankTrace` per process
-that used a GPU, with times on the monotonic clock of its host. Clocks and power (`rocpd_monitor`), hardware
-counters and call stacks are not read, nor what rocprofv3 writes.
+Reads the SQLite file that rpd_tracer writes, schemas up to 3, gzipped or not. Returns a `RankTrace` per
+process that used a GPU, with times on the monotonic clock of its host. Does not read clocks and power
+(`rocpd_monitor`), hardware counters, call stacks, or files of rocprofv3.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OP |= {"description_id": pl.Int64, "opType_id": pl.Int64}
 
 
 def is_rpd(head: bytes) -> bool:
-    """Whether the first bytes are SQLite: of rocmProfileData, or of rocprofv3, to be refused by name."""
+    """Return whether the first bytes are SQLite: rocmProfileData, or rocprofv3, which is refused by name."""
     return head.startswith(MAGIC)
 
 
@@ -34,7 +34,7 @@ def read_rpd(path: Path, *, rank: int | None = None) -> list[RankTrace]:
 
     Args:
         path: the file; its name gives the rank of a single process.
-        rank: the rank of the one process, where the caller knows better.
+        rank: the rank of a single process, overriding the file name.
 
     Raises:
         InputError: the file is damaged, newer, of another tool, or without GPU work.
@@ -52,7 +52,7 @@ def read_rpd(path: Path, *, rank: int | None = None) -> list[RankTrace]:
 
 
 def _refuse_newer(file: Export) -> None:
-    """Refuse a schema whose columns may mean something else."""
+    """Raise if the schema is newer than `NEWEST_SCHEMA`, whose columns may mean something else."""
     facts = file.rows("rocpd_metadata", {"tag": pl.String, "value": pl.String}).drop_nulls()
     versions = facts.filter(pl.col("tag") == "schema_version")["value"].cast(pl.Int64, strict=False)
     version = versions.max()
@@ -64,8 +64,8 @@ def _refuse_newer(file: Export) -> None:
 
 
 def _calls(file: Export) -> pl.DataFrame:
-    """Calls and ranges, as `traces_of` takes them."""
-    # From schema 3 on, texts that come once have a table of their own.
+    """Read calls and ranges, in the columns that `traces_of` takes."""
+    # Since schema 3, texts that occur once are in a separate table.
     texts = "rocpd_ustring" if "rocpd_ustring" in file.present else "rocpd_string"
     rows = _named(file, file.rows("rocpd_api", _API), called="apiName_id")
     rows = _named(file, rows, texts, args="args_id")
@@ -78,9 +78,10 @@ def _calls(file: Export) -> pl.DataFrame:
 
 
 def _work(file: Export, calls: pl.DataFrame) -> pl.DataFrame:
-    """Operations of devices, as `traces_of` takes them.
+    """Read device operations, in the columns that `traces_of` takes.
 
-    Work is on the HIP stream that its call names, in the order of the streams' addresses; else on its queue.
+    Work is on the HIP stream named by its call, with streams in the order of their addresses; else on its
+    queue.
     """
     of_work = calls.select(
         api_id="id", process="pid", named_stream=pl.col("args").str.extract(r"\bstream ?= ?(0x[0-9a-f]+)")
@@ -101,7 +102,7 @@ def _work(file: Export, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _named(file: Export, frame: pl.DataFrame, table: str = "rocpd_string", **ids: str) -> pl.DataFrame:
-    """The frame with texts looked up.
+    """Add text columns to the frame, looked up by id.
 
     Args:
         ids: name of the text column -> the column with its id.

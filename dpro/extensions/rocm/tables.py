@@ -1,7 +1,7 @@
-"""What AMD's profilers record, as tables of ranks: the part that is the same for all their files.
+"""Converts what any of AMD's profilers recorded into the tables of ranks.
 
-In: calls and ranges, and work of devices, as a file has them: names, times, ids. Out: spans, and a
-`RankTrace` per process that used a GPU, with times on the monotonic clock of its host. It reads no file.
+Takes calls, ranges and device work with their names, times and ids; returns a `RankTrace` per process that
+used a GPU, with times on the monotonic clock of its host. Reads no file.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dpro.ingest.trace import RankTrace, of_rank
 from dpro.schema import GPU_WORK_KINDS, ITERATIONS
 
 TIME = {"start": pl.Int64, "end": pl.Int64}
-RANGE = "UserMarker"  # the name of the call that a range is recorded as
-# What the recorder notes of its own work.
+RANGE = "UserMarker"  # a range is recorded as a call of this name
+# Work of the recorder itself.
 _OVERHEAD = r"::writeRows$|_callback$|^rpdflush$|^BLOCKING$"
-# Calls of a runtime; ranges of rocmProfileData's own kind have names of the job's in their place.
+# Calls of a runtime; ranges recorded through rocmProfileData's API have names chosen by the job instead.
 _RUNTIME = r"^_*(hip|hsa|cuda|cu[A-Z])"
-# Operations of a device that do no work.
+# Device operations that only wait.
 _WAITS = r"(?i)marker|barrier|^StreamOperation"
-# Waits are known by their calls: none of the files has tables of them.
+# Empty: none of the files has tables of events and synchronisations, so waits are found by their calls.
 _RECORDED = pl.DataFrame(
     schema=dict.fromkeys(("process", "correlation", "device", "stream", "event_id"), pl.Int64)
 )
@@ -37,17 +37,17 @@ _SYNCHRONISED = pl.DataFrame(schema=_RECORDED.schema | {"start_ns": pl.Int64, "d
 def traces_of(
     path: Path, source: str, calls: pl.DataFrame, work: pl.DataFrame, rank: int | None, how: str
 ) -> list[RankTrace]:
-    """The ranks of a file.
+    """Return one trace per process of the file that used a GPU.
 
     Args:
         path: the file; its name gives the rank of a single process.
-        source: what recorded it.
+        source: the recording tool.
         calls: `start`, `end`, `id`, `pid`, `tid`, `called` (`RANGE` of a range), `args` (text of a range),
-            and of ranges that are known to be operators `operator`, `seq` and `sizes`.
-        work: `start`, `end`, `type` (as `KernelExecution`, `CopyHostToDevice`), `description` (the name of a
-            kernel), `device`, `stream` (text), `call`, `size`, and `process`, null where it is not known.
-        rank: the rank of the one process, where the caller knows better.
-        how: what to record a job with, so that there is GPU work.
+            and, for ranges known to be operators, `operator`, `seq` and `sizes`.
+        work: `start`, `end`, `type` (such as `KernelExecution`, `CopyHostToDevice`), `description` (the name
+            of a kernel), `device`, `stream` (text), `call`, `size`, and `process`, null where it is unknown.
+        rank: the rank of a single process, overriding the file name.
+        how: the command that records a job with GPU work, for the error.
 
     Raises:
         InputError: there is no GPU work.
@@ -83,11 +83,11 @@ def traces_of(
 
 
 def _spans_of_calls(rows: pl.DataFrame) -> pl.DataFrame:
-    """Calls, ranges, and the recorder's own work."""
+    """Convert calls, ranges and the recorder's own work to spans."""
     is_range = (pl.col("called") == RANGE) | pl.col("operator").is_not_null()
     text = pl.coalesce("args", "called")
     name = pl.coalesce("operator", text.str.replace(EMITTED, ""))
-    # `rpd_tracer` keeps what torch emits for an operator; its own scripts split it into a table.
+    # `rpd_tracer` stores the text that torch emits for an operator; its scripts split that into a table.
     is_operator = pl.col("operator").is_not_null() | (text != text.str.replace(EMITTED, ""))
     kind = (
         pl.when(is_range & is_operator & ~name.str.contains(ANNOTATION))
@@ -118,12 +118,12 @@ def _spans_of_calls(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _spans_of_work(rows: pl.DataFrame, processes: pl.Series) -> pl.DataFrame:
-    """Kernels, copies and fills; operations that do no work are taken for none.
+    """Convert kernels, copies and fills to spans; all nodes of a HIP graph share the call that launched it.
 
-    What a graph holds is all launched by one call. Streams are numbered in the order of their texts.
+    Streams are numbered in the order of their texts.
 
     Args:
-        processes: those that made calls: work is of the first where nothing says more.
+        processes: processes that made calls; the lowest is the process of work that nothing else assigns.
     """
     kind = (
         pl.when(pl.col("type").str.contains("(?i)copy"))
@@ -134,7 +134,7 @@ def _spans_of_work(rows: pl.DataFrame, processes: pl.Series) -> pl.DataFrame:
     )
     works = rows.with_columns(kind=kind)
     described = pl.when(pl.col("kind") == "kernel").then(pl.col("description").replace("", None))
-    # Work whose call is not there is of the process that used its device.
+    # Work without its call is assigned to the process that used the device.
     owner = pl.coalesce("process", pl.col("process").drop_nulls().mode().first().over("device"))
     alone = (pl.len().over("call") == 1) & pl.col("call").is_not_null()
     named = works.with_columns(name=pl.coalesce(described, "type"))
@@ -152,7 +152,7 @@ def _spans_of_work(rows: pl.DataFrame, processes: pl.Series) -> pl.DataFrame:
 
 
 def _in_order(spans: pl.DataFrame) -> pl.DataFrame:
-    """Spans without ids, by start and then the longer first; `domain` and `payload` are empty."""
+    """Fill nulls and sort by start, then longer spans first; `domain` and `payload` are empty."""
     numbers = [name for name, dtype in spans.schema.items() if dtype == pl.Int64]
     filled = spans.with_columns(
         pl.col(numbers).fill_null(-1), pl.col(pl.String).fill_null(""), domain=pl.lit(""), payload=pl.lit("")
@@ -165,18 +165,17 @@ def _in_order(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _trace(path: Path, source: str, rank: int, world_size: int, spans: pl.DataFrame) -> RankTrace:
-    """One process's tables."""
     spans, impossible = drop_impossible(spans)
     spans = spans.with_row_index("span_id").with_columns(
         pl.col("span_id").cast(pl.Int64),
-        # Which thread ran forward is not recorded, only that it was another.
+        # The forward thread's id is not recorded, only that it was a different thread.
         forward_thread=pl.when(pl.col("name").str.starts_with("autograd::")).then(1).otherwise(-1),
         window=pl.lit(0),
     )
     ends = spans["start_ns"] + spans["duration_ns"]
     worker = {"world_size": world_size, "pid": spans["process"][0], "source": source}
     worker |= {"started_ns": spans["start_ns"].min(), "ended_ns": ends.max()}
-    # Servers of PyTorch's capture batches that decode; other programs capture all.
+    # PyTorch servers capture decoding batches as graphs and have ranges; other programs capture everything.
     marked = spans["kind"].is_in(["annotation", "cpu_op"]).any()
     iterations = find_iterations(spans) if marked else ITERATIONS.empty()
     steps = find_steps(spans).with_columns(

@@ -1,4 +1,4 @@
-"""Copies of runs without the names of a job, to give away."""
+"""Anonymised copies of runs, to share."""
 
 from dpro.plugins import Command, Extension
 

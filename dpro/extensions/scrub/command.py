@@ -1,4 +1,4 @@
-"""`dpro scrub`: a copy of a run to give away."""
+"""The command `dpro scrub`: a copy of a run to share."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A copy of a run that does not say whose it is, and answers the same.
+"""Writes an anonymised copy of a run that gives the same answers.
 
-In: a run. Out: a run in which hosts, addresses, paths, commands, modules and whatever else the job's own code
-named have other names: the same everywhere, and sorted as the old ones are. What operators and kernels do is
-known by their names: those stay, and so do times, sizes, versions, settings of libraries and ids of hardware.
+Takes a run; writes a run in which hosts, addresses, paths, commands, modules and other names chosen by the
+job have new names: consistent, and in the same sort order. Operators and kernels keep their names, which dpro
+classifies them by; times, sizes, versions, settings of libraries and hardware ids also stay.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dpro.schema import SPANS, TABLES, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from dpro.words import from_json
 
-ATTEMPTS = "attempts"  # the folder in a run that has those before it
+ATTEMPTS = "attempts"  # the folder of earlier attempts in a run
 LEFT_OUT = "what hangs left in findings/, logs of commands, the fabric's description"
 HOSTS = {"workers": ["host"], "counters": ["host"]}
-# Columns in which all is named by the job; and those with texts of ours, in which such names occur.
+# Columns with names chosen by the job; and below, columns with dpro's texts, which may quote such names.
 OWN = {
     "buckets": ["names"], "codecs": ["names"], "sensitivities": ["module"], "model_calls": ["name"],
     "checkpoints": ["path"], "out_of_memory": ["module", "calls", "names"], "requests": ["name"],
@@ -42,8 +42,8 @@ OWN = {
 }  # fmt: skip
 MIXED = {"counters": ["device"]}
 NAMED_BY_JOB = ("annotation", "gpu_annotation", "python")  # kinds of spans
-# Names of spans that PyTorch or dpro give, whole: a job may begin its own with any of them. And how names
-# begin behind which one of the job's comes.
+# Complete span names of PyTorch or dpro, since a job may begin its own names with any of them; and `BEFORE`,
+# the prefixes of names that continue with one of the job's.
 _COLLECTIVE = (
     r"(?:all|reduce|gather|scatter|broadcast|send|recv|barrier|to|into|from|any|source|anysource|tensor|base|out"
     r"|coalesced|sparse|group|allreduce|allgather|alltoall)"
@@ -61,7 +61,7 @@ BEFORE = re.compile(
 )
 GIVEN_SETTING = re.compile(r"NCCL_|RCCL_|TORCH_|PYTORCH_|OMP_|CUDA_|HIP_|GLOO_|KINETO_")
 WORD = r"[^\W\d]\w*"
-# In texts of ours: a command behind a colon, a path, with the function that a line of it is in.
+# In dpro's texts: a command after a colon, or a path, with the line and function.
 PATH = r"(?<=: )/\S.*$|(?:(?:/[\w.@+-]+){2,}|[\w./@+-]+\.py\b)(?::\d+ [\w.<>]+)?"
 ADDRESS = r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]*:[0-9a-fA-F:]*:[0-9a-fA-F:]*)(?![\w.])"
 OPTIMIZERS = (
@@ -76,14 +76,14 @@ KEPT = {
 
 
 class ScrubDocument(Document, frozen=True, kw_only=True):
-    """A copy that was made.
+    """A copy of a run.
 
     Attributes:
-        run: as it was named.
-        copy: where it is.
-        hosts: that have other names there.
-        addresses: likewise.
-        names: of paths, modules and commands, likewise.
+        run: the run as the user named it.
+        copy: path of the copy.
+        hosts: number of renamed hosts.
+        addresses: number of renamed addresses.
+        names: number of renamed words in paths, modules and commands.
         left_out: what was not copied.
     """
 
@@ -97,29 +97,29 @@ class ScrubDocument(Document, frozen=True, kw_only=True):
 
 @dataclass
 class NewNames:
-    """New names by old ones; before `settle`, all that is seen is kept with its old name."""
+    """New names by old ones; before `settle`, each name seen maps to itself."""
 
     hosts: dict[str, str]
     addresses: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Know how a name begins and ends."""
+        """Compile the patterns of names."""
         hosts = "|".join(map(re.escape, sorted(self.hosts, key=len, reverse=True)))
         host = rf"(?P<host>(?<!\w)(?:{hosts})(?!\w))|" if hosts else "(?P<host>(?!))|"
         self._in_own = re.compile(f"{host}(?P<address>{ADDRESS})|(?P<word>{WORD})")
         self._in_ours = re.compile(f"(?P<path>{PATH})|{self._in_own.pattern}")
 
     def whole(self, text: str) -> str:
-        """A text of the job's, with new names for all that is no word of Python's or PyTorch's."""
+        """Rename all words of a text by the job, except those of Python and PyTorch."""
         return self._in_own.sub(lambda match: self._new(match, self.words.setdefault), text)
 
     def mixed(self, text: str) -> str:
-        """A text of ours, with new names for paths and for what has one."""
+        """Rename paths, and known names, in a text by dpro."""
         return self._in_ours.sub(lambda match: self._new(match, self.words.get), text)
 
     def settle(self) -> None:
-        """Give new names to all that was seen, in the order of the old ones."""
+        """Assign new names to all names seen, in the sort order of the old ones."""
         hosts, addresses, words = (sorted(names) for names in (self.hosts, self.addresses, self.words))
         self.hosts = {host: f"host{_numbered(number, hosts)}" for number, host in enumerate(hosts)}
         self.words = {word: f"x{_numbered(number, words)}" for number, word in enumerate(words)}
@@ -129,7 +129,7 @@ class NewNames:
         }
 
     def of_span(self, kind: str, name: str) -> str:
-        """The name of a span."""
+        """Return the new name of a span."""
         if kind not in NAMED_BY_JOB or GIVEN.fullmatch(name):
             return name
         before = BEFORE.match(name)
@@ -137,17 +137,17 @@ class NewNames:
         return given + self.whole(name.removeprefix(given))
 
     def of_host(self, host: str) -> str:
-        """The name of a host; empty for none."""
+        """Return the new name of a host; empty for none."""
         return self.hosts.get(host, host)
 
     def of_part(self, part: str) -> str:
-        """The name of a part, in which the host may be."""
+        """Return the new name of a part of a table, which may contain the host's."""
         return self._in_own.sub(
             lambda match: self.hosts[match[0]] if match.lastgroup == "host" else match[0], part
         )
 
     def of_stack(self, stack: str) -> str:
-        """Lines of a stack: what is within PyTorch stays."""
+        """Rename the lines of a stack, except those within PyTorch."""
         lines = stack.splitlines()
         return "\n".join(line if line.startswith("torch/") else self.whole(line) for line in lines)
 
@@ -167,15 +167,15 @@ class NewNames:
 
 
 def _numbered(number: int, names: list[str]) -> str:
-    """With as many digits as the last one has, so that new names sort as the old ones."""
+    """Return a number padded to the digits of the largest, so that new names sort like the old ones."""
     return f"{number:0{len(str(len(names)))}}"
 
 
 def scrub(run: Run, copy: Path) -> NewNames:
-    """Write a copy of a run under other names.
+    """Write an anonymised copy of a run.
 
     Raises:
-        UsageError: something is there, or it cannot be written; then nothing is left of it.
+        UsageError: the path is not empty, or cannot be written; then no part of the copy is left.
     """
     if copy.exists() and (not copy.is_dir() or any(copy.iterdir())):
         raise UsageError(f"{copy}: exists and is not empty; name another folder, or remove it")
@@ -183,7 +183,7 @@ def scrub(run: Run, copy: Path) -> NewNames:
     for manifest in sorted(run.path.glob(f"{ATTEMPTS}/*/manifest.json")):
         runs[manifest.parent.relative_to(run.path)] = open_run(manifest.parent)
     names = NewNames({host: host for source in runs.values() for host in _hosts(source)})
-    for source in runs.values():  # what is seen has no new name yet
+    for source in runs.values():  # first pass: collect all names
         for _ in _renamed_parts(source, names):
             pass
         _renamed_manifest(source.manifest, names)
@@ -209,7 +209,7 @@ def _write_renamed(folder: Path, source: Run, names: NewNames) -> None:
 
 
 def _hosts(run: Run) -> set[str]:
-    """Names of hosts, and those without their domains."""
+    """Return the names of hosts, with and without domains."""
     workers = run.table(WORKERS, ["host"])["host"]
     sampled = [rows["host"] for rows in run.part_by_part(TABLES["counters"], ["host"])]
     hosts = {*run.manifest.hosts, *workers, *(host for part in sampled for host in part.unique())} - {""}
@@ -217,7 +217,7 @@ def _hosts(run: Run) -> set[str]:
 
 
 def _renamed_parts(run: Run, names: NewNames) -> Iterator[tuple[str, str, pl.DataFrame]]:
-    """Each part with its rows under new names: table, name of the part, rows."""
+    """Yield the table, part name and renamed rows of each part."""
     for table in TABLES.values():
         for part in run.parts(table):
             rows = run.read(table, [part], list(table.columns))
@@ -236,7 +236,7 @@ def _renamed_parts(run: Run, names: NewNames) -> Iterator[tuple[str, str, pl.Dat
 
 
 def _mapped(values: pl.Series, way: Callable[[str], str]) -> pl.Series:
-    """Each distinct text made anew once; also in lists."""
+    """Apply a function once to each distinct text of a column, also in lists."""
     is_list = isinstance(values.dtype, pl.List)
     texts = (values.explode() if is_list else values).drop_nulls().unique().to_list()
     new = {text: way(text) for text in texts}
@@ -255,14 +255,13 @@ def _renamed_spans(rows: pl.DataFrame, names: NewNames) -> pl.DataFrame:
 
 
 def _renamed_log(run: Run, names: NewNames) -> str:
-    """What was found while the job ran, under new names; empty for nothing."""
+    """Return the log of findings made during the job, renamed; empty for none."""
     log = run.path / FOLDER / FILE
     lines = log.read_text().splitlines() if log.is_file() else []
     return "".join(f"{json.dumps(_deep(from_json(line), names.mixed))}\n" for line in lines if line.strip())
 
 
 def _renamed_manifest(manifest: Manifest, names: NewNames) -> Manifest:
-    """The manifest under new names."""
     environment = {
         name: (names.mixed if GIVEN_SETTING.match(name) else names.whole)(value)
         for name, value in manifest.environment.items()
@@ -298,7 +297,7 @@ def _renamed_manifest(manifest: Manifest, names: NewNames) -> Manifest:
 
 
 def _deep(value: Any, way: Callable[[str], str]) -> Any:
-    """A value of JSON with all its texts made anew."""
+    """Apply a function to all texts in a JSON value, except keys."""
     if isinstance(value, str):
         return way(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What a server's latency and throughput consist of, from its requests and the iterations of its engine."""
+"""Analyses inference servers: latency and throughput by requests and iterations, and predicted changes."""
 
 from dpro.plugins import Command, Extension
 

@@ -1,6 +1,6 @@
-"""Answers about a run that have that of a server as well, where it is a run of one.
+"""Adds a server's part to answers about a run of a server.
 
-In: the documents of `dpro report` and `dpro diagnose`, and a report to send. Out: the same with the server's
+Takes the documents of `dpro report` and `dpro diagnose`, or a report to send; returns them with the server's
 part.
 """
 
@@ -26,7 +26,7 @@ class ServerDiagnosis(DiagnosisDocument, frozen=True, kw_only=True):
     """What is slow or broken, with evidence and cost.
 
     Attributes:
-        serving: the answer of `dpro serving`, of a run of a server only.
+        serving: the answer of `dpro serving`; only for a run of a server.
     """
 
     serving: ServingDocument | UnsetType = UNSET
@@ -36,14 +36,14 @@ class ServerReport(ReportDocument, frozen=True, kw_only=True):
     """Where the time of each step went.
 
     Attributes:
-        serving: the answer of `dpro serving`, of a run of a server only.
+        serving: the answer of `dpro serving`; only for a run of a server.
     """
 
     serving: ServingDocument | UnsetType = UNSET
 
 
 def with_server(document: Document, run: Run) -> Document:
-    """A diagnosis or a report with the server's part; other answers as they are."""
+    """Add the server's part to a diagnosis or a report; return other answers unchanged."""
     kinds = {DiagnosisDocument: ServerDiagnosis, ReportDocument: ServerReport}
     kind = kinds.get(type(document))
     if kind is None:
@@ -54,7 +54,7 @@ def with_server(document: Document, run: Run) -> Document:
 
 
 def sent_with_server(report: RunReport, run: Run) -> RunReport:
-    """A report to send, with the sentences, findings and latencies of the server first."""
+    """Put the sentences, findings and latencies of the server first in a report to send."""
     if not has_serving(run):
         return report
     document = serving_document(run)

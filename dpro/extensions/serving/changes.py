@@ -1,13 +1,13 @@
 """Changes to a server: `max-batch:requests=64`, `chunked-prefill:tokens=512`, `pools:prefill=1,decode=1`.
 
-In: the text of a change, and a `Server`: its requests, its engine and what an iteration costs. Out: the
-changed `Server`. What a change needs and the recording does not show is asked for as a key, never
+Takes the text of a change, and a `Server`: its requests, its engine and the cost of an iteration; returns the
+changed `Server`. A value that a change needs and the recording does not show must be given as a key; none is
 assumed silently.
 
-Edits of `dpro.replay.whatif` change the inside of iterations: the graph of deep windows is replayed under
-them, and says how many times as long iterations take, those with prompts and those that only decode. Batches
-that no deep window holds are taken to change like those of their kind; a kind of which windows hold too few
-is left as it is. Requests are not scheduled here: `predict` does that again with the changed cost.
+Edits of `dpro.replay.whatif` change the inside of iterations: the graph of deep windows is replayed with
+them, which gives factors on the time of iterations with prompts, and of those that only decode. Batches
+outside of deep windows are assumed to change like those of their kind; a kind with too few iterations in
+windows stays unchanged. Does not schedule requests: `predict` does that again with the changed cost.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from dpro.replay.whatif.job import with_kept_tables
 from dpro.replay.whatif.predict import apply_all
 from dpro.replay.whatif.registry import apply_change
 
-MIN_ITERATIONS = 2  # iterations of a kind
+MIN_ITERATIONS = 2  # of a kind
 
-# Tokens of all requests together, or times those recorded: some microseconds each.
+# Maximum tokens of all requests, absolute or relative to those recorded: some microseconds each to simulate.
 MAX_TOKENS, MAX_TIMES_TOKENS = 10_000_000, 4
 
 
 class ChangedIterations(NamedTuple):
-    """How many times as long iterations take.
+    """Factors on the time of iterations.
 
     Attributes:
-        prompts: those with prompts.
-        decodes: those that only decode.
-        doubt: how far both are off, as a standard deviation of their logarithm.
+        prompts: of those with prompts.
+        decodes: of those that only decode.
+        doubt: standard deviation of the logarithm of both.
     """
 
     prompts: float
@@ -72,17 +72,17 @@ class ChangedIterations(NamedTuple):
 
 
 def changed_iterations(graph: Graph, iterations: pl.DataFrame, edits: Sequence[Edit]) -> ChangedIterations:
-    """What edits do to iterations.
+    """Predict the effect of edits on iterations.
 
     Args:
         graph: of the deep windows of a server's run.
         iterations: rows of table `iterations` of one rank, with known tokens.
 
     Raises:
-        Unanswerable: an edit needs what the run lacks, or windows hold too few iterations.
+        Unanswerable: an edit needs what the run lacks, or windows have too few iterations.
     """
     ordered = iterations.sort("start_ns")
-    # The graph with the number of the iteration as the step of each node, by when it began as recorded.
+    # Make iterations the steps of the graph: each node belongs to the one in which it was recorded to begin.
     starts = ordered["start_ns"].to_numpy() - graph.origin_ns
     last = starts[-1] + ordered["duration_ns"][-1] if starts.size else 0
     began = graph.nodes.measured_start
@@ -108,21 +108,21 @@ def changed_iterations(graph: Graph, iterations: pl.DataFrame, edits: Sequence[E
 
 
 def _times_as_long(durations: pl.DataFrame) -> float:
-    """How many times as long iterations of a kind take; 1 where there are too few."""
+    """Return the factor on the time of iterations of a kind; 1 where there are too few."""
     before, after = (int(durations[name].to_numpy().sum()) for name in ("duration_ns", "duration_ns_after"))
     return after / before if durations.height >= MIN_ITERATIONS and before and after else 1.0
 
 
 NO_LIMIT = 1 << 20  # tokens
-# How far the time of an iteration on another device or parallelism is off, as a standard deviation of its
-# logarithm: 90% of the rows of the tables of docs/accuracy.md are within 30%.
+# Standard deviation of the time of an iteration on another device or parallelism, in log: 90% of the rows of
+# the tables of docs/accuracy.md are within 30%.
 HARDWARE_ERROR = 0.16
-# Of what `cost_of` says, per token: in 95% of the rows of these tables an engine takes less than this, in the
-# median 0.78. One that its host limits takes up to 2.7.
+# Factor on the estimate of `cost_of`, per token: in 95% of the rows of these tables an engine takes less, in
+# the median 0.78; one limited by its host takes up to 2.7.
 TIMES_NEEDED = 1.0
 
 
-# Of what fewer bytes would save of reading them this much is saved, and how far that is off, likewise: fp8
+# Reached share of the ideal saving by fewer bytes, and the standard deviation of the time, in log: fp8
 # products of 8 to 32 tokens with 50 to 200 MB of weights took 0.64 to 0.67 times as long as bf16, attention
 # over 100 MB and more of fp8 keys and values 0.7 times (medians of five GPUs and three engines).
 FEWER_BYTES_SAVE, FEWER_BYTES_ERROR = 0.7, 0.2
@@ -134,12 +134,12 @@ AS_THEY_ARE = ChangedIterations(1.0, 1.0, 0.0)
 
 @dataclass(frozen=True)
 class Pools:
-    """Engines that compute prompts, others that decode, and what sends keys and values between them.
+    """Engines that compute prompts, others that decode, and the link between them for keys and values.
 
     Attributes:
-        prefill, decode: engines of each kind.
-        gbps: of the link, 1e9 bytes per second.
-        kv_bytes: of a token.
+        prefill, decode: number of engines of each kind.
+        gbps: bandwidth of the link, 1e9 bytes per second.
+        kv_bytes: per token.
     """
 
     prefill: int
@@ -150,12 +150,12 @@ class Pools:
 
 @dataclass(frozen=True)
 class GivenFacts:
-    """What is known of a server beside its recording.
+    """Facts about a server besides its recording.
 
     Attributes:
-        served: the model, and what serves it; None where it is not known.
+        served: the model, and the GPUs that serve it; None where unknown.
         logs: other requests by the name of their file, as rows of table `requests`.
-        inside: what edits of the inside of iterations do to these, made beside all other changes.
+        inside: effect of edits of the inside of iterations, which apply besides all other changes.
     """
 
     served: ServedModel | None = None
@@ -168,15 +168,15 @@ NOTHING_GIVEN = GivenFacts()
 
 @dataclass(frozen=True)
 class Server:
-    """What is served, how, and at what cost.
+    """Requests, engine and cost of a server.
 
     Attributes:
         requests: rows of table `requests`, with arrivals and lengths.
         engine: how batches are formed.
         cost: of an iteration.
-        pools: of engines; None where each engine does all.
-        given: what is known beside the recording.
-        doubt: how far a change leaves the cost open, as a standard deviation of the logarithm of each part.
+        pools: of engines; None where each engine does everything.
+        given: facts besides the recording.
+        doubt: standard deviation of each part of the cost that a change causes, in log.
     """
 
     requests: pl.DataFrame
@@ -188,7 +188,7 @@ class Server:
 
 
 def _engine(**keys: str) -> Callable[[Server, Values], Server]:
-    """A server whose engine has other limits, each as one of the keys says."""
+    """Return a change that sets limits of the engine, each from the named key."""
 
     def apply(server: Server, values: Values) -> Server:
         limits = {limit: values[key] for limit, key in keys.items()}
@@ -217,7 +217,7 @@ def _longer(column: str) -> Callable[[Server, Values], Server]:
     def apply(server: Server, values: Values) -> Server:
         recorded = float(server.requests[column].sum())
         total = recorded * values["length"]
-        if total > max(MAX_TOKENS, MAX_TIMES_TOKENS * recorded):  # each takes its part of an iteration
+        if total > max(MAX_TOKENS, MAX_TIMES_TOKENS * recorded):  # bounds the time of the simulation
             raise Unanswerable(
                 f"{total:,.0f} tokens are more than are replayed: at most {MAX_TOKENS:,}, or "
                 f"{MAX_TIMES_TOKENS} times those recorded"
@@ -242,7 +242,7 @@ def _speculate(server: Server, values: Values) -> Server:
         raise UsageError(
             "speculate: with branches=, also give first=, the probability that one of them begins right"
         )
-    # Guesses are accepted one after the other until one is wrong; that one is replaced by the right token.
+    # Guesses are accepted in order up to the first wrong one, which is replaced by the right token.
     later = guessed if accepted == 1 else (1 - accepted**guessed) / (1 - accepted)
     made = 1 + first * later
     drafted_s = guessed * values["draft"] * (server.cost.weights_s + server.cost.host_s)
@@ -297,7 +297,7 @@ def _tensor_parallel(server: Server, values: Values) -> Server:
 
 
 def _quantized(server: Server, values: Values) -> Server:
-    """Fewer bits of weights, of keys and values, or of both: less to read, and room for more tokens."""
+    """Use fewer bits for weights, keys and values, or both: less to read, and room for more tokens."""
     weights, kept = (values[name] / WIDE_BITS for name in ("weights", "kv"))
     reading = (1 - FEWER_BYTES_SAVE * (1 - share) for share in (weights, kept))
     weights_s, context_s = (
@@ -315,10 +315,10 @@ def _quantized(server: Server, values: Values) -> Server:
 
 
 def _served(name: str, server: Server) -> ServedModel:
-    """The model of a server.
+    """Return the model of a server.
 
     Raises:
-        Unanswerable: it is not known.
+        Unanswerable: it is unknown.
     """
     if server.given.served is None:
         raise Unanswerable(
@@ -329,7 +329,7 @@ def _served(name: str, server: Server) -> ServedModel:
 
 
 def _on(server: Server, here: ServedModel, there: ServedModel) -> Server:
-    """A server on another device or parallelism; where its memory is known, that grows with the GPUs'."""
+    """Move a server to another device or parallelism; a known KV cache grows with the memory of the GPUs."""
     cost, memory = moved_to(server.cost, here, there, _running(server)), server.engine.kv_tokens
     if memory:
         memory = round(memory * cached_tokens(there) / cached_tokens(here))
@@ -343,7 +343,7 @@ def _on(server: Server, here: ServedModel, there: ServedModel) -> Server:
 
 
 def logs_of(changes: Sequence[str]) -> list[str]:
-    """The files of requests that changes name."""
+    """Return the files of requests that changes name."""
     named = (
         values_of(name, rest, [key.name for key in CHANGES[name].keys], CHANGES[name].example)
         for name, rest in map(split_edit, changes)
@@ -353,7 +353,7 @@ def logs_of(changes: Sequence[str]) -> list[str]:
 
 
 def _running(server: Server) -> int:
-    """Requests that decode at once, on average while any does; 1 where their moments are not known."""
+    """Return the mean number of requests that decode, while any does; 1 where their times are unknown."""
     if not {"first_token_ns", "end_ns"} <= set(server.requests.columns):
         return 1
     begun, ended = (server.requests[name].to_numpy() for name in ("first_token_ns", "end_ns"))
@@ -361,7 +361,7 @@ def _running(server: Server) -> int:
     if not decoded.any():
         return 1
     first, last = np.sort(begun[decoded]), np.sort(ended[decoded])
-    idle = np.maximum(first[1:] - last[:-1], 0).sum()  # until the next begins, when all before have ended
+    idle = np.maximum(first[1:] - last[:-1], 0).sum()  # no request decodes
     busy = last[-1] - first[0] - idle
     return max(round(float((ended - begun)[decoded].sum() / busy)), 1)
 
@@ -527,10 +527,10 @@ CHANGES: Mapping[str, KnownChange[Server]] = {
 
 
 def changed_by_all(server: Server, changes: Sequence[str]) -> Server:
-    """Apply changes, and those of the inside of iterations that are given.
+    """Apply changes, and the given effect of edits on the inside of iterations.
 
     Raises:
-        UsageError: there is no such change, or its values are none.
+        UsageError: there is no such change, or its values are invalid.
     """
     after, inside = reduce(changed, changes, server), server.given.inside
     cost = replace(after.cost, with_prompts=inside.prompts, only_decodes=inside.decodes)
@@ -541,6 +541,6 @@ def changed(server: Server, text: str) -> Server:
     """Apply a change.
 
     Raises:
-        UsageError: there is no such change, or its values are none.
+        UsageError: there is no such change, or its values are invalid.
     """
     return apply_change(server, text, CHANGES)

@@ -1,4 +1,4 @@
-"""`dpro serving RUN`: what a server's latency and throughput consist of."""
+"""The command `dpro serving RUN`: what a server's latency and throughput consist of."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ def serving(run: str, as_json: bool, **asked: Any) -> None:
 
 
 def _predictions(run: Run, asked: Mapping[str, Any]) -> list[ServingPrediction]:
-    """What changes would give, or which would give most.
+    """Predict changes, or search for the best ones.
 
     Raises:
-        UsageError: both are asked for, or a change is none.
-        Unanswerable: the run does not say enough.
+        UsageError: both are requested, or a change is invalid.
+        Unanswerable: the run lacks what a prediction needs.
         InputError: a log that a change names cannot be read.
     """
     from dpro.extensions.serving.changes import logs_of
@@ -116,7 +116,7 @@ def _predictions(run: Run, asked: Mapping[str, Any]) -> list[ServingPrediction]:
 
 
 def print_serving_of(run: Run) -> None:
-    """Print what is known of a server, if a run is of one."""
+    """Print the answer about a server, if the run is of one."""
     from dpro.extensions.serving.document import has_serving, serving_document
 
     if has_serving(run):

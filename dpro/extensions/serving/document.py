@@ -1,7 +1,7 @@
-"""What a server's latency and throughput consist of, as the answer of `dpro serving`.
+"""The answer of `dpro serving`: what a server's latency and throughput consist of.
 
-In: tables `requests`, `iterations`, and those of windows. Out: `ServingDocument`. What the run lacks to say
-more is in `unknown`.
+Reads tables `requests`, `iterations`, and those of windows; returns a `ServingDocument`, whose `unknown`
+lists what the run lacks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, ITERATIONS, REQUESTS, SPANS
 from dpro.store import Run
 from dpro.units import NS_PER_MS, NS_PER_S, format_ms
 
-MAX_REQUESTS = 10  # that are listed, those with the longest latency first
+MAX_REQUESTS = 10  # that are listed, by descending latency
 
 
 class IterationsDocument(DocumentPart, frozen=True):
@@ -42,10 +42,10 @@ class IterationsDocument(DocumentPart, frozen=True):
 
     Attributes:
         kind: prefill, decode, mixed or unknown.
-        count: how many.
-        mean_ms, p50_ms, p99_ms: how long they take.
+        count: their number.
+        mean_ms, p50_ms, p99_ms: their durations.
         share: of the time of all iterations.
-        prefill_tokens, decode_tokens, requests: mean of those that say; null where none does.
+        prefill_tokens, decode_tokens, requests: means of recorded values; null where none was recorded.
     """
 
     kind: str
@@ -67,8 +67,8 @@ class SlowRequest(DocumentPart, frozen=True):
         name: its id, empty where it has none.
         latency_ms: from arrival to the last token.
         ttft_ms: to the first token; null where unknown.
-        waited: ms by what for; empty where its engine's iterations are not known.
-        stalled_by: number of the request whose prompt held it up longest; -1 for none.
+        waited: ms by reason; empty where its engine's iterations are unknown.
+        stalled_by: number of the request whose prompt stalled it longest; -1 for none.
     """
 
     request: int
@@ -84,23 +84,23 @@ class ServingDocument(Document, frozen=True, kw_only=True):
 
     Attributes:
         sentences: what limits throughput, what limits latency, what would help.
-        requests: how many there are.
-        outcomes: of them, by outcome.
+        requests: number of requests.
+        outcomes: number of requests by outcome.
         latency: percentiles by measure: ttft_ms, tpot_ms, queue_ms, latency_ms.
         requests_per_s, output_tokens_per_s, prompt_tokens_per_s: from the first arrival to the last end; null
             where unknown.
-        arrivals_per_s: requests from the first arrival to the last; null where unknown. It is more than
+        arrivals_per_s: requests from the first arrival to the last; null where unknown. It exceeds
             `requests_per_s` where requests queue.
         busy: share of the time from the first arrival to the last end in which engines run iterations; null
             without both.
-        waited: ms of a request's latency by what it waited for, mean.
+        waited: ms of a request's latency by reason, mean.
         iterations: by kind.
         parts: ms of an iteration in deep windows by part, mean.
-        windows: how many iterations that is the mean of.
+        windows: number of iterations in that mean.
         findings: what is slow, costliest first.
         slowest: requests with the longest latency.
-        unknown: what the run cannot say, and what would.
-        predictions: what changes would give, where they were asked for.
+        unknown: what the run lacks, and how to get it.
+        predictions: predictions of changes, where requested.
     """
 
     sentences: list[str]
@@ -123,12 +123,12 @@ class ServingDocument(Document, frozen=True, kw_only=True):
 
 
 def has_serving(run: Run) -> bool:
-    """Whether a run has requests or iterations of a server."""
+    """Return whether a run has requests or iterations of a server."""
     return bool(run.parts(REQUESTS) or run.parts(ITERATIONS))
 
 
 def serving_document(run: Run) -> ServingDocument:
-    """Explain a run of a server.
+    """Analyse a run of a server.
 
     Raises:
         InputError: it has neither requests nor iterations, or cannot be read.
@@ -191,7 +191,7 @@ def _tokens(requests: pl.DataFrame, column: str, span_s: float) -> float | None:
 
 
 def _busy(requests: pl.DataFrame, by_replica: dict[int, RecordedEngine]) -> tuple[float | None, float | None]:
-    """How much of the time from the first arrival to the last end engines run, and tokens per busy second."""
+    """Return the busy share of engines, from first arrival to last end, and tokens per busy second."""
     work_ns = present_ns = tokens = 0.0
     says = False
     for replica, engine in by_replica.items():
@@ -281,8 +281,8 @@ def _unknown(
 
 # The three sentences on a server: what limits throughput, what limits latency, what would help.
 
-SEEN = 0.01  # of the time of iterations: less is not worth a word
-QUEUED = 0.2  # of the latency, spent before the first iteration: less, and the engine keeps up
+SEEN = 0.01  # of the time of iterations: a smaller share is not mentioned
+QUEUED = 0.2  # of the latency, spent before the first iteration: with a smaller share the engine keeps up
 _WORDS = {
     "place_ms": "waiting for a place in the batch",
     "kv_ms": "waiting for blocks of the KV cache",
@@ -295,7 +295,7 @@ _WORDS = {
 
 
 def throughput_limit(busy: float | None, seen: SeenServer) -> str:
-    """What limits throughput: the engine where requests wait long for their first iteration, else arrivals.
+    """Describe what limits throughput: the engine if requests wait long for it, otherwise arrivals.
 
     Args:
         busy: share of the time in which engines run iterations; None where unknown.
@@ -330,7 +330,7 @@ def throughput_limit(busy: float | None, seen: SeenServer) -> str:
 
 
 def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: SeenServer) -> str:
-    """What limits latency.
+    """Describe what limits latency.
 
     Args:
         means: ms of a request by what it waited for.
@@ -361,7 +361,7 @@ def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: SeenServer
 
 
 def what_helps(findings: list[ServingFinding]) -> str:
-    """What would help most, and by how much at most."""
+    """Describe what would help most, and by how much at most."""
     if not findings:
         return "What would help: nothing stands out."
     best = findings[0]
@@ -377,7 +377,7 @@ def what_helps(findings: list[ServingFinding]) -> str:
     return f"What would help: {best.help}; worth {', '.join(gains) or 'what is not known'}, at most."
 
 
-# What iterations in deep windows spend their time on.
+# The parts of iterations in deep windows.
 
 WORK = ("attention", "matmul", "sampling", "other", "communication")
 HOST, IDLE = "host", "idle"
@@ -390,7 +390,7 @@ _NAMES = {"attention": "attention", "gemm": "matmul", "communication": "communic
 
 
 def part_of(name: str) -> str:
-    """The part that a kernel or an operator belongs to, by its name."""
+    """Return the part of an iteration that a kernel or an operator belongs to, by its name."""
     if _SAMPLING.search(name):
         return "sampling"
     if _MATMUL.search(name):
@@ -399,7 +399,7 @@ def part_of(name: str) -> str:
 
 
 def parts_of_iterations(spans: pl.DataFrame, iterations: pl.DataFrame) -> tuple[dict[str, float], int]:
-    """Mean ms of each part in an iteration, and of how many iterations; nothing without spans in one.
+    """Return mean ms of each part of an iteration, and the number of iterations; empty without spans in one.
 
     Args:
         spans: with `rank`, `window`, `kind`, `name`, `start_ns`, `duration_ns`.
@@ -427,7 +427,7 @@ def parts_of_iterations(spans: pl.DataFrame, iterations: pl.DataFrame) -> tuple[
 
 
 def _whole(iterations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Those that lie within a window, unless none does: the others hold its beginning and its end as well."""
+    """Return the iterations within a window, not those cut by its ends; all where there are none."""
     windows = spans.group_by("window").agg(
         first=pl.col("start_ns").min(), last=(pl.col("start_ns") + pl.col("duration_ns").clip(0)).max()
     )
@@ -440,7 +440,7 @@ def _whole(iterations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of_rank(work: pl.DataFrame, iterations: pl.DataFrame) -> dict[str, float]:
-    """ns of each part over all iterations of a rank."""
+    """Return ns of each part over all iterations of a rank."""
     names = work["name"].unique().to_list()
     parts = work["name"].replace_strict(names, [part_of(name) for name in names], return_dtype=pl.String)
     start = work["start_ns"].to_numpy()
@@ -469,7 +469,7 @@ def _covered(
     starts: NDArray[np.int64] | Sequence[int],
     ends: NDArray[np.int64] | Sequence[int],
 ) -> NDArray[np.bool_]:
-    """Which stretches between edges some interval covers."""
+    """Return which stretches between edges are covered by an interval."""
     change = np.zeros(edges.size, np.int64)
     np.add.at(change, np.searchsorted(edges, starts), 1)
     np.add.at(change, np.searchsorted(edges, ends), -1)

@@ -1,8 +1,8 @@
-"""Requests served by an engine: when each is scheduled, gives its first token and ends.
+"""Simulates an inference engine: when each request is scheduled, gives its first token and ends.
 
-In: requests (arrival, tokens of prompt and output), an `Engine` with its limits, and the cost of an
-iteration. Out: the same requests with their times, and the iterations that served them. Requests have a fixed
-length: what a server answers is taken from the recording. The clock of the result is that of the arrivals.
+Takes requests (arrival, tokens of prompt and output), an `Engine` with its limits, and the cost of an
+iteration; returns the requests with their times, and the iterations that served them. The lengths of outputs
+are those of the recording. Times are on the clock of the arrivals.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ITERATION_COLUMNS = (
     "replica", "start_ns", "end_ns",
     "prefill_tokens", "decode_tokens", "context_tokens", "prompt_pairs", "waiting",
 )  # fmt: skip
-MAX_ITERATIONS = 10_000_000  # that are simulated: a day of serving
+MAX_ITERATIONS = 10_000_000  # per simulation: about a day of serving
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,19 @@ class Engine:
     """How an engine forms its batches.
 
     Attributes:
-        token_budget: tokens of an iteration at most, decodes included.
-        max_requests: in a batch at most.
-        kv_tokens: for which there is memory for keys and values; 0 where it never binds.
+        token_budget: maximum tokens of an iteration, including decodes.
+        max_requests: maximum requests in a batch.
+        kv_tokens: capacity of the KV cache, tokens; 0 where it never limits.
         block_tokens: tokens of a block of that memory.
-        whole_prompts: a prompt is computed in one iteration, unless it is longer than the budget.
-        prompts_first: iterations with prompts hold no decodes, which wait for them.
-        ahead: an iteration is planned while the one before runs, so that an arrival waits for two.
-        keeps_blocks: blocks of an evicted request that no other took are found again (prefix cache).
-        tokens_per_decode: what a decode yields, more than one where tokens are guessed.
-        clients: that send a request when the one before has ended; 0 where arrivals are given.
-        replicas: of the engine; requests take turns.
-        masked: attention of all tokens of a batch is computed with all keys of the batch, and what belongs to
-            other requests is masked, as without a kernel made for batches.
+        whole_prompts: whether a prompt is computed in one iteration, unless it is longer than the budget.
+        prompts_first: whether iterations with prompts have no decodes, which wait for them.
+        ahead: whether an iteration is planned while the one before runs, so that an arrival waits for two.
+        keeps_blocks: whether an evicted request finds its blocks that no other took again (prefix cache).
+        tokens_per_decode: tokens per decode, more than one with speculative decoding.
+        clients: clients that send a request when their previous one has ended; 0 where arrivals are given.
+        replicas: number of engines; requests are distributed round-robin.
+        masked: whether attention of all tokens of a batch is computed with all its keys, with those of other
+            requests masked, as without a kernel made for batches.
     """
 
     token_budget: int = 2048
@@ -61,11 +61,11 @@ class Engine:
 
 @dataclass(frozen=True)
 class IterationCost:
-    """Seconds of an iteration, by what it holds.
+    """Seconds of an iteration, by its contents.
 
-    host + (weights^p + (token · tokens)^p)^(1/p) + request · decodes + context · context read
-    + pair · pairs of tokens in the attention of prompts: the weights are read while tokens are multiplied,
-    and the longer of the two counts (roofline); p says how well they overlap.
+    host + (weights^p + (token · tokens)^p)^(1/p) + request · decodes + context · context read + pair · pairs
+    of tokens in the attention of prompts: the weights are read while tokens are multiplied, and the longer of
+    the two counts (roofline); p is how well they overlap.
 
     Attributes:
         host_s: fixed.
@@ -75,9 +75,9 @@ class IterationCost:
         context_s: for each token of context that decodes read.
         pair_s: for each pair of a prompt's token with one before it.
         power: p.
-        per_decode: tokens that are multiplied for each decode: more than one where tokens are guessed.
-        overlapped: share of the shorter, of products and attention, that runs beside the longer.
-        with_prompts, only_decodes: how many times as long iterations with prompts take, and the others.
+        per_decode: tokens multiplied per decode: more than one with speculative decoding.
+        overlapped: share of the shorter of products and attention that overlaps the longer.
+        with_prompts, only_decodes: factors on the time of iterations with prompts, and of others.
     """
 
     host_s: float
@@ -93,18 +93,18 @@ class IterationCost:
     only_decodes: float = 1.0
 
     def array(self) -> Floats:
-        """As the loop takes it."""
+        """Return the cost as an array for the compiled loop."""
         parts = astuple(self)  # in the order of the loop's entries
         return np.array(parts, dtype=np.float64)
 
 
 class ServedRequests(NamedTuple):
-    """What became of requests.
+    """Simulated requests.
 
     Attributes:
-        requests: as they were given, with `scheduled_ns`, `first_token_ns`, `end_ns`.
+        requests: as given, with `scheduled_ns`, `first_token_ns`, `end_ns`.
         iterations: the columns of `ITERATION_COLUMNS`, and `duration_ns`.
-        evictions: how often a request lost its place, and was computed again.
+        evictions: how often a request lost its blocks, and was computed again.
     """
 
     requests: pl.DataFrame
@@ -113,7 +113,7 @@ class ServedRequests(NamedTuple):
 
 
 def serve(requests: pl.DataFrame, engine: Engine, cost: IterationCost) -> ServedRequests:
-    """Serve requests.
+    """Simulate the service of requests.
 
     Args:
         requests: rows with `arrival_ns`, `prompt_tokens`, `output_tokens`, and `cached_tokens` where known.
@@ -126,9 +126,9 @@ def serve(requests: pl.DataFrame, engine: Engine, cost: IterationCost) -> Served
     ordered = _array(requests[order])
     times = np.full((requests.height, 4), -1, dtype=np.int64)
     rows, evictions = [], 0
-    for replica in range(min(engine.replicas, max(requests.height, 1))):  # the others serve none
+    for replica in range(min(engine.replicas, max(requests.height, 1))):  # any others have no requests
         of_replica = np.ascontiguousarray(ordered[replica :: engine.replicas])
-        # Iterations at most, if nothing is evicted; there is room for as many again.
+        # The maximum of iterations without evictions; twice as many are allowed below.
         chunks = -(-of_replica[:, PROMPT] // engine.token_budget)
         decodes = of_replica[:, OUTPUT].max(initial=0) / engine.tokens_per_decode
         prompts = (of_replica[:, PROMPT] - of_replica[:, CACHED]).sum() / engine.token_budget
@@ -156,7 +156,7 @@ def serve(requests: pl.DataFrame, engine: Engine, cost: IterationCost) -> Served
 
 
 def _array(requests: pl.DataFrame) -> Ints:
-    """[N, 4] rows of requests as the loop takes them.
+    """Return [N, 4] rows of requests for the compiled loop.
 
     Raises:
         Unanswerable: one has no known length.
@@ -174,7 +174,7 @@ def _array(requests: pl.DataFrame) -> Ints:
 
 
 def _limits(engine: Engine) -> Ints:
-    """[NUM_LIMITS] of an engine, as the loop takes them."""
+    """Return [NUM_LIMITS] limits of an engine for the compiled loop."""
     limits = np.zeros(NUM_LIMITS, dtype=np.int64)
     limits[BUDGET] = engine.token_budget
     limits[MAX_REQUESTS] = engine.max_requests
@@ -195,7 +195,7 @@ def _too_long() -> Unanswerable:
 
 
 def _iterations(rows: Ints) -> pl.DataFrame:
-    """Rows of the loop, with the number of the replica before them, as a frame."""
+    """Convert rows of the loop, preceded by the number of the replica, to a frame."""
     columns = dict(zip(ITERATION_COLUMNS, rows.T, strict=True))
     frame = pl.DataFrame({name: np.ascontiguousarray(column) for name, column in columns.items()})
     return frame.with_columns(duration_ns=pl.col("end_ns") - pl.col("start_ns"))
@@ -203,12 +203,12 @@ def _iterations(rows: Ints) -> pl.DataFrame:
 
 # The compiled loop of an inference engine: which tokens of which requests each iteration computes.
 
-# Rows of `limits`.
+# Entries of `limits`.
 BUDGET, MAX_REQUESTS, KV_BLOCKS, BLOCK, WHOLE, ALONE, AHEAD, REUSE, GAIN, CLIENTS, MASKED, NUM_LIMITS = range(
     12
 )
-NEVER = np.iinfo(np.int64).max  # arrival of what is not sent yet
-ONE_TOKEN = 1024  # unit of GAIN: what a decode yields, in shares of a token
+NEVER = np.iinfo(np.int64).max  # arrival of requests that are not sent yet
+ONE_TOKEN = 1024  # GAIN per token that a decode yields
 # Entries of `counts`.
 RUNNING, ARRIVED, EVICTED, FREE, EVICTIONS, EVICTIONS_BEFORE, OLDEST, NEWEST, SENT, NUM_COUNTS = range(10)
 # Columns of the requests' state.
@@ -217,16 +217,16 @@ COMPUTED, PRODUCED, BLOCKS, CHUNK, CREDIT, KEPT, STATE_COLUMNS = range(7)
 SCHEDULED, FIRST, END, TIME_COLUMNS = range(4)
 # Columns of the requests: arrival ns, tokens of the prompt, of the output, of the prompt that are cached.
 ARRIVAL, PROMPT, OUTPUT, CACHED = range(4)
-# Columns of iterations: start and end ns, tokens of prompts, decodes, their context, pairs, waiting.
+# Columns of iterations: start and end ns, tokens of prompts, decodes, their context, pairs, waiting requests.
 START, STOP, PREFILL, DECODES, CONTEXT, ATTENTION, WAITING, NUM_ITERATION_COLUMNS = range(8)
-# Entries of a cost: s and s per unit, the power that joins weights and tokens, numbers.
+# Entries of a cost: s or s per unit, the power that joins weights and tokens, factors.
 HOST, WEIGHTS, TOKEN, REQUEST, READ, PAIR, POWER, PER_DECODE, OVERLAPPED = range(9)
-WITH_PROMPTS, ONLY_DECODES = 9, 10  # times as long
+WITH_PROMPTS, ONLY_DECODES = 9, 10  # factors on time
 
 
 @compiled
 def _iteration_s(cost: Any, prefill: float, decodes: float, context: float, attention: float) -> float:
-    """Seconds of an iteration: reading the weights or multiplying, whichever is longer, then attention."""
+    """Return the seconds of an iteration: reading weights overlapped with multiplication, then attention."""
     multiply = cost[TOKEN] * (prefill + cost[PER_DECODE] * decodes)
     longer = max(cost[WEIGHTS], multiply)
     shorter = min(cost[WEIGHTS], multiply)
@@ -241,7 +241,7 @@ def _iteration_s(cost: Any, prefill: float, decodes: float, context: float, atte
 
 @compiled
 def _free(owner: int, blocks: int, freed: Any, counts: Any) -> None:
-    """Put blocks at the end of those that are free; their contents stay until they are taken."""
+    """Append blocks to the free ones; their contents stay until the blocks are taken."""
     counts[FREE] += blocks
     freed[counts[NEWEST] % freed.shape[0]] = owner, blocks
     counts[NEWEST] += 1
@@ -249,7 +249,7 @@ def _free(owner: int, blocks: int, freed: Any, counts: Any) -> None:
 
 @compiled
 def _take(blocks: int, state: Any, freed: Any, counts: Any) -> None:
-    """Take the blocks that have been free for longest; who left them has fewer to find again."""
+    """Take the blocks that were freed first; their last owner can no longer find them again."""
     counts[FREE] -= blocks
     while blocks > 0:
         owner, there = freed[counts[OLDEST] % freed.shape[0]]
@@ -264,7 +264,7 @@ def _take(blocks: int, state: Any, freed: Any, counts: Any) -> None:
 
 @compiled
 def _find_again(request: int, state: Any, freed: Any, counts: Any) -> None:
-    """Give a request the blocks back that it left and no other has taken, the first of its tokens."""
+    """Give a request back the blocks that it left and no other took, which have its first tokens."""
     kept = state[request, KEPT]
     if kept == 0:
         return
@@ -278,7 +278,7 @@ def _find_again(request: int, state: Any, freed: Any, counts: Any) -> None:
 
 @compiled
 def _reserve(request: int, tokens: int, limits: Any, state: Any, freed: Any, counts: Any) -> bool:
-    """Blocks for the next tokens of a request; False where there are none left."""
+    """Reserve blocks for the next tokens of a request; return False where too few are free."""
     if limits[KV_BLOCKS] == 0:
         return True
     needed = -(-(state[request, COMPUTED] + tokens) // limits[BLOCK]) - state[request, BLOCKS]
@@ -292,7 +292,7 @@ def _reserve(request: int, tokens: int, limits: Any, state: Any, freed: Any, cou
 
 @compiled
 def _evict_last(limits: Any, state: Any, running: Any, evicted: Any, freed: Any, counts: Any) -> None:
-    """Take the request that was scheduled last out, and free its blocks; it waits before all others."""
+    """Evict the request that was scheduled last and free its blocks; it waits before all others."""
     counts[RUNNING] -= 1
     request = running[counts[RUNNING]]
     if limits[REUSE]:
@@ -312,7 +312,7 @@ def _evict_last(limits: Any, state: Any, running: Any, evicted: Any, freed: Any,
 
 @compiled
 def _lacks(request: int, requests: Any, state: Any) -> int:
-    """Tokens that are known and not computed; none of a request that has all its output."""
+    """Return the tokens that are known and not computed; 0 for a request that has all its output."""
     if state[request, PRODUCED] >= requests[request, OUTPUT]:
         return 0
     return int(requests[request, PROMPT] + state[request, PRODUCED] - state[request, COMPUTED])
@@ -322,16 +322,14 @@ def _lacks(request: int, requests: Any, state: Any) -> int:
 def _continue_running(
     budget: int, requests: Any, limits: Any, state: Any, running: Any, evicted: Any, freed: Any, counts: Any
 ) -> int:
-    """Give running requests their tokens; what is left of the budget."""
+    """Assign tokens to running requests; return the rest of the budget."""
     position = 0
     while position < counts[RUNNING]:
         request = running[position]
         tokens = min(_lacks(request, requests, state), budget)
         while not _reserve(request, tokens, limits, state, freed, counts):
             last = running[counts[RUNNING] - 1]
-            if (
-                state[last, PRODUCED] >= requests[last, OUTPUT]
-            ):  # it is about to end, and frees its blocks then
+            if state[last, PRODUCED] >= requests[last, OUTPUT]:  # about to end, which frees its blocks
                 tokens = 0
                 break
             _evict_last(limits, state, running, evicted, freed, counts)
@@ -357,7 +355,7 @@ def _admit(
     counts: Any,
     times: Any,
 ) -> int:
-    """Give requests that wait what is left of the budget; what is left then."""
+    """Assign the budget to waiting requests; return its rest."""
     while budget > 0 and counts[RUNNING] < limits[MAX_REQUESTS]:
         again = counts[EVICTED] > 0
         if again:
@@ -374,7 +372,7 @@ def _admit(
             break  # a prompt that is longer than the whole budget is still cut
         if limits[KV_BLOCKS] > 0:
             blocks = -(-(state[request, COMPUTED] + tokens) // limits[BLOCK])
-            if blocks > counts[FREE]:  # those that it finds again are among the free ones
+            if blocks > counts[FREE]:  # blocks that it finds again are counted as free
                 break
             _find_again(request, state, freed, counts)
             _reserve(request, tokens, limits, state, freed, counts)
@@ -402,9 +400,9 @@ def _schedule(
     counts: Any,
     times: Any,
 ) -> int:
-    """Plan an iteration: `CHUNK` of each running request is what it computes; tokens of all of them."""
+    """Plan an iteration in `CHUNK` of each running request; return its number of tokens."""
     budget = limits[BUDGET]
-    if limits[ALONE]:  # prompts first; decodes stand while there are any
+    if limits[ALONE]:  # prompts first; decodes stall while there are any
         for position in range(counts[RUNNING]):
             state[running[position], CHUNK] = 0
         left = _admit(now, budget, requests, limits, state, running, evicted, freed, counts, times)
@@ -419,7 +417,7 @@ def _schedule(
 
 @compiled
 def _compute(requests: Any, limits: Any, state: Any, running: Any, counts: Any, row: Any) -> int:
-    """Advance each request by its chunk, and write down what the iteration holds; tokens in it."""
+    """Advance each request by its chunk, and record the contents of the iteration; return its tokens."""
     row[:] = 0
     keys = 0
     for position in range(counts[RUNNING]):
@@ -446,7 +444,7 @@ def _compute(requests: Any, limits: Any, state: Any, running: Any, counts: Any, 
                 state[request, CREDIT] -= gained * ONE_TOKEN
             gained = min(gained, requests[request, OUTPUT] - state[request, PRODUCED])
             state[request, PRODUCED] += gained
-            state[request, COMPUTED] += gained - 1  # those that were guessed are computed already
+            state[request, COMPUTED] += gained - 1  # speculated tokens are computed already
     if limits[MASKED]:
         row[ATTENTION] = (row[PREFILL] + row[DECODES]) * keys
     return int(row[PREFILL] + row[DECODES])
@@ -456,9 +454,9 @@ def _compute(requests: Any, limits: Any, state: Any, running: Any, counts: Any, 
 def _release(
     now: int, requests: Any, limits: Any, state: Any, running: Any, freed: Any, counts: Any, times: Any
 ) -> int:
-    """Note first and last tokens, and let requests go that have all of theirs; how many.
+    """Record first and last tokens, and release finished requests; return their number.
 
-    The client of each that goes sends its next request then, where arrivals are not given.
+    With `clients`, the client of each finished request sends its next one at that moment.
     """
     kept = 0
     for position in range(counts[RUNNING]):
@@ -493,7 +491,7 @@ def _run(
     times: Any,
     iterations: Any,
 ) -> int:
-    """Iterate until all requests have ended, one fits never, or `iterations` is full; how many there were."""
+    """Iterate until all requests have ended, one never fits, or `iterations` is full; return their number."""
     now = requests[0, ARRIVAL]
     done = 0
     number = 0
@@ -524,14 +522,14 @@ def _run(
 
 
 def run_requests(requests: Ints, limits: Ints, cost: Floats, max_iterations: int) -> tuple[Ints, Ints, int]:
-    """Serve requests.
+    """Simulate the service of requests in the compiled loop.
 
     Args:
         requests: [N, 4] by arrival: arrival ns, tokens of the prompt and of the output, cached ones. Where
             clients send them one after the other, arrivals are written into it.
         limits: [NUM_LIMITS] of the engine.
         cost: [11] of an iteration.
-        max_iterations: after which requests that have not ended are left so.
+        max_iterations: number after which the simulation stops, with unfinished requests.
 
     Returns:
         times: [N, 3] ns when each was scheduled, gave its first token and ended, -1 where it did not;

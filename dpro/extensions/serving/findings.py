@@ -1,8 +1,9 @@
-"""What is slow in a server, what it costs, and what would help.
+"""Findings about a server: what is slow, its cost, and what would help.
 
-In: what the other modules found. Out: findings, costliest first. A cost is in ms of the time per output token
-(TPOT) or to the first one (TTFT), mean over requests; the gain is in output tokens per second while the
-engine is busy, where the engine would do more in the same time. Both are bounds: as if all of it went away.
+Takes results of the other modules; returns findings, costliest first. A cost is in ms of the time per output
+token (TPOT) or to the first one (TTFT), mean over requests; the gain is in output tokens per second of a busy
+engine, where the engine would do more in the same time. Both are bounds, as if the problem disappeared
+completely.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from dpro.documents import DocumentPart
 from dpro.extensions.serving.latency import RecordedEngine, counted, mean, number
 from dpro.units import NS_PER_MS, format_ms
 
-# How long ranks wait for each other where they exchange tokens with experts.
+# Waits of ranks for each other in exchanges of tokens with experts.
 
 EXCHANGES = ("dispatch", "combine", "all_to_all")
 
 
 @dataclass(frozen=True)
 class ExpertWaits:
-    """What waiting in exchanges takes.
+    """Waits in exchanges of tokens with experts.
 
     Attributes:
         wait_ms: per iteration, mean over ranks.
-        total_ms: the exchanges, per iteration, waiting included.
-        rank: the rank that was waited for most often.
+        total_ms: the exchanges, per iteration, including waits.
+        rank: the rank that was last most often.
         share: of exchanges in which it was the last.
     """
 
@@ -40,7 +41,7 @@ class ExpertWaits:
 
 
 def expert_waits(collectives: pl.DataFrame, num_iterations: int) -> ExpertWaits | None:
-    """Waiting in exchanges; None without any, or where ranks recorded different numbers of them."""
+    """Return the waits in exchanges; None without any, or where ranks recorded different numbers of them."""
     timed = collectives.filter(pl.col("op").is_in(EXCHANGES) & (pl.col("duration_ns") >= 0)).sort(
         "rank", "start_ns"
     )
@@ -67,9 +68,9 @@ def expert_waits(collectives: pl.DataFrame, num_iterations: int) -> ExpertWaits 
     )
 
 
-CLEAR = 0.1  # of TTFT, TPOT or an iteration: less is no finding
-TINY_MS = 1e-3  # nothing is slow by less
-FLAT = 0.3  # of an iteration that decodes, that a batch of twice the size adds, at most
+CLEAR = 0.1  # of TTFT, TPOT or an iteration: a smaller cost is not a finding
+TINY_MS = 1e-3  # smaller times are ignored
+FLAT = 0.3  # of an iteration that decodes: maximum that twice the batch adds if a larger one costs little
 
 
 class ServingFinding(DocumentPart, frozen=True):
@@ -77,10 +78,11 @@ class ServingFinding(DocumentPart, frozen=True):
 
     Attributes:
         class: queue, kv_cache, prefill_stall, host_bound, small_batch, experts, communication or idle.
-        cost_tpot_ms: of the time per output token, at most; null where it costs none, or is not known.
-        cost_ttft_ms: of the time to the first token, likewise.
-        gain_tokens_per_s: more output tokens per second of a busy engine without it, at most; null likewise.
-        evidence: what shows it.
+        cost_tpot_ms: of the time per output token, at most; null where it costs none, or is unknown.
+        cost_ttft_ms: of the time to the first token, at most; null where it costs none, or is unknown.
+        gain_tokens_per_s: additional output tokens per second of a busy engine without it, at most; null
+            where there are none, or unknown.
+        evidence: observations that show it.
         help: what would change it.
     """
 
@@ -94,15 +96,15 @@ class ServingFinding(DocumentPart, frozen=True):
 
 @dataclass(frozen=True)
 class SeenServer:
-    """What is known of a server.
+    """Recorded facts about a server.
 
     Attributes:
         timed: requests with their durations.
-        waited: those that lie within iterations, with what they waited for.
+        waited: requests within iterations, with what they waited for.
         by_replica: engines.
         parts: ms of each part of an iteration in windows; empty without windows.
-        experts: waiting in the exchange of experts; None where there is none.
-        capacity: output tokens per second of busy engines; None where iterations do not say.
+        experts: waits in the exchange of experts; None where there is none.
+        capacity: output tokens per second of busy engines; None where iterations do not show it.
     """
 
     timed: pl.DataFrame
@@ -114,7 +116,7 @@ class SeenServer:
 
 
 def costs_in_words(finding: ServingFinding) -> str:
-    """What a finding costs: `12 ms of TPOT, 300 ms of TTFT, 40 tokens/s`; what is not known is left out."""
+    """Describe the known costs of a finding: `12 ms of TPOT, 300 ms of TTFT, 40 tokens/s`."""
     costs = (
         (finding.cost_tpot_ms, format_ms, "of TPOT"),
         (finding.cost_ttft_ms, format_ms, "of TTFT"),
@@ -124,7 +126,7 @@ def costs_in_words(finding: ServingFinding) -> str:
 
 
 def findings_of(seen: SeenServer) -> list[ServingFinding]:
-    """All findings, those that cost most of a request's latency first."""
+    """Return all findings, those that cost most of a request's latency first."""
     findings = [
         _queue(seen),
         _kv_cache(seen),
@@ -148,7 +150,7 @@ def findings_of(seen: SeenServer) -> list[ServingFinding]:
 def _queue(seen: SeenServer) -> ServingFinding | None:
     timed = seen.timed.drop_nulls(["queue_ms", "ttft_ms"])
     queue, ttft = mean(timed["queue_ms"]), mean(timed["ttft_ms"])
-    blocks = mean(seen.waited["kv_ms"] - seen.waited["evicted_ms"])  # a finding of its own
+    blocks = mean(seen.waited["kv_ms"] - seen.waited["evicted_ms"])  # belongs to `_kv_cache`
     queue -= min(blocks, queue)
     if not ttft or queue < CLEAR * ttft:
         return None
@@ -171,7 +173,7 @@ def _queue(seen: SeenServer) -> ServingFinding | None:
 
 
 def _kv_cache(seen: SeenServer) -> ServingFinding | None:
-    """Requests that wait, or lose their place, since no blocks of the KV cache are free."""
+    """Find requests that wait, or are evicted, since no blocks of the KV cache are free."""
     waited = seen.waited.with_columns(before_ms=pl.col("kv_ms") - pl.col("evicted_ms"))
     to_first, per_token = mean(waited["before_ms"]), _per_token(waited, "evicted_ms")
     of_first, of_token = mean(seen.timed["ttft_ms"]), mean(seen.timed["tpot_ms"])
@@ -199,7 +201,7 @@ def _kv_cache(seen: SeenServer) -> ServingFinding | None:
 
 
 def gain_of_blocks(seen: SeenServer) -> float | None:
-    """Tokens per second more, if batches had held those that waited for blocks, too; None where unknown."""
+    """Return the additional tokens per second without lack of blocks in batches; None if unknown."""
     gained = busy = 0.0
     for engine in seen.by_replica.values():
         grown, lacking = engine.growth(), engine.iterations.filter(pl.Series(engine.lacks_blocks))
@@ -215,7 +217,7 @@ def gain_of_blocks(seen: SeenServer) -> float | None:
 
 
 def _per_token(waited: pl.DataFrame, part: str) -> float:
-    """Mean ms of a part of decoding for each output token after the first."""
+    """Return the mean ms of a part of decoding per output token after the first."""
     rows = waited.filter(pl.col("output_tokens") > 1)
     return mean(rows[part] / (rows["output_tokens"] - 1)) if rows.height else 0.0
 
@@ -252,9 +254,9 @@ def _idle(seen: SeenServer) -> ServingFinding | None:
 
 
 def _small_batch(seen: SeenServer) -> ServingFinding | None:
-    """Decoding whose time hardly grows with its batch: a larger one costs little.
+    """Find decoding whose time hardly grows with its batch, so that a larger batch costs little.
 
-    Where blocks of the KV cache are what keeps batches small, that is the finding.
+    Where a lack of blocks of the KV cache keeps batches small, `_kv_cache` reports that instead.
     """
     for engine in seen.by_replica.values():
         grown, decodes = engine.growth(), engine.iterations.filter(pl.col("kind") == "decode")
@@ -279,7 +281,6 @@ def _small_batch(seen: SeenServer) -> ServingFinding | None:
 
 
 def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
-    """Findings on the inside of iterations."""
     total = sum(seen.parts.get(part, 0.0) for part in seen.parts if part != "idle")
     if not total:
         return []
@@ -306,7 +307,7 @@ def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
 
 
 def _other_help(seen: SeenServer) -> str:
-    """What helps with communication beside overlap: most of it is of experts, or of cut layers."""
+    """Return what helps with communication besides overlap, depending on whether most of it is of experts."""
     if seen.experts is not None and seen.experts.total_ms >= seen.parts.get("communication", 0.0) / 2:
         return "faster dispatch and combine, fewer ranks that share the experts"
     return "faster all-reduces of small messages, less tensor parallelism"
@@ -322,7 +323,7 @@ def _part(seen: SeenServer, part: str, name: str, total: float, helps: str) -> S
 
 
 def _of_token(seen: SeenServer, cost: float, total: float) -> float:
-    """What a part of an iteration in windows costs of a token: its share, since windows slow down hosts."""
+    """Return the cost per token of a part of iterations in windows: its share, since windows slow hosts."""
     tpot = mean(seen.timed["tpot_ms"])
     return cost / total * tpot if tpot else cost
 

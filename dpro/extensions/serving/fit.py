@@ -1,17 +1,17 @@
-"""The cost of an iteration of an engine, fitted to what was recorded of it.
+"""Fits the cost of an engine's iterations to its recording.
 
-In: requests with the moments of their first and last tokens, or iterations with what they held, and how the
-engine forms its batches. Out: the cost of an iteration, with how sure each part of it is, and the delay of a
-request before the engine knows of it.
+Takes requests with the times of their first and last tokens, or iterations with their contents, and how the
+engine forms its batches. Returns the cost of an iteration, with the uncertainty of each part, and the delay
+until the engine knows of a request.
 
-From requests: they are served again (`engine.serve`), and the parts of the cost moved until the moments are
-those that were recorded. From iterations: their durations are fitted at once. Parts that the recording says
-little about are held near what is usual of language models, in proportion to the others. Least
-squares of normal priors and errors give the most probable cost and, from its curvature, a covariance.
+From requests: they are served again (`engine.serve`), and the parts of the cost are varied until the times
+match the recording. From iterations, which are preferred where their contents are recorded: their durations
+are fitted directly. Parts that the recording hardly determines stay near typical values of language models,
+in proportion to the others. Least squares with normal priors and errors give the most probable cost and, from
+the curvature, a covariance.
 
-Of a recording the limits of the engine are those that its iterations show: a limit that never bound is not
-known, and taken as none. Where iterations say what they held, the cost is fitted to them, else to the moments
-of the requests.
+The limits of the engine are those that its recorded iterations show: a limit that never bound is unknown, and
+assumed not to exist.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ COST_PARTS = ("host_s", "weights_s", "token_s", "request_s", "context_s", "pair_
 PARTS = (*COST_PARTS, "power", "delay")
 MIN_POWER = 1.0
 ERROR = 0.02  # of a latency, as a standard deviation of its logarithm
-FORM_ERROR = 0.07  # likewise, of each part; chosen with pairs of docs/accuracy.md in sight
-NOISE = 0.15  # of one iteration, likewise
-SPREAD = np.log([3, 2, 2, 3, 5, 10, 2, 3])  # how far each part is usually from its usual value
-FARTHEST = 4  # times as far is not looked at
+FORM_ERROR = 0.07  # of each part, in the same measure; chosen in view of the pairs in docs/accuracy.md
+NOISE = 0.15  # of one iteration, in the same measure
+SPREAD = np.log([3, 2, 2, 3, 5, 10, 2, 3])  # standard deviation of each part from its usual value, in log
+FARTHEST = 4  # bounds of the parts, in units of `SPREAD`
 SMALLEST = 20  # requests or iterations that a fit needs
 ROUNDS = 40
 MIN_DELAY_S = 1e-6
-STEP = 1e-4  # of a logarithm, from which slopes are taken
+STEP = 1e-4  # in log, for slopes
 HELD = ("prefill_tokens", "decode_tokens", "context_tokens", "prompt_pairs")
-STARTS = ((1.0, 1.0), (1.2, 0.7), (0.8, 1.4))  # factors of the weights and of a token, to start from
-# What is usual: of a decode alone, of a token, and their shares. Keys and values of a token are read in
-# 1/100,000 of the time of the weights; a pair of tokens is multiplied in 1/(6 x hidden size) of a token's.
+STARTS = ((1.0, 1.0), (1.2, 0.7), (0.8, 1.4))  # starting points: factors of the weights and of a token
+# Usual values, absolute or as shares of a decode and a token: a token's keys and values are read in 1/100,000
+# of the time of the weights; a pair of tokens is multiplied in 1/(6 x hidden size) of the time of a token.
 HOST_S, REQUEST_S, DELAY_S = 1e-3, 3e-5, 5e-3
 DECODE_SHARE, CONTEXT_SHARE, PAIR_SHARE = 0.8, 8e-6, 4e-5
 
 
 @dataclass(frozen=True)
 class FittedCost:
-    """What a fit found.
+    """The result of a fit.
 
     Attributes:
         engine: how it forms batches; the variant that explains the recording best.
         cost: the most probable one.
         delay_s: from the arrival of a request until the engine can schedule it.
         center: [8] logarithms of `PARTS`.
-        covariance: [8, 8] of these.
-        misfit: the remaining sum of squares, halved, in units of the expected error.
-        count: requests or iterations it was fitted to.
+        covariance: [8, 8] of `center`.
+        misfit: half the remaining sum of squares, in units of the expected error.
+        count: number of requests or iterations fitted.
     """
 
     engine: Engine
@@ -73,10 +73,10 @@ class FittedCost:
     count: int
 
     def draws(self, count: int, seed: int = 0) -> list[tuple[IterationCost, float]]:
-        """Costs and delays that are as probable as the recording leaves them.
+        """Draw costs and delays from the uncertainty that the recording leaves.
 
-        Beside what the fit leaves open, each part is off by `FORM_ERROR`: few numbers stand for all kernels,
-        and batches that were not seen take a little more or less than they say.
+        Besides the covariance of the fit, each part varies by `FORM_ERROR`: few numbers represent all
+        kernels, so unseen batches take a little more or less than predicted.
         """
         rng = np.random.default_rng(seed)
         form = np.diag([FORM_ERROR**2] * len(COST_PARTS) + [0.0] * (len(PARTS) - len(COST_PARTS)))
@@ -85,16 +85,16 @@ class FittedCost:
 
 
 def fit_requests(requests: pl.DataFrame, engine: Engine, fitted: pl.Series | None = None) -> FittedCost:
-    """The cost of an iteration, from requests and the moments of their tokens.
+    """Fit the cost of an iteration to requests and the times of their tokens.
 
-    Whether the engine plans ahead, and finds blocks of evicted requests again, is what fits best.
+    Tries both variants of planning ahead and of reusing blocks of evicted requests, and keeps the best fit.
 
     Args:
         requests: rows of table `requests` of one engine; all of them are served.
-        fitted: [N] bool, whose moments may be looked at; all where it is not given.
+        fitted: [N] bool, requests whose times are compared; all by default.
 
     Raises:
-        Unanswerable: too few requests have all their moments and lengths.
+        Unanswerable: too few requests have all their times and lengths.
     """
     seen = (pl.col("first_token_ns") > pl.col("arrival_ns")) & (pl.col("end_ns") > pl.col("first_token_ns"))
     seen &= pl.col("output_tokens") > 1
@@ -103,7 +103,6 @@ def fit_requests(requests: pl.DataFrame, engine: Engine, fitted: pl.Series | Non
     if chosen.sum() < SMALLEST:
         raise Unanswerable(f"{chosen.sum()} requests have all their moments: {SMALLEST} are needed")
     measured = requests.filter(pl.Series(chosen))
-    # [8] logarithms of usual parts, for the requests of a recording.
     per_token = (pl.col("end_ns") - pl.col("first_token_ns")) / (pl.col("output_tokens") - 1)
     begun = pl.when(pl.col("scheduled_ns") >= 0).then("scheduled_ns").otherwise("arrival_ns")
     prompt = (pl.col("first_token_ns") - begun) / pl.col("prompt_tokens")
@@ -118,15 +117,15 @@ def fit_requests(requests: pl.DataFrame, engine: Engine, fitted: pl.Series | Non
 
 
 def fit_iterations(iterations: pl.DataFrame, engine: Engine) -> FittedCost:
-    """The cost of an iteration, from iterations and what they held.
+    """Fit the cost of an iteration to iterations and their contents.
 
-    Whether attention is masked is what fits best.
+    Tries masked and unmasked attention, and keeps the best fit.
 
     Args:
         iterations: rows of table `iterations` of one rank, with known tokens.
 
     Raises:
-        Unanswerable: too few iterations say what they held.
+        Unanswerable: too few iterations have recorded contents.
     """
     counted = iterations.filter((pl.col("prefill_tokens") >= 0) & (pl.col("decode_tokens") >= 0))
     if counted.height < SMALLEST:
@@ -149,12 +148,12 @@ def fit_iterations(iterations: pl.DataFrame, engine: Engine) -> FittedCost:
 
 
 def _durations(iterations: pl.DataFrame, lasted: Floats, masked: bool) -> _Moments:
-    """Durations of iterations [N] s, as `_moments`."""
+    """Return errors and slopes of the durations of iterations, [N] s, as `_moments` does for requests."""
     tokens, decodes, keys = (
         iterations[name].to_numpy() for name in ("prefill_tokens", "decode_tokens", "context_tokens")
     )
     keys = np.maximum(keys, 0)
-    # Of a batch with prompts and decodes the context of both is known, and the prompts are most of it.
+    # In a mixed batch only the total context is known, most of it of prompts.
     context = np.maximum(keys - tokens, 0) * (decodes > 0)
     pairs = (tokens + decodes) * keys if masked else tokens * tokens / 2
 
@@ -170,11 +169,11 @@ def _durations(iterations: pl.DataFrame, lasted: Floats, masked: bool) -> _Momen
 
 
 def seconds(cost: IterationCost, prefill: Floats, decodes: Floats, context: Floats, pairs: Floats) -> Floats:
-    """[N] seconds of iterations.
+    """Return [N] seconds of iterations.
 
     Args:
         prefill: [N] tokens of prompts.
-        decodes: [N] tokens that follow one.
+        decodes: [N] requests that decode.
         context: [N] tokens that decodes read.
         pairs: [N] pairs of tokens in the attention of prompts.
     """
@@ -203,13 +202,13 @@ def _usual_parts(decode_s: float, token_s: float) -> Floats:
 
 
 def _cost(parts: Floats) -> tuple[IterationCost, float]:
-    """A cost and a delay from the logarithms of `PARTS`."""
+    """Return the cost and the delay from the logarithms of `PARTS`."""
     host, weights, token, request, context, pair, power, delay = np.exp(parts).tolist()
     return IterationCost(host, weights, token, request, context, pair, MIN_POWER + power), delay
 
 
 def with_delay(fitted: FittedCost, delay_s: float) -> FittedCost:
-    """What was fitted to iterations, which know no delay, with one that requests show."""
+    """Set the delay of a fit to iterations, which do not show it, to one that requests show."""
     delay, center, covariance = PARTS.index("delay"), fitted.center.copy(), fitted.covariance.copy()
     center[delay] = np.log(max(delay_s, MIN_DELAY_S))
     covariance[delay, :] = covariance[:, delay] = 0.0
@@ -217,28 +216,28 @@ def with_delay(fitted: FittedCost, delay_s: float) -> FittedCost:
 
 
 def delayed(requests: pl.DataFrame, delay_s: float) -> pl.DataFrame:
-    """Requests as the engine sees them, later."""
+    """Delay the arrivals of requests, as the engine sees them."""
     return requests.with_columns(arrival_ns=pl.col("arrival_ns") + round(delay_s * NS_PER_S))
 
 
 class _Moments(NamedTuple):
-    """Moments of requests, in expected errors from the recorded ones, and how they move with `PARTS`."""
+    """Errors of times in units of the expected error, and their slopes by `PARTS`."""
 
     errors: Callable[[Floats], Floats]
     slopes: Callable[[Floats], Floats]
 
 
 def _moments(requests: pl.DataFrame, chosen: Bools, engine: Engine) -> _Moments:
-    """Ends, first tokens and the time between them, of the requests that are chosen [N].
+    """Return errors and slopes of ends, first tokens and the time between them, of the chosen requests [N].
 
-    A small change of the cost may let a request just miss an iteration, so that moments jump. Slopes are
-    therefore those of the sum of iterations, with what each held left as it is.
+    With a small change of the cost a request may just miss an iteration, so its times jump. Slopes are
+    therefore those of the sum of iterations with unchanged contents.
     """
     arrival, first, end = (
         requests[name].to_numpy()[chosen] for name in ("arrival_ns", "first_token_ns", "end_ns")
     )
     per_token = np.median((end - first) / (requests["output_tokens"].to_numpy()[chosen] - 1))
-    # The phase of the iteration that runs when a request arrives is not known: an iteration more or less.
+    # The phase of the iteration that runs at an arrival is unknown, so first tokens vary by an iteration.
     units = np.concatenate([
         ERROR * (end - arrival), np.hypot(ERROR * (first - arrival), per_token), ERROR * (end - first)
     ])  # fmt: skip
@@ -263,7 +262,7 @@ def _moments(requests: pl.DataFrame, chosen: Bools, engine: Engine) -> _Moments:
 
 
 def _moved_ns(parts: Floats, served: ServedRequests) -> tuple[Floats, Floats]:
-    """[N, 8] by how much first tokens and ends of requests move with the logarithm of each part."""
+    """Return [N, 8] slopes of first tokens and of ends of requests by the logarithm of each part, in ns."""
     held = [served.iterations[name].to_numpy() for name in HELD]
     here = seconds(_cost(parts)[0], *held)
     total = np.zeros((served.iterations.height + 1, parts.size))  # of the iterations before each
@@ -279,7 +278,7 @@ def _moved_ns(parts: Floats, served: ServedRequests) -> tuple[Floats, Floats]:
     waited = scheduled - arrival > 2 * lasts[np.minimum(since, ends.size - 1)]
     moved = np.zeros((scheduled.size, parts.size))  # of when each was scheduled
     moved[:, PARTS.index("delay")] = np.exp(parts[PARTS.index("delay")]) * NS_PER_S
-    # One that waited was scheduled when another ended, and moves with that one; others move with nothing.
+    # A request that waited was scheduled at the end of another one, and moves with it.
     by_end = np.argsort(end, kind="stable")
     place = np.searchsorted(end[by_end], scheduled, side="right") - 1
     for request in np.argsort(scheduled, kind="stable").tolist():
@@ -290,7 +289,7 @@ def _moved_ns(parts: Floats, served: ServedRequests) -> tuple[Floats, Floats]:
 
 
 def _fitted(moments: _Moments, usual: Floats, engine: Engine, count: int) -> FittedCost:
-    """The most probable parts of a cost, from several starts."""
+    """Return the most probable parts of a cost, from several starting points."""
     bounds = (usual - FARTHEST * SPREAD, usual + FARTHEST * SPREAD)
 
     def residuals(parts: Floats) -> Floats:
@@ -310,22 +309,22 @@ def _fitted(moments: _Moments, usual: Floats, engine: Engine, count: int) -> Fit
             )
         )
     best = min(solutions, key=lambda solution: float(solution.cost))
-    # What the recording says, with the weights of the robust loss, and the prior in full: a part that was
-    # moved as far as it may be is not less certain for that.
+    # The recording with the weights of the robust loss, and the full prior, whose residuals do not reduce its
+    # weight: a part at its bound is not less certain.
     seen = moments.slopes(best.x) * (1 + moments.errors(best.x)[:, None] ** 2) ** -0.25
     covariance: Floats = np.linalg.inv(seen.T @ seen + np.diag(SPREAD**-2)).astype(np.float64)
     cost, delay_s = _cost(best.x)
     return FittedCost(engine, cost, delay_s, best.x, covariance, float(best.cost), count)
 
 
-# The server of a recording: how its engine forms batches, and what an iteration costs.
+# The server of a recording: how its engine forms batches, and the cost of its iterations.
 
 NO_LIMIT = 1 << 20  # tokens or requests
 KNOWN = (pl.col("prefill_tokens") >= 0) & (pl.col("decode_tokens") >= 0) & (pl.col("num_requests") > 0)
 
 
 def engine_of(requests: pl.DataFrame, iterations: pl.DataFrame) -> Engine:
-    """How an engine forms batches, as its iterations show it.
+    """Return how an engine forms batches, as its iterations show it.
 
     Args:
         iterations: rows of table `iterations` of one rank.
@@ -347,7 +346,7 @@ def engine_of(requests: pl.DataFrame, iterations: pl.DataFrame) -> Engine:
 
 
 def _engine_of_requests(requests: pl.DataFrame) -> Engine:
-    """The same from moments alone: as many requests at most as there ever were while others waited."""
+    """Return an engine whose limit is the largest number of running requests, if others waited meanwhile."""
     begun, running = _begun(requests)
     if not begun.size:
         return Engine(max_requests=NO_LIMIT)
@@ -359,12 +358,12 @@ def _engine_of_requests(requests: pl.DataFrame) -> Engine:
 
 
 def most_at_once(requests: pl.DataFrame) -> int:
-    """Requests that an engine had begun and not ended, at most; 0 where no moments are known."""
+    """Return the maximum number of running requests; 0 where their times are unknown."""
     return int(_begun(requests)[1].max(initial=0))
 
 
 def _begun(requests: pl.DataFrame) -> tuple[Ints, Ints]:
-    """[N] ns when requests were scheduled, in order, and how many ran then."""
+    """Return [N] times at which requests were scheduled, in ns and in order, and the number running then."""
     if not {"scheduled_ns", "end_ns"} <= set(requests.columns):
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     seen = requests.filter((pl.col("scheduled_ns") >= 0) & (pl.col("end_ns") >= 0))
@@ -373,14 +372,14 @@ def _begun(requests: pl.DataFrame) -> tuple[Ints, Ints]:
 
 
 def fit_run(requests: pl.DataFrame, iterations: pl.DataFrame, engine: Engine | None = None) -> FittedCost:
-    """The server of a recording.
+    """Fit the server of a recording.
 
     Args:
         iterations: rows of table `iterations`, of one rank.
-        engine: with its limits, where they are known; else as the recording shows.
+        engine: with its limits, where they are known; by default as the recording shows.
 
     Raises:
-        Unanswerable: too little is known.
+        Unanswerable: too little was recorded.
     """
     engine = engine or engine_of(requests, iterations)
     if iterations.filter(KNOWN).height < SMALLEST:

@@ -1,9 +1,9 @@
-"""What an engine did from when to when, and what each request waited for meanwhile.
+"""The iterations of engines over time, the durations of requests, and what each request waited for.
 
-In: rows of `iterations` and of `requests`. Out: the iterations of one rank of each replica, whose clock its
-requests are on, with what decoding takes by the size of its batch; a row for each request with its durations
-in ms, null where a moment is unknown, and what it waited for. Time per output token is that between the first
-token and the last, over the tokens after the first.
+Takes rows of `iterations` and of `requests`; returns the iterations of one rank of each replica, whose clock
+its requests are on, with the time of decoding by batch size; and a row for each request with its durations in
+ms, null where a time is unknown, and what it waited for. Time per output token is the time from the first
+token to the last, over the tokens after the first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpro.documents import DocumentPart
 from dpro.units import NS_PER_MS
 
 Times = NDArray[np.int64]
-FEW = 5  # iterations that a typical one needs
+FEW = 5  # minimum number of iterations for a typical one
 WITH_PROMPTS = ("prefill", "mixed")
 
 
@@ -36,27 +36,27 @@ class RecordedEngine:
 
     @cached_property
     def starts(self) -> Times:
-        """When each began."""
+        """Start of each iteration, ns."""
         return self.iterations["start_ns"].to_numpy()
 
     @cached_property
     def durations(self) -> Times:
-        """How long each took."""
+        """Duration of each iteration, ns."""
         return self.iterations["duration_ns"].clip(0).to_numpy()
 
     @cached_property
     def decode_ns(self) -> float:
-        """A typical iteration that only decodes; NaN where there are few."""
+        """The typical iteration that only decodes, ns; NaN where there are few."""
         decodes = self.durations[self.is_kind("decode")]
         return float(np.median(decodes)) if decodes.size >= FEW else float("nan")
 
     def is_kind(self, *kinds: str) -> NDArray[np.bool_]:
-        """Which iterations are of one of these kinds."""
+        """Return whether each iteration is of one of these kinds."""
         return self.iterations["kind"].cast(pl.String).is_in(kinds).to_numpy()
 
     @cached_property
     def stalls(self) -> NDArray[np.float64]:
-        """How much longer each took, for prompts in it, than an iteration that only decodes; ns."""
+        """Time of each iteration beyond one that only decodes, caused by its prompts, ns."""
         stalls = np.zeros(self.durations.size)
         alone, mixed = self.is_kind("prefill"), self.is_kind("mixed")
         stalls[alone] = self.durations[alone]
@@ -65,9 +65,10 @@ class RecordedEngine:
         return stalls
 
     def until(self, amounts: NDArray[np.float64] | Times, moments: Times) -> NDArray[np.float64]:
-        """The sum of what iterations hold until some moments; a part of one counts in proportion.
+        """Return the sum of amounts of iterations up to each moment, with a share of the current one.
 
         Args:
+            amounts: [K] of each iteration.
             moments: [N] ns.
         """
         if not self.starts.size:
@@ -79,16 +80,16 @@ class RecordedEngine:
 
     @cached_property
     def lacks_blocks(self) -> NDArray[np.bool_]:
-        """In which iterations requests waited since no blocks of the KV cache were free."""
+        """Whether requests waited for free blocks of the KV cache in each iteration."""
         return self.iterations["kv_waiting"].to_numpy() > 0
 
     @cached_property
     def limit(self) -> int:
-        """The most requests that a batch held; -1 where no batch says."""
+        """The largest recorded number of requests in a batch; -1 where none is recorded."""
         return max(self.iterations["num_requests"].to_list(), default=-1)
 
     def growth(self) -> tuple[float, float] | None:
-        """What an iteration that decodes takes by itself, and for each request more, in ms.
+        """Return the fixed time of an iteration that decodes, and its time per request, in ms.
 
         A line through the medians of batches of equal size; None where there are fewer than three sizes.
         """
@@ -107,7 +108,7 @@ class RecordedEngine:
 
 
 def engines(iterations: pl.DataFrame) -> dict[int, RecordedEngine]:
-    """The engine of each replica, by its first rank."""
+    """Return the engine of each replica, by its first rank."""
     first = iterations.group_by("replica").agg(pl.col("rank").min())
     of_rank = iterations.join(first, on=["replica", "rank"]).sort("replica", "start_ns", "iteration")
     return {
@@ -126,7 +127,7 @@ class PercentilesDocument(DocumentPart, frozen=True):
     """One measure over the requests that have it.
 
     Attributes:
-        requests: how many have it.
+        requests: number of requests that have it.
         mean, p50, p90, p99: in ms.
     """
 
@@ -138,7 +139,7 @@ class PercentilesDocument(DocumentPart, frozen=True):
 
 
 def durations(requests: pl.DataFrame) -> pl.DataFrame:
-    """The requests with `ttft_ms`, `tpot_ms`, `queue_ms` and `latency_ms`."""
+    """Add `ttft_ms`, `tpot_ms`, `queue_ms` and `latency_ms` to requests."""
 
     def between(first: str, last: str) -> pl.Expr:
         has_moments = (pl.col(first) >= 0) & (pl.col(last) >= 0)
@@ -154,10 +155,10 @@ def durations(requests: pl.DataFrame) -> pl.DataFrame:
 
 
 def percentiles(timed: pl.DataFrame) -> dict[str, PercentilesDocument]:
-    """Percentiles of each measure that some request has.
+    """Return percentiles of each measure that some request has.
 
     Args:
-        timed: what `durations` returns.
+        timed: as `durations` returns it.
     """
     documents = {}
     for measure in MEASURES:
@@ -171,23 +172,23 @@ def percentiles(timed: pl.DataFrame) -> dict[str, PercentilesDocument]:
 
 
 def mean(values: pl.Series) -> float:
-    """The mean of what is known of some values; 0 for none."""
+    """Return the mean of the values that are not null; 0 for none."""
     present = values.drop_nulls()
     return float(present.sum()) / present.len() if present.len() else 0.0
 
 
-# How numbers are written in answers on servers.
+# Format of numbers in answers on servers.
 
 
 def number(value: float) -> str:
-    """A number: `0.0213`, `16.4`, `581`, `17,570`; large ones have all their digits before the point."""
+    """Format a number: `0.0213`, `16.4`, `581`, `17,570`; large ones keep all digits before the point."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{float(f'{value:.3g}'):.6f}".rstrip("0").rstrip(".")
 
 
 def counted(count: int, noun: str) -> str:
-    """A count of something: `1 request`, `1,200 requests`.
+    """Format a count: `1 request`, `1,200 requests`.
 
     Args:
         noun: in the singular; the plural ends in s.
@@ -195,18 +196,19 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + "s" * (count != 1)
 
 
-# What each request waited for, where its engine's iterations are on its clock.
+# Waits of each request, where its engine's iterations are on its clock.
 
 PARTS = ("place_ms", "kv_ms", "running_ms", "prompt_ms", "decode_ms", "stall_ms", "idle_ms")
 _MOMENTS = ("arrival_ns", "first_token_ns", "end_ns")
 
 
 def waits(timed: pl.DataFrame, by_replica: Mapping[int, RecordedEngine]) -> pl.DataFrame:
-    """The requests whose moments lie within their engine's iterations, with `PARTS`, `stalled_by`, and in
-    `evicted_ms` what of `kv_ms` came after a request had lost its blocks.
+    """Return the requests within their engine's iterations, with `PARTS`, `stalled_by` and `evicted_ms`.
+
+    `evicted_ms` is the part of `kv_ms` after a request had lost its blocks.
 
     Args:
-        by_replica: engines; without one of its own a replica's requests are left out.
+        by_replica: engines; requests of a replica without one are left out.
     """
     by_engine = [
         _of_engine(timed.filter(pl.col("replica") == replica), engine)
@@ -256,7 +258,7 @@ def _of_engine(requests: pl.DataFrame, engine: RecordedEngine) -> pl.DataFrame:
 
 
 def _stalled_by(requests: pl.DataFrame, engine: RecordedEngine) -> list[int]:
-    """The number of the request that was begun in the iteration that stalled each one most; -1 for none."""
+    """Return the request begun in the iteration that stalled each request most; -1 for none."""
     stalling_iterations = np.flatnonzero(engine.is_kind(*WITH_PROMPTS) & (engine.stalls > 0))
     starts, stalls = engine.starts[stalling_iterations], engine.stalls[stalling_iterations]
     begun = requests.filter(pl.col("scheduled_ns") >= 0).sort("scheduled_ns")

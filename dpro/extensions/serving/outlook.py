@@ -1,8 +1,8 @@
-"""What requests would have seen of a changed server, as a part of the answer of `dpro serving`.
+"""Predicts how a changed server would serve the recorded requests, as a part of the answer of `dpro serving`.
 
-In: a run with requests and, where recorded, iterations; changes, or a goal. Out: predictions with intervals,
-or changes by the rate of requests that they allow under the goal. Of several replicas the one with the most
-requests stands for all.
+Takes a run with requests and, where recorded, iterations; and changes, or a goal. Returns predictions with
+intervals, or changes ranked by the request rate that they allow within the goal. Of several replicas, the one
+with the most requests represents all.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from dpro.units import NS_PER_S
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the engine that a user knows; 0 for those that the recording has to show.
+    """Limits of the engine that a user gives; 0 or empty for those that the recording must show.
 
     Attributes:
         max_requests: in a batch.
         token_budget: of an iteration.
-        kv_tokens: for which there is memory.
+        kv_tokens: capacity of the KV cache.
         model: path of the model's `config.json`; empty where it is not given.
-        device: its GPU; empty where the recording has to show it.
+        device: its GPU; empty where the recording must show it.
         tp: GPUs over which a layer is cut.
         logs: other requests that changes name, by the name of their file.
     """
@@ -75,16 +75,16 @@ class Limits:
 
 
 class ServingPrediction(DocumentPart, frozen=True):
-    """What changes would give.
+    """The predicted effect of changes.
 
     Attributes:
         edits: the changes, made together.
         figures: of the changed server; empty in a search.
-        requests_per_s: arrivals per second of one engine, the most that keeps the goal; 0 where none that was
-            tried does, null without a goal.
-        throughput: the same against that of the unchanged engine; null where one of them is not known.
-        proven: whether pairs of runs have shown such a change to be predicted well.
-        load: what arrives, and what can be served; null in a search, and where clients wait for answers.
+        requests_per_s: maximum arrivals per second of one engine within the goal; 0 where no tried rate is,
+            null without a goal.
+        throughput: `requests_per_s` relative to the unchanged engine; null where one of them is unknown.
+        proven: whether pairs of runs have confirmed predictions of such changes.
+        load: offered load and capacity; null in a search, and where clients wait for answers.
     """
 
     edits: list[str]
@@ -95,7 +95,7 @@ class ServingPrediction(DocumentPart, frozen=True):
     load: OfferedLoad | None = None
 
 
-# Changes that pairs of a real server hold (docs/accuracy.md).
+# Changes confirmed by pairs of runs of a real server (docs/accuracy.md).
 PROVEN = ("max-batch", "chunked-prefill", "arrivals", "prompts", "pools")
 
 
@@ -103,11 +103,11 @@ def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingP
     """Predict changes that are made together.
 
     Args:
-        edits: as `max-batch:requests=64`; or of the inside of iterations, as `cuda-graph`.
+        edits: such as `max-batch:requests=64`; or of the inside of iterations, such as `cuda-graph`.
 
     Raises:
         UsageError: there is no such change.
-        Unanswerable: the run does not say enough.
+        Unanswerable: the run lacks what a prediction needs.
     """
     requests, fitted = _server(run, limits)
     inside = [edit for edit in edits if split_edit(edit)[0] in EDITS.keys() - CHANGES.keys()]
@@ -119,10 +119,10 @@ def predictions(run: Run, edits: Sequence[str], limits: Limits) -> list[ServingP
 
 
 def search(run: Run, goal: Goal, limits: Limits) -> list[ServingPrediction]:
-    """Changes by how many requests they allow per second, the most first; the unchanged server among them.
+    """Rank changes, and the unchanged server, by the requests per second that they allow, the most first.
 
     Raises:
-        Unanswerable: the run does not say enough.
+        Unanswerable: the run lacks what a prediction needs.
     """
     requests, fitted = _server(run, limits)
     ensure_served_as_recorded(requests, fitted)
@@ -145,10 +145,10 @@ def _proven(edits: Sequence[str]) -> bool:
 
 
 def _inside(run: Run, edits: Sequence[str]) -> ChangedIterations:
-    """What edits of jobs do to iterations in deep windows.
+    """Predict the effect of edits of jobs on iterations in deep windows.
 
     Raises:
-        UsageError: an edit is none.
+        UsageError: an edit is invalid.
         Unanswerable: the run has no deep windows, or they lack what an edit needs.
     """
     parsed = [parse_edit(edit) for edit in edits]
@@ -158,12 +158,12 @@ def _inside(run: Run, edits: Sequence[str]) -> ChangedIterations:
 
 
 def _served(run: Run, limits: Limits) -> ServedModel | None:
-    """The model, and what serves it; None where the model is not given.
+    """Return the model, and the GPUs that serve it; None where the model is not given.
 
     Raises:
         InputError: the configuration cannot be read.
         UsageError: there is no data sheet of the device.
-        Unanswerable: the run does not say which device it ran on.
+        Unanswerable: the run did not record its device.
     """
     if not limits.model:
         return None
@@ -176,7 +176,7 @@ def _served(run: Run, limits: Limits) -> ServedModel | None:
 
 
 def _server(run: Run, limits: Limits) -> tuple[pl.DataFrame, FittedCost]:
-    """Requests with all their moments, and the server that is fitted to them.
+    """Return requests with their times and lengths, of the busiest replica, and the server fitted to them.
 
     Raises:
         Unanswerable: there are none, or too few.
@@ -202,21 +202,20 @@ def _server(run: Run, limits: Limits) -> tuple[pl.DataFrame, FittedCost]:
     return of_replica, fit_run(of_replica, iterations, engine)
 
 
-# Whether a server keeps up: the requests that arrive, against the most that it can serve. Below that,
-# requests wait for a moment; near it, some percent of the cost decide between a moment and minutes; above it,
-# each waits longer than the one before, for as long as the load lasts: then the time to first token is one of
-# the log's length, and throughput one of the server.
+# Whether a server keeps up: arrivals against its capacity. Below capacity, requests wait for a moment;
+# near it, some percent of the cost decide between a moment and minutes; above it, the backlog grows while
+# the load lasts, so the time to first token depends on the length of the log, and throughput on the server.
 
 
 class OfferedLoad(DocumentPart, frozen=True):
-    """What arrives at a changed server, and what it can serve.
+    """The load of a changed server, and its capacity.
 
     Attributes:
         arrivals_per_s: requests.
-        low_per_s, high_per_s: the most requests like these that it can end per second: an interval that is
-            meant to hold 90%.
-        most_recorded: the most requests that ran at once in the recording, where more do with the changes,
-            and the engine's own limit is not known; else null.
+        low_per_s, high_per_s: maximum requests like these that it can end per second: an interval aimed at
+            90% coverage.
+        most_recorded: maximum number of running requests in the recording, where the changes exceed it and
+            the engine's own limit is unknown; else null.
     """
 
     arrivals_per_s: float
@@ -226,7 +225,7 @@ class OfferedLoad(DocumentPart, frozen=True):
 
     @property
     def sentences(self) -> list[str]:
-        """What a reader has to know of it; empty where the server surely keeps up."""
+        """Caveats for a reader; empty where the server surely keeps up."""
         arrive = f"{number(self.arrivals_per_s)} requests/s arrive, and it can serve "
         arrive += f"{number(self.low_per_s)} to {number(self.high_per_s)}: "
         said = []
@@ -248,14 +247,14 @@ class OfferedLoad(DocumentPart, frozen=True):
 def load_of(
     requests: pl.DataFrame, fitted: FittedCost, changes: Sequence[str], given: GivenFacts = NOTHING_GIVEN
 ) -> OfferedLoad | None:
-    """The load of a changed server; None where clients wait for answers, or all requests arrive at once.
+    """Return the load of a changed server; None where clients wait for answers, or all arrivals coincide.
 
     Args:
         requests: as recorded.
 
     Raises:
         UsageError: there is no such change.
-        Unanswerable: a request never fits, or a change needs what is not known.
+        Unanswerable: a request never fits, or a change needs an unknown fact.
     """
     before = Server(requests, fitted.engine, fitted.cost, given=given)
     after = changed_by_all(before, changes)
@@ -275,9 +274,9 @@ def load_of(
 
 
 def served_per_s(server: Server) -> float:
-    """Requests like these that a server can end per second: as many again, over what they add.
+    """Return the requests like these that a server can end per second, from the time that a second copy adds.
 
-    All are there at once; the time in which batches fill and drain cancels out.
+    All arrive at once; the time in which batches fill and drain cancels out.
 
     Raises:
         Unanswerable: a request never fits.

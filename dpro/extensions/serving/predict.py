@@ -1,21 +1,20 @@
-"""What requests would have seen of a changed server: first tokens, tokens after it, throughput.
+"""Predicts how a changed server would serve requests: first tokens, tokens after it, throughput.
 
-In: a fitted server and changes. Out: each figure as it was measured, as it is predicted, and an interval that
-is meant to hold 90%. A prediction is the measured figure, and what two simulations, changed and unchanged,
-differ by: their ratio, but for times that become longer their difference. A server that is a little slower
-than was thought takes in proportion longer for what it did before; how long requests queue beyond that does
-not follow from it. For the interval both are made again with other costs: what the recording leaves open of
-the cost, by how much another run of the machine is faster or slower, what a change itself leaves open, and a
-limit of the batch that never bound, which may be just above the largest batch that was seen. Requests are
-scheduled anew each time, so that a few percent of the cost become a wide interval where a server is close to
-its limit. What the unchanged simulation missed of the recording is added. A figure that may be less than half
-or more than twice as large gets its interval alone.
+Takes a fitted server and changes; returns each figure as measured, as predicted, and an interval aimed at 90%
+coverage. A prediction is the measured figure, changed by the ratio of two simulations, changed and unchanged;
+for times that become longer, by their difference: if a server is a little slower than assumed, its service
+takes proportionally longer, but that does not determine how long requests queue in addition. For the
+interval, both simulations are repeated with other costs: uncertainty of the fitted cost, variation between
+runs of the machine, uncertainty of a change, and a limit of the batch that never bound, which may be just
+above the largest recorded batch. Each repetition schedules the requests again, so that a few percent of the
+cost become a wide interval where a server is close to its limit. The error of the unchanged simulation is
+added. A figure that may be less than half or more than twice as large gets its interval only.
 
-A search looks for the changes that allow the most requests per second while the slowest keep a goal. Arrivals
-come as recorded, only faster or slower, so that bursts stay bursts; the rate is found by halving. Of many
-settings the best one by the fitted cost is often one whose batches were never recorded, and whose cost is
-least known: the best few are judged again by costs that are as likely, nine of ten of which have to keep the
-goal. Changes of hardware are not searched: what they cost is not known here.
+A search looks for the changes that allow the most requests per second while the slowest meet a goal. Arrivals
+are as recorded, but faster or slower, so that bursts stay bursts; bisection finds the rate. Of many settings,
+the best one by the fitted cost is often one whose batches were never recorded, so that its cost is least
+certain: therefore the best few are judged again with other likely costs, nine of ten of which must meet the
+goal. Changes of hardware are not searched, since their price is unknown.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ from dpro.extensions.serving.fit import COST_PARTS, NO_LIMIT, FittedCost, delaye
 from dpro.units import NS_PER_MS, NS_PER_S, format_duration
 
 DRAWS = 40
-INSIDE = (0.05, 0.95)  # of what is drawn
+INSIDE = (0.05, 0.95)  # quantiles of the draws that bound the interval
 SIGMAS = 1.64  # 90% of normal errors
-MIN_ERROR = 0.04  # in logarithms: two runs of one server on one machine differ by some percent
-MAX_MISSED = 2.0  # times: of the median latency, beyond which the unchanged simulation is of another server
-MAX_OPEN = 2.0  # times: what may be so far off is no prediction
+MIN_ERROR = 0.04  # in log: two runs of one server on one machine differ by some percent
+MAX_MISSED = 2.0  # factor on the median latency beyond which the simulation does not match the server
+MAX_OPEN = 2.0  # factor: a figure with a wider interval has no predicted value
 
 
 class PredictedFigure(DocumentPart, frozen=True):
@@ -50,10 +49,10 @@ class PredictedFigure(DocumentPart, frozen=True):
 
     Attributes:
         name: ttft_p50_ms, ttft_p99_ms, tpot_p50_ms, tpot_p99_ms, latency_p50_ms or tokens_per_s.
-        measured: of the run; null where not all moments are known.
-        predicted: with the changes; null where it may be less than half or more than twice as large, as
-            first tokens of a server near its limit are.
-        low, high: what is meant to hold 90%.
+        measured: of the run; null where some times are unknown.
+        predicted: with the changes; null where it may be less than half or more than twice as large, such as
+            first tokens of a server near its limit.
+        low, high: interval aimed at 90% coverage.
     """
 
     name: str
@@ -97,12 +96,12 @@ TIMES_MS = FIGURES.keys() - {"tokens_per_s"}
 
 
 def figures_of(requests: pl.DataFrame) -> dict[str, float]:
-    """Figures by name, of requests with all their moments."""
+    """Return figures by name, of requests with all their times."""
     return {name: figure(requests) for name, figure in FIGURES.items()}
 
 
 def answered(server: Server, delay_s: float) -> pl.DataFrame:
-    """Requests with the moments that a server gives them.
+    """Return the requests with the times that a server gives them.
 
     Raises:
         Unanswerable: a request never fits.
@@ -118,14 +117,14 @@ def answered(server: Server, delay_s: float) -> pl.DataFrame:
 
 
 def _in_pools(requests: pl.DataFrame, server: Server, pools: Pools) -> pl.DataFrame:
-    """Prompts in some engines; then their keys and values are sent, and others decode."""
+    """Serve prompts in some engines, then send their keys and values to others that decode."""
     engine = replace(server.engine, replicas=pools.prefill)
     first = serve(requests.with_columns(output_tokens=pl.lit(1)), engine, server.cost).requests
     sent_s = pl.col("prompt_tokens") * (pools.kv_bytes / (pools.gbps * 1e9))
     there = (pl.col("end_ns") + sent_s * NS_PER_S).round().cast(pl.Int64)
     rest = requests.with_columns(
         first.select(there.alias("arrival_ns")).to_series(),
-        # The first token came with the prompt; what follows is decoded from keys and values that are there.
+        # The prefill engine gave the first token; others are decoded from the keys and values it sent.
         prompt_tokens=pl.col("prompt_tokens") + 1,
         cached_tokens=pl.col("prompt_tokens"),
         output_tokens=(pl.col("output_tokens") - 1).clip(1),
@@ -141,12 +140,12 @@ def predict(
     """Predict the figures of a changed server.
 
     Args:
-        requests: as recorded; figures follow from those of the requests whose moments are known.
+        requests: as recorded; figures follow from the requests with known times.
 
     Raises:
         UsageError: there is no such change.
-        Unanswerable: a request never fits, a change needs what is not known, or the unchanged server is not
-            as recorded.
+        Unanswerable: a request never fits, a change needs an unknown fact, or the simulation of the unchanged
+            server does not match the recording.
     """
     before = Server(requests, fitted.engine, fitted.cost, given=given)
     after = changed_by_all(before, changes)
@@ -168,13 +167,13 @@ def predict(
 
 
 class Pair(NamedTuple):
-    """Figures of two simulations with one cost: before, of requests whose moments are known, and after."""
+    """Figures of two simulations with one cost: before, of requests with known times, and after."""
 
     before: Mapping[str, float]
     after: Mapping[str, float]
 
     def said(self, name: str, measured: float | None) -> float:
-        """A figure after, where that before is what was measured."""
+        """Return a figure after the change, corrected such that the figure before is the measured one."""
         if measured is None:
             return self.after[name]
         was, becomes = self.before[name], self.after[name]
@@ -186,10 +185,10 @@ class Pair(NamedTuple):
 def _figure(
     name: str, measured: float | None, point: Pair, drawn: Sequence[Pair], *, is_measured: bool
 ) -> PredictedFigure:
-    """A figure with its interval.
+    """Return a figure with its interval.
 
     Args:
-        measured: of the requests whose moments are known; None where there are none.
+        measured: of the requests with known times; None where there are none.
         is_measured: whether these are all requests.
     """
     said = point.said(name, measured)
@@ -207,7 +206,7 @@ def _figure(
 
 
 def ensure_served_as_recorded(requests: pl.DataFrame, fitted: FittedCost) -> None:
-    """Check that a fitted server gives requests about the latency that was measured, where all have one.
+    """Raise if the fitted server does not reproduce the measured latency, where all requests have one.
 
     Raises:
         Unanswerable: it does not.
@@ -218,10 +217,10 @@ def ensure_served_as_recorded(requests: pl.DataFrame, fitted: FittedCost) -> Non
 
 
 def _ensure_as_recorded(measured: Mapping[str, float], same: Mapping[str, float]) -> None:
-    """Refuse to predict by a simulation that has no such queue as was recorded: ratios to it say nothing.
+    """Raise if the simulated median latency is far from the measured one, so that its ratios mean nothing.
 
     Raises:
-        Unanswerable: the median latency of the unchanged server is far from what was measured.
+        Unanswerable: it is.
     """
     was, said = measured["latency_p50_ms"], same["latency_p50_ms"]
     if max(was / said, said / was) > MAX_MISSED:
@@ -235,12 +234,12 @@ def _ensure_as_recorded(measured: Mapping[str, float], same: Mapping[str, float]
 def likely_servers(
     before: Server, fitted: FittedCost, changes: Sequence[str], count: int
 ) -> Iterator[tuple[Server, Server, float]]:
-    """Unchanged and changed servers, and the delay, with costs and limits as likely as the fitted."""
+    """Yield unchanged and changed servers, and the delay, with randomly drawn costs and limits."""
     rng = np.random.default_rng(0)
     seen = most_at_once(before.requests)
     is_unknown = seen > 0 and fitted.engine.max_requests >= NO_LIMIT
     for number, (cost, delay_s) in enumerate(fitted.draws(count)):
-        # A limit that never bound is anything from the largest batch on; both ends of that are drawn.
+        # A limit that never bound is the largest batch or more; draws alternate between both ends.
         limit = seen if is_unknown and number % 2 else fitted.engine.max_requests
         base = replace(before, cost=cost, engine=replace(before.engine, max_requests=limit))
         after = changed_by_all(base, changes)
@@ -249,7 +248,7 @@ def likely_servers(
 
 
 def moved(cost: IterationCost, logs: Floats | Sequence[float]) -> IterationCost:
-    """A cost each part of which is multiplied by exp(log).
+    """Multiply each part of a cost by exp(log).
 
     Args:
         logs: [6] of `COST_PARTS`.
@@ -258,24 +257,24 @@ def moved(cost: IterationCost, logs: Floats | Sequence[float]) -> IterationCost:
     return replace(cost, **{part: getattr(cost, part) * factor for part, factor in factors.items()})
 
 
-# Which changes allow the most requests per second while the slowest keep a goal.
+# The search for changes that allow the most requests per second while the slowest meet a goal.
 
 BUDGETS = (0, 256, 512, 1024, 2048, 8192)
 BATCHES = (8, 16, 32, 64, 128, 256, 512)
 HALVINGS = 7
-MAX_JUDGED = 8  # sets of changes that are judged by other costs
+MAX_JUDGED = 8  # sets of changes that are judged with other costs
 FEW_DRAWS = 10
-SURE = 0.9  # of these have to keep the goal
-FASTEST = 16.0  # times the recorded rate is not looked beyond
+SURE = 0.9  # of the draws must meet the goal
+FASTEST = 16.0  # maximum factor on the recorded rate, and inverse of the minimum
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What 99% of the requests have to keep; inf where it does not matter.
+    """Maximum times of 99% of the requests; inf for no limit.
 
     Attributes:
         ttft_ms: until the first token.
-        tpot_ms: from one token to the next.
+        tpot_ms: per output token after the first.
     """
 
     ttft_ms: float
@@ -284,14 +283,14 @@ class Goal:
 
 @dataclass(frozen=True)
 class Allowed:
-    """Changes, and the most requests per second that surely keep the goal; 0 where none do."""
+    """Changes, and the maximum requests per second that surely meet the goal; 0 where none do."""
 
     changes: tuple[str, ...]
     requests_per_s: float
 
 
 def most_requests(requests: pl.DataFrame, fitted: FittedCost, goal: Goal) -> list[Allowed]:
-    """Changes by the rate that they allow, the most first: those that gain, and the unchanged server."""
+    """Rank changes by the rate that they allow, the most first: those that gain, and the unchanged server."""
     span_ns = int(np.ptp(requests["arrival_ns"].to_numpy()))
     recorded = requests.height / (span_ns / NS_PER_S) if span_ns else np.nan
     server, fitted_cost = Server(requests, fitted.engine, fitted.cost), [(fitted.cost, fitted.delay_s)]
@@ -299,7 +298,7 @@ def most_requests(requests: pl.DataFrame, fitted: FittedCost, goal: Goal) -> lis
     gaining = sorted(
         (changes for changes in rates if rates[changes] > rates[()]), key=lambda changes: -rates[changes]
     )
-    # Costs and delays that are as likely as the fitted one, in a run that is a little faster or slower.
+    # Costs and delays from the uncertainty of the fit, in runs that are a little faster or slower.
     other_run = np.random.default_rng(0).normal(0, MIN_ERROR, FEW_DRAWS)
     likely = [
         (moved(cost, [log] * len(COST_PARTS)), delay_s)
@@ -317,7 +316,7 @@ def most_requests(requests: pl.DataFrame, fitted: FittedCost, goal: Goal) -> lis
 def _fewest(
     gaining: Sequence[tuple[str, ...]], rates: Mapping[tuple[str, ...], float]
 ) -> list[tuple[str, ...]]:
-    """Of sets that allow the same rate the one with the fewest changes."""
+    """Return the set with the fewest changes for each allowed rate, highest rate first."""
     best: dict[float, tuple[str, ...]] = {}
     for changes in sorted(gaining, key=len):
         best.setdefault(rates[changes], changes)
@@ -330,8 +329,8 @@ def _candidates(fitted: FittedCost) -> Iterator[tuple[str, ...]]:
         *(f"chunked-prefill:tokens={tokens}" for tokens in BUDGETS if tokens != fitted.engine.token_budget),
     ]
     most_now, masked = fitted.engine.max_requests, fitted.engine.masked
-    # Masked attention grows with the square of a batch, and faster once keys fill a cache: what larger
-    # batches take than the recorded ones does not follow from these (docs/accuracy.md).
+    # Masked attention grows with the square of a batch, and faster once keys fill a cache: recorded batches
+    # do not predict larger ones (docs/accuracy.md).
     sizes = [most for most in BATCHES if most < most_now or (most > most_now and not masked)]
     batches = ["", *(f"max-batch:requests={most}" for most in sizes)]
     for pair in product(budgets, batches):
@@ -341,7 +340,7 @@ def _candidates(fitted: FittedCost) -> Iterator[tuple[str, ...]]:
 def _fastest(
     server: Server, costs: Sequence[tuple[IterationCost, float]], goal: Goal, changes: Sequence[str]
 ) -> float:
-    """The largest factor of the rate of arrivals at which enough of the costs and delays keep the goal."""
+    """Return the largest factor on the rate of arrivals at which enough costs and delays meet the goal."""
     low, high = 1 / FASTEST, FASTEST
     if not _kept(server, costs, goal, changes, low):
         return 0.0

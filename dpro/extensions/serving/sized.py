@@ -1,9 +1,9 @@
-"""The cost of an iteration of a language model on a device, before anything of it was measured.
+"""Estimates the cost of an iteration of a language model on a device, without measurements.
 
-In: the sizes of a model, a machine, the degree of tensor parallelism and an element type. Out: an
-`IterationCost`, from what `replay.cost.kernels` says of each product and of attention, and all-reduces of
-tensor parallelism. It is wrong by tens of percent, as all such figures are: use ratios of two of them, with a
-measurement of one.
+Takes the sizes of a model, a machine, the degree of tensor parallelism and an element type; returns an
+`IterationCost`, from the estimates of `replay.cost.kernels` for each product and for attention, and
+all-reduces of tensor parallelism. Such estimates are wrong by tens of percent: use ratios of two of them,
+with a measurement of one.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from dpro.replay.cost.machine import Machine, machine_of
 from dpro.units import NS_PER_S, NS_PER_US
 
 US_PER_S = NS_PER_S / NS_PER_US
-MANY = 4096  # tokens at which multiplying is all that counts
-REDUCTION_US = 10.0  # of an all-reduce of little inside a host, by kernels made for it
-LAYER_US = 50.0  # of a layer: a dozen kernels, each of which takes some microseconds however small
+MANY = 4096  # tokens at which an iteration is bound by multiplication
+REDUCTION_US = 10.0  # of a small all-reduce inside a host, by specialised kernels
+LAYER_US = 50.0  # of a layer: a dozen kernels of at least some microseconds each
 FIXED_S = 2e-3  # of an iteration: scheduling, sampling
-# Reached of the sheet: by reading weights; by reading keys and values; by attention of prompts; by products
-# larger than any that was measured. Loops of one kernel on A100, H100 and H200 reach these.
+# Shares of the data sheet reached by reading weights, reading keys and values, attention of prompts, and
+# products larger than any measured: from loops of one kernel on A100, H100 and H200.
 OF_BANDWIDTH, OF_BANDWIDTH_SCATTERED, OF_PEAK, OF_PEAK_MULTIPLIED = 0.78, 0.5, 0.35, 0.6
 KV_BYTES = 2
-OVERLAPPED = 2.0  # power that joins reading weights and multiplying
-REDUCTIONS = 2  # of a layer
-KEPT_FREE = 0.1  # of a GPU's memory: what engines leave for all but weights, keys and values
+OVERLAPPED = 2.0  # power in `IterationCost` that joins reading weights and multiplying
+REDUCTIONS = 2  # per layer
+KEPT_FREE = 0.1  # of a GPU's memory: not used for weights, keys and values
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model and what serves it.
+    """A model and the GPUs that serve it.
 
     Attributes:
-        model: whose layers are computed.
+        model: the model.
         gpu: a key of the data sheets.
         tp: GPUs over which each layer is cut.
         dtype: of the weights.
@@ -52,21 +52,21 @@ class ServedModel:
 
 
 def moved_to(fitted: IterationCost, here: ServedModel, there: ServedModel, decodes: int) -> IterationCost:
-    """What was fitted on one device and parallelism, on another.
+    """Scale a cost that was fitted on one device and parallelism to another.
 
     Raises:
-        UsageError: the model cannot be cut like this.
-        Unanswerable: nothing is known of a device.
+        UsageError: the model cannot be cut this way.
+        Unanswerable: a device is unknown.
     """
     computed = [cost_of(one.model, machine_of(one.gpu), one.tp, one.dtype, decodes) for one in (here, there)]
     return scaled(fitted, *computed)
 
 
 def cached_tokens(served: ServedModel, share: float = 1.0) -> float:
-    """Tokens for which there is memory beside the weights, up to a factor that depends on the model only.
+    """Return the memory left beside the weights, in bytes, which is proportional to the tokens that fit.
 
     Args:
-        share: of their bytes that the weights take.
+        share: remaining share of the weights' bytes.
 
     Raises:
         Unanswerable: the weights do not fit.
@@ -82,14 +82,15 @@ def cached_tokens(served: ServedModel, share: float = 1.0) -> float:
 
 
 def cost_of(model: Model, machine: Machine, tp: int, dtype: str, decodes: int = 1) -> IterationCost:
-    """The cost of an iteration.
+    """Estimate the cost of an iteration.
 
     Args:
         dtype: of weights; keys and values take two bytes.
+        decodes: requests that decode in it, which determine the experts that are read.
 
     Raises:
-        UsageError: the model cannot be cut like this.
-        Unanswerable: nothing is known of the machine.
+        UsageError: the model cannot be cut this way.
+        Unanswerable: the machine is unknown.
     """
     if tp < 1 or model.heads % tp:
         raise UsageError(f"{model.heads} heads cannot be cut over {tp} GPUs")
@@ -112,7 +113,7 @@ def cost_of(model: Model, machine: Machine, tp: int, dtype: str, decodes: int = 
 
 
 def scaled(fitted: IterationCost, here: IterationCost, there: IterationCost) -> IterationCost:
-    """What was fitted, changed in proportion to two costs that were computed."""
+    """Scale a fitted cost by the ratio of two estimates."""
     return replace(
         fitted,
         host_s=fitted.host_s * there.host_s / here.host_s,
@@ -124,7 +125,7 @@ def scaled(fitted: IterationCost, here: IterationCost, there: IterationCost) -> 
 
 
 def _token_us(model: Model, machine: Machine, tp: int, dtype: str) -> float:
-    """Products of all layers, for a token among many; of experts those that a token meets."""
+    """Return the time of all layers' products for a token among many; of experts, those it meets."""
     products = [
         (outputs / (tp if cut == "column" else 1), inputs / (tp if cut == "row" else 1), model.layers)
         for cut, inputs, outputs in model.projections
@@ -143,7 +144,7 @@ def _token_us(model: Model, machine: Machine, tp: int, dtype: str) -> float:
 
 
 def _weights_read(model: Model, decodes: int) -> float:
-    """Weights that an iteration reads; of experts those that some token meets, if each chooses by chance."""
+    """Return the weights that an iteration reads; of experts, those expected with random choices."""
     dense = (model.layers - model.expert_layers) * model.dense_ffn_parameters
     tables = model.vocabulary * model.hidden
     met = 0.0

@@ -1,7 +1,7 @@
-"""A server: what limits it, how long its requests take, and what they wait for.
+"""View of a server: what limits it, the latency of its requests, and what they wait for.
 
-In: requests and iterations of the run. Out: the three sentences and the findings, a bar for each of the
-slowest requests with what it waited for, and percentiles.
+Takes requests and iterations of the run; returns the three sentences and the findings, a bar of waits for
+each of the slowest requests, and percentiles.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_WAITS = "What requests waited for is not known: none of them lies within rec
 
 
 def nothing_served(loaded: Loaded, _link: Link) -> str:
-    """What is said of a run without requests and iterations of a server."""
+    """Return the message for a run without requests and iterations of a server; empty otherwise."""
     if any(loaded.num_rows[table.name] for table in (REQUESTS, ITERATIONS)):
         return ""
     return (
@@ -37,7 +37,7 @@ def nothing_served(loaded: Loaded, _link: Link) -> str:
 
 
 def waits_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """The slowest requests: `request`, `name`, `latency_ms`, and ms of what each waited for."""
+    """Return the slowest requests: `request`, `name`, `latency_ms`, and ms by what each waited for."""
     schema = {"request": pl.Int64, "name": pl.String, **dict.fromkeys(("latency_ms", *PARTS), pl.Float64)}
     if nothing_served(loaded, link):
         return pl.DataFrame(schema=schema)
@@ -49,10 +49,10 @@ def waits_info(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def waits_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
-    """Draw a bar for each request, the slowest on top.
+    """Draw a bar for each request, the slowest at the top.
 
     Args:
-        rows: as from `waits_info`, with what each waited for.
+        rows: as `waits_info` returns them, with what each waited for.
     """
     figure = go.Figure()
     scale, unit = time_unit(max(rows["latency_ms"]))
@@ -72,7 +72,7 @@ def waits_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def latency_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """Percentiles of each measure: `measure`, `requests`, `mean`, `p50`, `p90`, `p99` in ms."""
+    """Return percentiles of each measure: `measure`, `requests`, `mean`, `p50`, `p90`, `p99` in ms."""
     columns = ("mean", "p50", "p90", "p99")
     schema = {"measure": pl.String, "requests": pl.Int64, **dict.fromkeys(columns, pl.Float64)}
     if nothing_served(loaded, link):
@@ -127,7 +127,7 @@ VIEW = view(
 
 
 def figures_of_report(loaded: Loaded, _ranks: list[int]) -> Iterator[tuple[str, Callable[[], go.Figure]]]:
-    """Yield the title of the figure of a report, where it is of a server, and a function that draws it."""
+    """Yield the title of the figure of a report about a server, and a function that draws it."""
 
     def draw() -> go.Figure:
         rows = waits_info(loaded, Link()).drop_nulls(PARTS)

@@ -1,4 +1,4 @@
-"""Per-tensor plans: how each gradient is reduced, searched, predicted and kept in a file."""
+"""Tensor plans: how each gradient is reduced; searched, predicted and stored in a file."""
 
 from dpro.plugins import Extension
 

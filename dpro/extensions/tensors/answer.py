@@ -1,4 +1,4 @@
-"""What a search for a tensor plan found, for programs and in words."""
+"""The result of a search for a tensor plan, as a document and in words."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dpro.units import ms
 
 
 class TriedEdits(DocumentPart, frozen=True):
-    """Edits under which divisions of gradients were searched.
+    """Edits with which divisions of gradients were searched.
 
     Attributes:
         edits: as `--edit` accepts them; empty for the job as it is.
-        step_ms: the mean step with the best division under them, for as many samples as now.
-        kept: whether the plan has them.
+        step_ms: the mean step with the best division, for the current number of samples.
+        kept: whether the plan includes them.
     """
 
     edits: list[str]
@@ -29,14 +29,14 @@ class MadePlan(DocumentPart, frozen=True):
     """A tensor plan that was searched for.
 
     Attributes:
-        file: where it was written.
-        reductions: how many it has.
+        file: path that it was written to.
+        reductions: number of its reductions.
         step_ms: the mean step with it.
-        uniform: the best one size for all buckets under the plan's edits, as `--edit` accepts it; empty where
-            none was replayed.
-        uniform_ms: the mean step with that.
-        replays: how many divisions were replayed.
-        interrupted: whether the search was ended from the keyboard; the plan is the best until then.
+        uniform: the best single size for all buckets with the plan's edits, as `--edit` accepts it; empty
+            where none was replayed.
+        uniform_ms: the mean step with `uniform`.
+        replays: number of divisions that were replayed.
+        interrupted: whether the keyboard ended the search early; the plan is the best one found until then.
         tried: edits that were tried with it.
     """
 
@@ -51,7 +51,7 @@ class MadePlan(DocumentPart, frozen=True):
 
 
 class MadePlanDocument(WhatIfDocument, frozen=True, kw_only=True):
-    """A tensor plan that was searched for, and what it would make of the usual step.
+    """A tensor plan that was searched for, and the prediction of the usual step with it.
 
     Attributes:
         made_plan: the plan, and how it was found.
@@ -61,10 +61,10 @@ class MadePlanDocument(WhatIfDocument, frozen=True, kw_only=True):
 
 
 def search_document(path: Path, plan: TensorPlan, search: PlanSearch) -> MadePlan:
-    """What a search found.
+    """Describe the result of a search.
 
     Args:
-        path: where the plan was written.
+        path: path that the plan was written to.
     """
     chosen, replays = search.best()
     size, uniform_ns = search.uniform()
@@ -84,7 +84,7 @@ def search_document(path: Path, plan: TensorPlan, search: PlanSearch) -> MadePla
 
 
 def lines_of(made: MadePlan) -> list[str]:
-    """How a plan was found, and how it compares with one size for all buckets."""
+    """Return lines on how a plan was found, and how it compares with a single size for all buckets."""
     ended = "interrupted; this is the best until then" if made.interrupted else "done"
     lines = [f"Search {ended}: {made.replays} divisions were replayed."]
     if made.uniform_ms and made.step_ms is not None:

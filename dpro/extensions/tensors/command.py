@@ -48,13 +48,13 @@ OPTIONS = [
 
 
 def ask_for_plan(analysis: Analysis, given: Mapping[str, Any]) -> Proposal | None:
-    """What to predict for a plan, which is searched for and written first where that is asked for.
+    """Return the prediction to make for a plan; with `--make-plan`, search for the plan and write it first.
 
     Returns:
-        None where no plan is asked for.
+        None where no plan is requested.
 
     Raises:
-        UsageError: the options do not go together, or there is no such file.
+        UsageError: the options contradict each other, or there is no such file.
         InputError: the file is not a plan, or cannot be written.
         Unanswerable: the run lacks what a plan needs.
     """
@@ -74,7 +74,7 @@ def ask_for_plan(analysis: Analysis, given: Mapping[str, Any]) -> Proposal | Non
 
 
 def _proposal(path: Path, plan: TensorPlan) -> Proposal:
-    """The edits of a plan in a file, with the plan itself behind them."""
+    """Return the edits of a plan in a file, followed by the plan itself."""
     from dpro.cli.whatif import Proposal
     from dpro.extensions.tensors.edits import Tensors
 
@@ -89,7 +89,7 @@ def _make(analysis: Analysis, path: Path, given: Mapping[str, Any]) -> Proposal:
     """Search for a plan and write it.
 
     Raises:
-        InputError, UsageError, Unanswerable: as of `ask_for_plan`.
+        InputError, UsageError, Unanswerable: as in `ask_for_plan`.
     """
     from msgspec.structs import asdict
 

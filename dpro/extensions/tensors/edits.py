@@ -1,8 +1,8 @@
-"""Edit `tensors`: gradients are reduced as a tensor plan says.
+"""Edit `tensors`, which reduces gradients as a tensor plan specifies.
 
-In: a graph that reduces gradients in buckets, and a `TensorPlan`. Out: the graph with the reductions of the
-plan, in the order of the plan: each is called once its last gradient is ready and all before it were called,
-as DDP calls its buckets. Which plan is worth making is `dpro.extensions.tensors.search`'s.
+Takes a graph that reduces gradients in buckets, and a `TensorPlan`; returns the graph with the reductions of
+the plan in its order: each is called once its last gradient is ready and all before it were called, as DDP
+calls its buckets. Does not search for a plan: `dpro.extensions.tensors.search` does.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Tensors(ReductionEdit):
         return []  # `--make-plan` searches for one
 
     def changed(self, reductions: GradientReductions) -> Graph:
-        """Reduce the gradients of each pass as the plan says."""
+        """Reduce the gradients of each pass as planned."""
         return with_plan(reductions, self.read)
 
     @cached_property
@@ -74,7 +74,7 @@ class Tensors(ReductionEdit):
         return read_plan(self.plan)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Where the plan differs from what the job does; what is inferred."""
+        """Return how the plan differs from the job, and what is inferred."""
         return difference(reduced(graph), self.read), *super().notes(graph)
 
     def describe(self) -> str:
@@ -88,7 +88,7 @@ class Tensors(ReductionEdit):
 
 
 def with_plan(reductions: GradientReductions, plan: TensorPlan) -> Graph:
-    """The graph with the reductions of a plan, or as it is where it has them already.
+    """Return the graph with the reductions of a plan, unchanged where it has them already.
 
     Raises:
         Unanswerable: the run lacks what that needs, or has other gradients; the message names the first.
@@ -102,10 +102,10 @@ def with_plan(reductions: GradientReductions, plan: TensorPlan) -> Graph:
 def with_planned(
     reductions: GradientReductions, plan: Sequence[PlannedReduction], positions: Sequence[Sequence[int]]
 ) -> Graph:
-    """The graph with planned reductions.
+    """Return the graph with planned reductions.
 
     Args:
-        positions: of each its gradients, by the order in which they are ready.
+        positions: gradients of each reduction, as positions in the order in which they become ready.
     """
     wanted = [_planned(reductions, backward, plan, positions) for backward in reductions.passes]
     return with_reductions(reductions, wanted)
@@ -114,7 +114,7 @@ def with_planned(
 def is_recorded(
     reductions: GradientReductions, plan: Sequence[PlannedReduction], positions: Sequence[Sequence[int]]
 ) -> bool:
-    """Whether every pass does what is planned as it is; arguments as of `with_planned`."""
+    """Return whether every pass already reduces as planned; arguments as in `with_planned`."""
     is_plain = all(reduction.pieces == 1 and not reduction.reduce_in for reduction in plan)
     return is_plain and all(
         list(map(sorted, positions))
@@ -124,10 +124,10 @@ def is_recorded(
 
 
 def require_equal_passes(reductions: GradientReductions) -> None:
-    """Refuse a run of which a plan cannot say how it reduces its gradients.
+    """Raise if a plan cannot describe how the run reduces its gradients.
 
     Raises:
-        Unanswerable: gradients are in no buckets, have no known bytes, or differ from pass to pass.
+        Unanswerable: gradients are not in buckets, have unknown bytes, or differ from pass to pass.
     """
     require_buckets(reductions.graph)
     require_bytes(reductions)
@@ -140,10 +140,10 @@ def require_equal_passes(reductions: GradientReductions) -> None:
 
 
 def gradient_names(reductions: GradientReductions) -> tuple[str, ...]:
-    """[P] names of gradients in the order in which they are ready; `#0`, `#1`, ... where none are known.
+    """Return [P] names of gradients in the order in which they become ready; `#0`, `#1`, ... where unknown.
 
-    Where the job has gradients beside those of DDP, such as of embeddings that ranks share out, which ones
-    reductions hold is inferred; the bytes of one after the other then show that they are DDP's.
+    Where the job has gradients outside of DDP, such as those of embeddings divided among ranks, the gradients
+    in reductions are inferred; names are then used only if the sizes, in order, match those of DDP.
     """
     sizes, run = reductions.passes[0].parameters.num_bytes.tolist(), reductions.graph.run
     unnamed = tuple(f"{UNNAMED}{number}" for number in range(len(sizes)))
@@ -159,11 +159,11 @@ def gradient_names(reductions: GradientReductions) -> tuple[str, ...]:
 
 
 def positions_of(reductions: GradientReductions, plan: TensorPlan) -> list[list[int]]:
-    """For each reduction of a plan its gradients, by the order in which they are ready.
+    """Return the gradients of each reduction, as positions in the order in which they become ready.
 
     Raises:
-        Unanswerable: the run has other gradients, or a reduction is of two types; or as of
-            `require_equal_passes`.
+        Unanswerable: the run has other gradients, a reduction mixes types, or `require_equal_passes` refuses
+            the run.
     """
     require_equal_passes(reductions)
     names = gradient_names(reductions)
@@ -197,7 +197,7 @@ def _planned(
     plan: Sequence[PlannedReduction],
     positions: Sequence[Sequence[int]],
 ) -> list[Reduction]:
-    """The reductions of a pass, in the order of their calls."""
+    """Return the reductions of a pass, in the order of their calls."""
     dtypes, shapes = dtypes_of(reductions, backward), backward.parameters.shapes
     wanted: list[Reduction] = []
     called_after = 0
@@ -215,7 +215,7 @@ def _planned(
 
 
 def in_pieces(reductions: GradientReductions, whole: Reduction, planned: PlannedReduction) -> list[Reduction]:
-    """A reduction in the type and in the pieces that are planned: each costs a call and the latency."""
+    """Return a reduction in its planned type and pieces, each of which costs a call and the latency."""
     if planned.reduce_in:
         whole = compressed(reductions, whole, Codec(planned.reduce_in))
     count = planned.pieces
@@ -234,10 +234,10 @@ def in_pieces(reductions: GradientReductions, whole: Reduction, planned: Planned
 
 
 def difference(reductions: GradientReductions, plan: TensorPlan) -> str:
-    """Where a plan differs from what the job does, in a line.
+    """Describe in a line how a plan differs from the job.
 
     Raises:
-        Unanswerable: as of `positions_of`.
+        Unanswerable: the plan does not match the run, as in `positions_of`.
     """
     positions = positions_of(reductions, plan)
     names, closes = gradient_names(reductions), reductions.passes[0].closes

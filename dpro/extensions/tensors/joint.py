@@ -1,13 +1,13 @@
-"""Make a tensor plan for a run: division, operator fusion, precision and memory, searched together.
+"""Searches for a tensor plan of a run: division, operator fusion, precision and memory together.
 
-In: an `Analysis`, and what may be changed. Out: the best plan that was found, and what was tried for it.
+Takes an `Analysis`, and what may be changed; returns the best plan that was found, and what was tried for it.
 
 Operator fusion and the division of gradients depend on each other: a fused kernel may end later than the
-first of those that it stands for, so that a reduction which others wait for begins later, and where kernels
-get shorter, gradients are ready earlier. So the division is searched again on the graph that each fusion
-makes, and a fusion stays in the plan if the step of both together is shorter (alternating as in dPRO, Hu et
-al., MLSys 2022, Algorithm 1, whose Theorem 1 says when fusing two operators and their tensors gains). Memory
-that is short is freed first, by recomputing modules or by smaller batches that are accumulated.
+first of the kernels it replaces, which delays a reduction and those behind it; and where kernels get shorter,
+gradients are ready earlier. So the division is searched again on the graph with each fusion, and a fusion
+stays in the plan if the step with both is shorter (alternating as in dPRO, Hu et al., MLSys 2022, Algorithm
+1, whose Theorem 1 says when fusing two operators and their tensors gains). If memory is short, it is freed
+first, by recomputing modules or by accumulating smaller batches.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ from dpro.units import format_bytes
 
 FUSIONS = ("compile", "optimizer")
 MAX_REPLAYS = 150
-REPLAYED_NODES = 8_000_000  # of all replays of a search together: some seconds
+REPLAYED_NODES = 8_000_000  # in all replays of a search: some seconds
 MIN_REPLAYS = 24
-MIN_GAIN = 0.002  # of the step: a fusion that gains less is not worth its effort
+MIN_GAIN = 0.002  # of the step: a fusion that gains less is not worth the effort
 
 
 @dataclass
 class PlanSearch:
-    """A search for a plan: what was found so far is there if it is interrupted.
+    """A search for a plan, whose results are available even if it is interrupted.
 
     Attributes:
         graph: of the job as it is.
-        baseline: `baseline_steps` of it.
-        slowdowns: as of `slowdowns_of`.
-        reduce_in: half precision that reductions may be in.
-        report: is called with how many divisions were replayed, and how many there will be.
+        baseline: its `baseline_steps`.
+        slowdowns: as `slowdowns_of` returns them.
+        reduce_in: half precision that reductions may use; empty for none.
+        report: called with the number of divisions replayed, and the expected number.
         budget: of replays.
-        tried: edits that divisions were searched under, with the replays.
-        is_interrupted: whether it ended before all was tried.
+        tried: edits with which divisions were searched, and the replays.
+        is_interrupted: whether it ended early.
     """
 
     graph: Graph
@@ -82,7 +82,7 @@ class PlanSearch:
 
     @property
     def made(self) -> int:
-        """How many divisions were replayed."""
+        """Number of replayed divisions."""
         return sum(len(replays.steps_ns) for _, replays in self.tried)
 
     def count(self) -> None:
@@ -90,7 +90,7 @@ class PlanSearch:
         self.report(self.made, max(self.budget, self.made))
 
     def best(self) -> tuple[tuple[Edit, ...], Replays]:
-        """The edits and the division with the shortest step; more edits have to gain more."""
+        """Return the edits and division with the shortest step; each edit more must gain `MIN_GAIN`."""
         best = self.tried[0]
         for edits, replays in self.tried[1:]:
             more = max(len(edits) - len(best[0]), 0)
@@ -99,9 +99,9 @@ class PlanSearch:
         return best
 
     def uniform(self) -> tuple[float, float]:
-        """The best size for all buckets under the edits of the plan, 2**20 bytes, and the step with it, ns.
+        """Return the best single bucket size with the plan's edits, in 2**20 bytes, and its step, in ns.
 
-        Not known (infinite) where the search was interrupted before any was replayed.
+        The step is infinite, and the size 0, where the search was interrupted before any was replayed.
         """
         _, replays = self.best()
         sizes = uniform_divisions(replays.reductions)
@@ -114,10 +114,10 @@ class PlanSearch:
         return size, step_ns
 
     def under(self, edits: Sequence[Edit], left: int, seeds: Sequence[Division] = ()) -> None:
-        """Search for a division under some edits.
+        """Search for a division with some edits.
 
         Args:
-            left: how many may be replayed.
+            left: maximum number of replays.
             seeds: divisions to begin with.
 
         Raises:
@@ -132,11 +132,11 @@ class PlanSearch:
         replays = Replays(before, job, self.baseline, self.slowdowns, samples, left, self.count)
         if self.reduce_in:
             require_reducible(replays.reductions, self.reduce_in)
-        _ = replays.reductions  # refused before it counts as tried
+        _ = replays.reductions  # raises before the edits count as tried
         before_ns = self.best()[1].best_ns if self.tried else inf
         self.tried.append((tuple(edits), replays))
         same = [seed for seed in seeds if abs(replays.step_ns(seed) / before_ns - 1) < SHORTER]
-        if not same:  # where the edits change nothing, another division gains nothing either
+        if not same:  # if the edits change nothing, the best division stays the same
             search_division(replays, self.reduce_in, seeds)
 
 
@@ -148,13 +148,13 @@ def make_plan(
     selection: Selection = ALL,
     report: Progress = ignore,
 ) -> tuple[TensorPlan, PlanSearch]:
-    """Search for the best plan; interrupted by the keyboard, the best so far.
+    """Search for the best plan; if the keyboard interrupts the search, return the best so far.
 
     Args:
-        reduce_in: half precision that reductions may be in.
-        memory_gb: memory of the device, 1e9 bytes, where that is less than the run had.
+        reduce_in: half precision that reductions may use.
+        memory_gb: memory of the device, 1e9 bytes, if less than the run had.
         budget: of replays.
-        selection: the steps whose mean is to be short.
+        selection: the steps whose mean is minimised.
 
     Raises:
         Unanswerable: the run lacks what a plan needs, or memory cannot be freed; the message says what.
@@ -171,7 +171,7 @@ def make_plan(
     try:
         _search(search, freeing(graph, memory_gb))
         _, replays = search.best()
-        for division in uniform_divisions(replays.reductions):  # whatever the budget: it is never worse
+        for division in uniform_divisions(replays.reductions):  # beyond the budget: the plan is never worse
             replays.left += 1
             replays.step_ns(division)
     except KeyboardInterrupt:
@@ -184,7 +184,7 @@ def make_plan(
 
 
 def _search(search: PlanSearch, bases: Sequence[tuple[Edit, ...]]) -> None:
-    """Search under each way to free memory, and with each fusion on top of the best.
+    """Search with each way to free memory, and with each fusion on top of the best.
 
     Raises:
         Unanswerable: no plan can be predicted.
@@ -207,20 +207,20 @@ def _search(search: PlanSearch, bases: Sequence[tuple[Edit, ...]]) -> None:
 
 
 def _candidates(search: PlanSearch, name: str) -> Sequence[Edit]:
-    """Fusions of one kind that the run proposes."""
+    """Return the fusions of one kind that suit the run."""
     with suppress(Unanswerable, GraphError, NothingToChange):
         return kind_named(name).candidates(facts_of(search.graph, search.baseline))
     return []
 
 
 def freeing(graph: Graph, memory_gb: float | None) -> list[tuple[Edit, ...]]:
-    """Edits that make a job fit into memory, in several ways; a way without edits where it fits as it is.
+    """Return alternative edits that make a job fit into memory; one without edits where it fits as it is.
 
     Args:
         memory_gb: of the device, 1e9 bytes; None for that of the run.
 
     Raises:
-        Unanswerable: the run does not say how much it takes, or nothing frees enough.
+        Unanswerable: the run lacks its use of memory, or nothing frees enough.
     """
     if memory_gb is None:
         return [()]

@@ -1,6 +1,6 @@
 """The file of a tensor plan: which gradients a DDP job reduces together, in which order, and how.
 
-In: a JSON file, or a `TensorPlan`. Out: the other one. Whether a run has these gradients is not checked here.
+Reads a JSON file as a `TensorPlan`, and writes it. Does not check whether a run has these gradients.
 
     {
       "tensor_plan": 1,
@@ -12,7 +12,7 @@ In: a JSON file, or a `TensorPlan`. Out: the other one. Whether a run has these 
       "edits": ["optimizer:impl=fused"]
     }
 
-A gradient without a name is `#0`, `#1` and so on, in the order in which gradients become ready.
+Unnamed gradients are `#0`, `#1` and so on, in the order in which they become ready.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class PlannedReduction:
 
     Attributes:
         gradients: names of its parameters, without DDP's prefix `module.`.
-        pieces: how many equal parts it is reduced in.
-        reduce_in: type while it is reduced, one of `REDUCE_IN`.
+        pieces: number of equal parts it is reduced in.
+        reduce_in: type during the reduction, one of `REDUCE_IN`.
     """
 
     gradients: tuple[str, ...]
@@ -52,8 +52,8 @@ class TensorPlan:
 
     Attributes:
         reductions: in the order in which they are called.
-        edits: that belong to the plan, as `--edit` accepts them; they apply before it.
-        made_from: which run it was made from, in words.
+        edits: edits of the plan, as `--edit` accepts them; they apply before it.
+        made_from: the run that it was made from, in words.
     """
 
     reductions: tuple[PlannedReduction, ...]
@@ -67,12 +67,12 @@ class TensorPlan:
 
     @property
     def has_names(self) -> bool:
-        """Whether its gradients have names: without them, a job cannot be changed by it."""
+        """Whether its gradients have names, without which it cannot change a job."""
         return not any(name.startswith(UNNAMED) for name in self.gradients)
 
 
 def read_plan(path: Path) -> TensorPlan:
-    """The plan that a file holds.
+    """Read a plan from a file.
 
     Raises:
         UsageError: there is no such file.
@@ -93,7 +93,7 @@ def read_plan(path: Path) -> TensorPlan:
 
 
 def write_plan(plan: TensorPlan, path: Path) -> None:
-    """Write a plan, one reduction on a line.
+    """Write a plan, one reduction per line.
 
     Raises:
         InputError: it cannot be written there.
@@ -111,10 +111,10 @@ def write_plan(plan: TensorPlan, path: Path) -> None:
 
 
 def _plan_of(document: Any) -> TensorPlan:
-    """The plan of a JSON document.
+    """Return the plan in a JSON document.
 
     Raises:
-        InputError: it is none; the message says what is wrong.
+        InputError: it is not a plan; the message says what is wrong.
     """
     if not isinstance(document, dict) or "tensor_plan" not in document:
         raise InputError("not a tensor plan: it has no key `tensor_plan`")
@@ -137,10 +137,10 @@ def _plan_of(document: Any) -> TensorPlan:
 
 
 def _reduction_of(row: Any, number: int) -> PlannedReduction:
-    """One entry of `reductions`.
+    """Return one entry of `reductions`.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a reduction.
     """
     label = f"reduction {number}"
     if not isinstance(row, dict):

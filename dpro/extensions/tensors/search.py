@@ -1,19 +1,19 @@
-"""Search for the division of gradients into buckets with the shortest step, by replays.
+"""Searches by replays for the division of gradients into buckets with the shortest step.
 
-In: a job as the account has it, perhaps under other edits, and how it reduces gradients. Out: the best
-division that was found, by the mean step that `dpro whatif` would predict for it.
+Takes a job, possibly with other edits, and how it reduces gradients; returns the best division that was
+found, by the mean step that `dpro whatif` would predict for it.
 
-Replayed are the job's own buckets, all uniform sizes that edit `bucket` knows, and of the divisions that are
-best on one link (`dpro.replay.whatif.graph_ops.divisions.best_divisions`) those that end earliest. From the
+It replays the job's own buckets, all uniform sizes that edit `bucket` knows, and, of the divisions that are
+best on one link (`dpro.replay.whatif.graph_ops.divisions.best_divisions`), those that end earliest. From the
 best of all, a local search moves an end of a bucket that is on the critical path, cuts that bucket or joins
-it with a neighbour, in the order of what the model of one link says, and goes on from the first move that
-makes the replayed step shorter. Ends in blocks of the model that repeat each other are also moved together.
-Where there are so few divisions that all can be replayed, all are: then the answer is the best of all. Else
-it may miss a better one. Of divisions whose steps differ by less than `AS_GOOD` the one with the fewest
-reductions is taken, so that none that was replayed is better by more: uniform sizes are among them.
+it with a neighbour, in the order predicted by the model of one link, and continues from the first move that
+shortens the replayed step. Ends in repeated blocks of the model are also moved together. If there are few
+enough divisions, all are replayed, and the answer is optimal; otherwise it may miss a better one. Of
+divisions whose steps differ by less than `AS_GOOD` it takes the one with the fewest reductions, so no
+replayed division, uniform sizes included, is better by more.
 
-Buckets hold neighbours in the order in which gradients become ready: when that loses nothing, `divisions`
-says. Nothing is random, and no clock is asked: the same run gives the same plan.
+Buckets consist of neighbours in the order in which gradients become ready; `divisions` says when that loses
+nothing. The search is deterministic and reads no clock: one run always gives one plan.
 """
 
 from __future__ import annotations
@@ -53,26 +53,24 @@ from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import steps_under
 
-MAX_ENDS = 128  # where buckets may end; of more gradients, small neighbours stay together
-EARLIEST = (
-    4  # of the divisions that are best on one link for their number of buckets, those that are replayed
-)
-NEARLY = (1e-3, 3e-3, 1e-2)  # and those with the fewest buckets that end later by no more, of the pass
-MAX_DIVISIONS = 64  # where there are no more, all are replayed
-SHORTER = 2e-4  # of the step, by which a move has to shorten it
-AS_GOOD = 1e-3  # of the step: of divisions that differ by less, that with the fewest reductions is taken
-TO_SETTLE = 6  # replays that are left for finding it
-MOVES = 16  # of one division that are replayed, the most promising ones
-SHIFTS = (1, 2, 4)  # places by which the end of a bucket moves
+MAX_ENDS = 128  # possible ends of buckets; with more gradients, small neighbours stay together
+EARLIEST = 4  # replayed divisions among those that are best on one link for their number of buckets
+NEARLY = (1e-3, 3e-3, 1e-2)  # plus those with the fewest buckets that end later by this share at most
+MAX_DIVISIONS = 64  # up to which all are replayed
+SHORTER = 2e-4  # of the step: minimum gain of a move
+AS_GOOD = 1e-3  # of the step: of divisions that differ by less, the one with the fewest reductions is taken
+TO_SETTLE = 6  # replays that are reserved for finding it
+MOVES = 16  # most promising moves of a division, which are replayed
+SHIFTS = (1, 2, 4)  # positions by which the end of a bucket moves
 MAX_PIECES = 8
 
 
 class Part(NamedTuple):
-    """One bucket: all gradients behind the last one of the bucket before it.
+    """One bucket: all gradients after the last one of the bucket before it.
 
     Attributes:
-        last: its last gradient, by the order in which they are ready.
-        pieces, reduce_in: as of `PlannedReduction`.
+        last: position of its last gradient in the order in which they become ready.
+        pieces, reduce_in: as in `PlannedReduction`.
     """
 
     last: int
@@ -84,17 +82,17 @@ Division = tuple[Part, ...]
 
 
 def closes_of(division: Division) -> tuple[int, ...]:
-    """The last gradient of each bucket."""
+    """Return the last gradient of each bucket."""
     return tuple(part.last for part in division)
 
 
 def positions_in(division: Division) -> list[range]:
-    """The gradients of each bucket."""
+    """Return the gradients of each bucket."""
     return [range(begin + 1, end + 1) for begin, end in pairwise((-1, *closes_of(division)))]
 
 
 def planned(division: Division, names: Sequence[str]) -> tuple[PlannedReduction, ...]:
-    """A division as a plan has it."""
+    """Return a division as reductions of a plan."""
     return tuple(
         PlannedReduction(tuple(names[number] for number in within), part.pieces, part.reduce_in)
         for part, within in zip(division, positions_in(division))
@@ -107,14 +105,14 @@ class Replays:
 
     Attributes:
         before: the job as it is, with which steps are compared.
-        job: the job that is divided: as it is, or under other edits.
+        job: the job that is divided: as it is, or with other edits.
         baseline: `baseline_steps` of the job as it is.
-        slowdowns: as of `dpro.replay.whatif.predict.slowdowns_of`.
-        samples: how many times as many samples a step of `job` works on.
-        left: how many more may be replayed.
-        count: is called for each.
-        steps_ns: mean step for as many samples as now, of each that was replayed.
-        best: that with the shortest, of equals one with fewest buckets.
+        slowdowns: as `dpro.replay.whatif.predict.slowdowns_of` returns them.
+        samples: samples in a step of `job` relative to the job as it is.
+        left: number of remaining replays.
+        count: called for each replay.
+        steps_ns: mean step for the current number of samples, by replayed division.
+        best: the division with the shortest step; among equals one with fewest buckets.
     """
 
     before: ReplayedJob
@@ -140,21 +138,21 @@ class Replays:
 
     @cached_property
     def gradients(self) -> ReadyGradients:
-        """What the model of one link asks of them."""
+        """The gradients as the model of one link needs them."""
         return gradients_of(self.reductions)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of the gradients."""
+        """Names of the gradients."""
         return gradient_names(self.reductions)
 
     @property
     def best_ns(self) -> float:
-        """The shortest step; infinite before any was replayed."""
+        """The shortest step; infinite before the first replay."""
         return self.steps_ns.get(self.best, float("inf"))
 
     def step_ns(self, division: Division) -> float:
-        """The mean step with a division; infinite where none is left to replay."""
+        """Return the mean step with a division; infinite where no replay is left."""
         if division in self.steps_ns:
             return self.steps_ns[division]
         if self.left <= 0:
@@ -163,7 +161,7 @@ class Replays:
         after, timeline = self._replayed(division, as_it_is=True)
         step_ns = float(steps_under(self.baseline, self.before, after, timeline).mean()) / self.samples
         self.steps_ns[division] = step_ns
-        in_pieces = any(part.pieces > 1 for part in division)  # which has to gain more than is rounded
+        in_pieces = any(part.pieces > 1 for part in division)  # which must gain more than rounding errors
         best_ns = self.best_ns * (1 - SHORTER * in_pieces)
         if (step_ns, len(division)) < (best_ns, len(self.best)):
             self.best = division
@@ -171,10 +169,10 @@ class Replays:
         return step_ns
 
     def _replayed(self, division: Division, as_it_is: bool) -> tuple[ReplayedJob, Timeline]:
-        """The job with a division, and its replay.
+        """Return the job with a division, and its replay.
 
         Args:
-            as_it_is: whether buckets that the job has already are left as they are recorded.
+            as_it_is: whether to leave buckets as recorded if the job has them already.
         """
         plan, positions = planned(division, self.names), positions_in(division)
         after = self.job
@@ -185,25 +183,25 @@ class Replays:
         return after, next(self.before.replays(after, self.slowdowns[:1]))
 
     def on_critical_path(self, division: Division) -> list[int]:
-        """The buckets whose reductions decide when steps end, those that do for longest first."""
+        """Return the buckets whose reductions are on the critical path, by time on it, longest first."""
         _, timeline = self._replayed(division, as_it_is=False)
         nodes, path = timeline.graph.nodes, path_of_steps(timeline, sorted(set(self.baseline["window"])))
         first = int(self.reductions.graph.nodes.collective.max(initial=-1)) + 1
         moves = path[(nodes.kind[path] == NodeKind.TRANSFER) & (nodes.collective[path] >= first)]
         bucket_of = np.repeat(np.arange(len(division)), [part.pieces for part in division])
-        # New collectives are numbered pass by pass, and in each in the order of its reductions.
+        # New collectives are numbered by pass, then in the order of its reductions.
         bucket = bucket_of[(nodes.collective[moves] - first) % bucket_of.size]
         spent = np.bincount(bucket, nodes.duration[moves] + 1, minlength=len(division))
         order = np.lexsort((np.arange(spent.size), -spent))
         return [int(number) for number in order if spent[number]]
 
     def modelled_ns(self, division: Division) -> float:
-        """When the last reduction ends on one link."""
+        """Return when the last reduction ends on one link."""
         return reductions_end(self.gradients, closes_of(division))[-1]
 
 
 def uniform_divisions(reductions: GradientReductions) -> dict[Division, float]:
-    """The divisions that one size for all buckets makes, with the smallest size that does, in 2**20 bytes."""
+    """Return the divisions by one size for all buckets, with the smallest such size in 2**20 bytes."""
     backward = reductions.passes[0]
     divisions: dict[Division, float] = {}
     for size in SIZES_MB:
@@ -213,11 +211,11 @@ def uniform_divisions(reductions: GradientReductions) -> dict[Division, float]:
 
 
 def search_division(replays: Replays, reduce_in: str = "", seeds: Iterable[Division] = ()) -> None:
-    """Replay what may be best, and leave the best in `replays`.
+    """Replay promising divisions, and leave the best in `replays`.
 
     Args:
-        reduce_in: half precision that reductions may be in.
-        seeds: divisions to begin with, beside those of the job.
+        reduce_in: half precision that reductions may use.
+        seeds: divisions to begin with, besides those of the job.
 
     Raises:
         Unanswerable: the run lacks what a plan needs.
@@ -241,14 +239,14 @@ def search_division(replays: Replays, reduce_in: str = "", seeds: Iterable[Divis
             for number, part in enumerate(replays.best)
         )
         if replays.step_ns(kept) <= replays.best_ns * (1 + AS_GOOD):
-            replays.best = kept  # what hides behind backward loses no precision for nothing
+            replays.best = kept  # hidden reductions keep full precision
 
 
 def require_reducible(reductions: GradientReductions, reduce_in: str) -> None:
-    """Refuse half precision for gradients that have few bits already, or whose type is not known.
+    """Raise if gradients cannot be reduced in half precision.
 
     Raises:
-        Unanswerable: some have.
+        Unanswerable: some have few bits already, or are of unknown type.
     """
     backward = reductions.passes[0]
     for bucket in plain_reductions(reductions, backward, backward.closes):
@@ -256,12 +254,12 @@ def require_reducible(reductions: GradientReductions, reduce_in: str) -> None:
 
 
 def in_half(division: Division, reduce_in: str) -> Division:
-    """A division whose buckets are all reduced in half precision."""
+    """Return the division with all buckets reduced in half precision."""
     return tuple(part._replace(reduce_in=reduce_in) for part in division)
 
 
 def ends_of(gradients: ReadyGradients) -> list[int]:
-    """Gradients behind which a bucket may end: all, or of many those that bytes divide evenly."""
+    """Return the gradients at which a bucket may end: all, or about `MAX_ENDS` that divide bytes evenly."""
     count = gradients.ready.size
     if count <= MAX_ENDS:
         return list(range(count))
@@ -271,7 +269,7 @@ def ends_of(gradients: ReadyGradients) -> list[int]:
 
 
 def _modelled(replays: Replays, ends: Sequence[int]) -> list[Division]:
-    """Of the divisions that are best on one link those that end first, and such of few buckets soon after."""
+    """Return the divisions that end first of those that are best on one link, and some with few buckets."""
     divisions = [tuple(map(Part, closes)) for closes in best_divisions(replays.gradients, closes=ends)]
     end_ns = np.array(list(map(replays.modelled_ns, divisions)))
     chosen = np.argsort(end_ns, kind="stable")[:EARLIEST].tolist()
@@ -285,7 +283,7 @@ def _count_divisions(gradients: ReadyGradients, ends: Sequence[int]) -> int:
 
 
 def all_divisions(gradients: ReadyGradients, ends: Sequence[int]) -> Iterator[Division]:
-    """Every division whose buckets end behind some gradients, fewer buckets first."""
+    """Yield every division with ends at some gradients, fewer buckets first."""
     last = gradients.ready.size - 1
     free = [end for end in ends if end not in gradients.ends and end != last]
     for count in range(len(free) + 1):
@@ -297,7 +295,7 @@ def all_divisions(gradients: ReadyGradients, ends: Sequence[int]) -> Iterator[Di
 
 
 def improve(replays: Replays, ends: Sequence[int]) -> None:
-    """Go on from the best division as long as a move makes the step shorter."""
+    """Move to better divisions, starting from the best, while moves shorten the step and replays are left."""
     while replays.left > TO_SETTLE:
         best_ns, division = replays.best_ns, replays.best
         moves = [move for move in moves_of(replays, division, ends) if move not in replays.steps_ns]
@@ -310,9 +308,10 @@ def improve(replays: Replays, ends: Sequence[int]) -> None:
 
 
 def settle(replays: Replays) -> None:
-    """Take of divisions that are as good as the best that with the fewest reductions, and join what can be.
+    """Choose the division with the fewest reductions among those as good as the best, and join more buckets.
 
-    A reduction costs what a run of few sizes may not show: latency that is not known is taken to be 0.
+    Fewer reductions are better at equal steps, since a run with few sizes may not show their cost: an unknown
+    latency is taken as 0.
     """
     limit_ns = replays.best_ns * (1 + AS_GOOD)
 
@@ -336,7 +335,7 @@ def settle(replays: Replays) -> None:
 
 
 def moves_of(replays: Replays, division: Division, ends: Sequence[int]) -> set[Division]:
-    """Divisions with an end changed of a bucket on the critical path, or the same end of equal blocks."""
+    """Return the divisions with a changed end of a bucket on the critical path, or of all equal blocks."""
     closes = closes_of(division)
     equal = _equal_ends(replays, ends)
     moves: set[Division] = set()
@@ -357,7 +356,7 @@ def moves_of(replays: Replays, division: Division, ends: Sequence[int]) -> set[D
 def _changes(
     gradients: ReadyGradients, closes: Sequence[int], ends: Sequence[int], bucket: int
 ) -> Iterator[tuple[set[int], set[int]]]:
-    """Ends that go, and ends that come instead: moved, joined with a neighbour, cut."""
+    """Yield ends to remove, and ends to add: for moving an end, joining with a neighbour, and cutting."""
     bounds = (-1, *closes)
     for number in (bucket, bucket + 1):  # the end before the bucket, and its own
         if not 0 < number < len(bounds) - 1:
@@ -378,7 +377,7 @@ def _changes(
 
 
 def _with_closes(division: Division, closes: Iterable[int]) -> Division:
-    """A division with other ends: each bucket is reduced as the one was that held its last gradient."""
+    """Return a division with other ends: each bucket inherits from the one that had its last gradient."""
     old = closes_of(division)
     return tuple(
         division[int(np.searchsorted(old, close))]._replace(last=close, pieces=1)
@@ -389,12 +388,12 @@ def _with_closes(division: Division, closes: Iterable[int]) -> Division:
 
 
 def _in_all(equal: dict[int, set[int]], places: set[int]) -> set[int]:
-    """Ends at the same place of all equal blocks."""
+    """Return ends at the same positions in all equal blocks."""
     return {other for place in places for other in equal.get(place, {place})}
 
 
 def _equal_ends(replays: Replays, ends: Sequence[int]) -> dict[int, set[int]]:
-    """For each end in a block that repeats another one, the ends at the same place of all of them."""
+    """Map each end in a repeated block to the ends at the same position in all of them."""
     parameters = replays.reductions.passes[0].parameters
     kinds: dict[object, int] = {}
     looks = parameters.shapes or parameters.num_bytes.tolist()
@@ -408,13 +407,13 @@ def _equal_ends(replays: Replays, ends: Sequence[int]) -> dict[int, set[int]]:
 
 
 def repeated(kind: Ints) -> tuple[int, int, int]:
-    """The longest stretch in which blocks of gradients repeat each other.
+    """Find the longest stretch of repeated blocks of gradients.
 
     Args:
-        kind: [P] which gradients look the same.
+        kind: [P] equal for gradients that look the same.
 
     Returns:
-        Its first gradient, the one behind its last, and the length of a block; 0, 0, 1 where nothing repeats.
+        Its first gradient, the one after its last, and the length of a block; 0, 0, 1 where nothing repeats.
     """
     best = (0, 0, 1)
     for length in range(1, kind.size // 2 + 1):

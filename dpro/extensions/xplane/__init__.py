@@ -1,4 +1,4 @@
-"""Profiles of programs that XLA compiles: JAX, TensorFlow, PyTorch/XLA."""
+"""Importer of profiles of programs compiled by XLA: JAX, TensorFlow, PyTorch/XLA."""
 
 from dpro.plugins import Extension
 

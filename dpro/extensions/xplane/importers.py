@@ -1,4 +1,4 @@
-"""How profiles of XLA's programs are recognised; what reads them is loaded when there is one."""
+"""The format of XLA's profiles and the bytes that identify it; its reader is imported when needed."""
 
 from dpro.ingest.formats import Format
 

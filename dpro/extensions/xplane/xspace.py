@@ -1,8 +1,8 @@
-"""Profiles that XLA's profiler writes (`*.xplane.pb`): the process of one file into tables.
+"""Reads profiles that XLA's profiler writes (`*.xplane.pb`), each of one process, into tables.
 
-In: the file that JAX, TensorFlow or PyTorch/XLA wrote, gzipped or not. Out: one `RankTrace`, with times on
-the wall clock where the profile says when it began. Of lines that sum up others only steps and modules are
-read. Counters, sources and the programs themselves are not read.
+Reads the file that JAX, TensorFlow or PyTorch/XLA wrote, gzipped or not; returns one `RankTrace`, with times
+on the wall clock if the profile has its start time. Of lines that summarise others it reads only steps and
+modules. Does not read counters, sources or the programs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from dpro.schema import GPU_WORK_KINDS
 SOURCE = "XPlane"
 _INT64 = (1 << 63) - 1
 
-# Messages of the format, as far as they are read: each field's name, number and type. A `*` is a field that
-# repeats. What is large is bytes, which are read when their turn comes.
+# The messages of the format that are read: each field's name, number and type; `*` marks repeated fields.
+# Large messages are declared as bytes, so that they are parsed one at a time.
 _MESSAGES = {
     "Space": "planes 1 *bytes, hostnames 4 *bytes",
     "Plane": "name 2 bytes, lines 3 *bytes, event_names 4 *Entry, stat_names 5 *Entry, stats 6 *Stat",
@@ -43,7 +43,7 @@ _MESSAGES = {
 }
 _DEVICE = re.compile(r"^/device:(?!CUSTOM)\w+:(\d+)$")
 _STREAM = re.compile(r"^Stream #(-?\d+)")
-# Lines of a TPU. Its operations are stream 0; what runs beside them is on as many more as it takes.
+# Lines of a TPU. Its operations are stream 0; asynchronous work gets as many more streams as it overlaps.
 _OPS, _ASYNC, _MODULES, _STEPS = "XLA Ops", "Async XLA Ops", "XLA Modules", "Steps"
 _EVENT = {"name": pl.Int64, "begin": pl.Int64, "took": pl.Int64}
 _FACTS = {"correlation_id": pl.Int64, "step_num": pl.Int64, "step_name": pl.String}
@@ -57,12 +57,12 @@ _INSTANTS, _SUMS = "instants", "events of lines that sum up others"
 _HLO = r"(?s)^%?([\w.-]+) = .*$"  # the text of an instruction begins with its name
 _ENDS = r"-(start|done)(\.\d+)*$"
 _COPY = r"(?i)^memcpy|^copy(-start|-done)?(\.\d+)*$"
-# The first plane, its number where it is not 0, and its name.
+# The first plane, its number unless 0, and its name.
 _PLANE = rb"(?s)\n[\x80-\xff]{0,9}[\0-\x7f](?:\x08[\x80-\xff]{0,9}[\0-\x7f])?\x12([\x01-\x7f])"
 
 
 def is_xspace(head: bytes) -> bool:
-    """Whether a file begins with a plane whose name can be read."""
+    """Return whether a file begins with a plane whose name is readable."""
     match = re.match(_PLANE, head)
     name = head[match.end() : match.end() + match[1][0]] if match else b"\0"
     return name.isascii() and name.decode().isprintable()
@@ -73,9 +73,10 @@ def read_xspace(path: Path, *, rank: int | None = None) -> RankTrace:
 
     Args:
         path: the file; its name gives the rank.
+        rank: the rank, overriding the file name.
 
     Raises:
-        InputError: the file is damaged, or no device worked while it was recorded.
+        InputError: the file is damaged, or no device worked during the recording.
         MissingExtra: the library that reads protocol buffers is not installed.
     """
     profile = _read(path)
@@ -121,7 +122,7 @@ def read_xspace(path: Path, *, rank: int | None = None) -> RankTrace:
 
 
 def _without_waits(events: pl.DataFrame) -> pl.DataFrame:
-    """The events with ends of what runs beside a TPU's operations as waits, where all of it is there, too."""
+    """Turn the ends of asynchronous operations on a TPU into waits, if their full spans are recorded, too."""
     operation = pl.col("name").str.replace(_ENDS, "").str.replace(r"(\.\d+)*$", "")
     of_device = pl.struct("device", operation)
     beside = events.filter(pl.col("line") == _ASYNC).select(of_device).to_series().unique()
@@ -130,10 +131,10 @@ def _without_waits(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _steps(spans: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
-    """Steps as the job numbered them, as the profiler did, by programs of a TPU, else as ranges repeat.
+    """Return steps by the job's numbers, else the profiler's, programs of a TPU, or repeated ranges.
 
     Args:
-        marks: the profiler's own steps of each device: a step lasts from the first to the last of them.
+        marks: the profiler's own steps on each device: a step lasts from the first to the last of them.
     """
     number = pl.coalesce(pl.col("step_name").replace("", None), "name").cast(pl.Int64, strict=False)
     end_ns = pl.col("start_ns") + pl.col("duration_ns")
@@ -163,13 +164,13 @@ def _steps(spans: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass
 class _Profile:
-    """What has been read of a profile.
+    """The contents of a profile read so far.
 
     Attributes:
         parts: events of one line each, with columns of `spans`, their `line` and facts.
-        began_ns: what is added to times for those of the wall clock.
-        pid: -1 where it is not known.
-        skipped: what was not taken, by reason.
+        began_ns: offset of times to the wall clock.
+        pid: -1 where unknown.
+        skipped: number of events that were skipped, by reason.
     """
 
     host: str
@@ -206,7 +207,7 @@ def _read(path: Path) -> _Profile:
 
 @cache
 def _messages() -> Mapping[str, Any]:
-    """The classes of the format's messages.
+    """Return the classes of the format's messages.
 
     Raises:
         MissingExtra: the library that reads protocol buffers is not installed.
@@ -241,14 +242,14 @@ def _texts(entries: Any) -> dict[int, str]:
 
 
 def _value(stat: Any, texts: Mapping[int, str]) -> int | str:
-    """What a stat says; a text may be the name of another stat."""
+    """Return the value of a stat; a text may be the name of another stat."""
     if stat.reference:
         return texts.get(stat.reference, "")
     return stat.signed or stat.unsigned & _INT64 or _text(stat.text) or 0
 
 
 def _take(plane: Any, line_class: Any, profile: _Profile) -> None:
-    """Take what a plane says: of a device, of a part of the host, or of the recording."""
+    """Add a plane to the profile: a device, a part of the host, or facts about the recording."""
     name, events, stats = _text(plane.name), _texts(plane.event_names), _texts(plane.stat_names)
     facts = {stats.get(stat.name, ""): _value(stat, stats) for stat in plane.stats}
     if isinstance(began := facts.get("profile_start_time"), int):
@@ -275,7 +276,7 @@ def _take(plane: Any, line_class: Any, profile: _Profile) -> None:
 
 
 def _events(line: Any, names: Mapping[int, str], stats: Mapping[int, str]) -> pl.DataFrame:
-    """Events of a line with their times and facts, but for those that only say how often they were."""
+    """Return the events of a line with their times and facts, without those that only count occurrences."""
     wanted = {number: name for number, name in stats.items() if name in _FACTS}
     times: list[tuple[int, int, int]] = []
     facts: dict[str, dict[int, int | str]] = defaultdict(dict)
@@ -303,7 +304,6 @@ def _events(line: Any, names: Mapping[int, str], stats: Mapping[int, str]) -> pl
 def _placed(
     events: pl.DataFrame, kind: pl.Expr, *, device: int = -1, stream: int = -1, tid: int = -1
 ) -> pl.DataFrame:
-    """Events as spans of a thread or a stream."""
     details = pl.coalesce("memcpy_details", "memset_details")
     places = {"device": device, "stream": stream, "tid": tid}
     return events.with_columns(
@@ -315,7 +315,7 @@ def _placed(
 
 
 def _on_thread(events: pl.DataFrame, thread: int) -> pl.DataFrame:
-    """Events of a thread as spans of it, without marks that take no time."""
+    """Return events as spans of a thread, without marks that take no time."""
     name = pl.col("name")
     kind = (
         pl.when(name.str.starts_with("$"))  # a call of Python: `$file.py:12 function`
@@ -330,7 +330,6 @@ def _on_thread(events: pl.DataFrame, thread: int) -> pl.DataFrame:
 
 
 def _on_device(events: pl.DataFrame, line: str, device: int) -> pl.DataFrame:
-    """Events of a line of a device as its work."""
     name, start_ns, end_ns = pl.col("name"), pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
     plain = {linked: demangled(linked) for linked in events["name"].unique()}
     events = events.with_columns(
@@ -348,7 +347,7 @@ def _on_device(events: pl.DataFrame, line: str, device: int) -> pl.DataFrame:
     if line in (_MODULES, _STEPS):
         kind = pl.lit("gpu_annotation")
     if line == _OPS:
-        # A loop or a call is there besides what runs in it.
+        # A loop or a call encloses the operations that run in it, so it is not work itself.
         takes_time = pl.when(pl.col("duration_ns") > 0)
         begins, ends = (takes_time.then(at).shift(-1).backward_fill() for at in (start_ns, end_ns))
         holds = ((begins < end_ns) & (ends <= end_ns)).fill_null(False)
@@ -362,7 +361,7 @@ def _on_device(events: pl.DataFrame, line: str, device: int) -> pl.DataFrame:
 
 
 def _side_by_side(work: pl.DataFrame) -> Iterator[int]:
-    """For each piece of work, by start, which of several streams from 1 on has room for it."""
+    """Yield a stream, numbered from 1, for each piece of work in order of starts, such that none overlap."""
     running: list[tuple[int, int]] = []
     for start_ns, duration_ns in work.select("start_ns", "duration_ns").iter_rows():
         stream = len(running) + 1
