@@ -156,7 +156,7 @@ class Analysis(Cached):
 
     @property
     def pretended(self) -> PretendedStep | None:
-        """The step of pretended ranks; None if the ranks were not pretended, or the run cannot be replayed."""
+        """The step of pretended ranks; None if ranks were not pretended, or the run cannot be replayed."""
         if self.run.manifest.is_pretended:
             with suppress(DproError):
                 _ = self.built
