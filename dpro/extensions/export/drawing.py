@@ -284,7 +284,7 @@ def _of_spans(graph: Graph) -> pl.DataFrame:
 
 
 def _of_communication(graph: Graph) -> pl.DataFrame:
-    """Return arguments from `collectives`, by span; of several messages, those of the first, and all bytes."""
+    """Return arguments from `collectives` by span; of several messages, those of the first, and all bytes."""
     assert graph.run is not None
     rows = graph.run.table(COLLECTIVES).filter((pl.col("span_id") >= 0) & (pl.col("window") >= 0))
     payload = _if_known(pl.max_horizontal("bytes_in", "bytes_out"))
