@@ -276,7 +276,7 @@ def _own_tables() -> Iterator[tuple[str, Sequence[Any]]]:
         where = f"classes {name} ({place})"
         try:
             entries = list(load(place))
-        except Exception as error:  # whatever the user's code raises
+        except Exception as error:  # the user's code may raise anything
             raise InputError(f"{where}: cannot be loaded ({type(error).__name__}: {error})") from error
         yield where, entries
 

@@ -112,7 +112,6 @@ class CompiledLoop:
     settings: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, loop: Callable[..., Any]) -> None:
-        """Wrap the loop without compiling it."""
         functools.update_wrapper(self, loop)
         self.py_func: Any = loop
 

@@ -48,7 +48,6 @@ class MissingExtra(DproError):
     """An optional library that a part of dpro needs, and that is not installed."""
 
     def __init__(self, library: str, extra: str) -> None:
-        """Name the library that is missing and the extra that brings it."""
         super().__init__(f'{library} is not installed: run `pip install "dpro-toolkit[{extra}]"`')
 
 

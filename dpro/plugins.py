@@ -96,7 +96,7 @@ def installed() -> Installed:
         try:
             extension = load(entry.place)
             wrong = "" if isinstance(extension, Extension) else "it is not a dpro.plugins.Extension"
-        except Exception as error:  # whatever another distribution's code raises
+        except Exception as error:  # another distribution's code may raise anything
             wrong = f"{type(error).__name__}: {first_line(error)}"
         if entry.name in usable:
             wrong = "there is another of that name"
@@ -155,7 +155,7 @@ def _of_each(kind: str, name: str) -> Iterator[Any]:
             continue
         try:
             value = load(place)
-        except Exception as error:  # whatever another distribution's code raises
+        except Exception as error:  # another distribution's code may raise anything
             if place.startswith("dpro."):
                 raise
             why = f"{type(error).__name__}: {first_line(error)}"

@@ -90,7 +90,6 @@ def complete(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _default(column: Column) -> pl.Expr:
-    """Return the default of a column, as an expression."""
     return pl.lit([] if column.default is None else column.default, dtype=column.dtype)
 
 

@@ -17,7 +17,6 @@ class Cached:
     """Base of objects that keep their results by name."""
 
     def __init__(self) -> None:
-        """Start without results."""
         self.values: dict[Hashable, Any] = {}
         self._inputs: dict[Hashable, Hashable] = {}
         self._locks: dict[Hashable, threading.RLock] = {}
@@ -54,7 +53,6 @@ class cached(Generic[C, T]):  # noqa: N801, used like `property`
     """Decorator of a property, or of a function of one object, to compute it once per object."""
 
     def __init__(self, work: Callable[[C], T]) -> None:
-        """Wrap the function that computes the result."""
         self._work = work
         self._name: Hashable = work
         update_wrapper(self, work)

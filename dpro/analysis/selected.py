@@ -182,7 +182,6 @@ def read_selection(steps: str, ranks: str, *runs: Run) -> Selection:
 
 
 def _ranks_at(run: Run, chosen: RankChoice) -> Ranges:
-    """Return the ranks at the chosen coordinates of the run's layout."""
     mesh, given = mesh_of_run(run), f"--ranks {chosen}"
     if not named_axes(mesh):
         raise UsageError(

@@ -150,7 +150,6 @@ def _print_hangs(diagnosis: Diagnosis) -> None:
 
 
 def _print_each(diagnosis: Diagnosis) -> None:
-    """Print each finding with its evidence and remedy."""
     from dpro.detect.words import describe_all
 
     for described in describe_all(diagnosis.findings, diagnosis.workers):

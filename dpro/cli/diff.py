@@ -1,4 +1,4 @@
-"""`dpro diff`: explain why steps of run B take longer than steps of A; of more runs, show each one's limit."""
+"""`dpro diff`: explain why steps of run B take longer than steps of A; of more runs, show the limits."""
 
 from __future__ import annotations
 

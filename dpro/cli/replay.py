@@ -122,7 +122,6 @@ def _usual_step(analysis: Analysis) -> Iterator[str]:
 
 
 def _print_steps(steps: Sequence[StepFit]) -> None:
-    """Print the first steps, measured and replayed."""
     from rich.table import Table
 
     if not steps:
@@ -200,7 +199,6 @@ def _print_communication(costs: Sequence[LinkCostDocument]) -> None:
 
 
 def _print_path(path: Sequence[PathPart]) -> None:
-    """Print the longest work on the critical path."""
     from rich.table import Table
 
     total, out = math.fsum(row.ms for row in path), console()

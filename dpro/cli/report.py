@@ -253,7 +253,6 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
 
 
 def _write(run: Run, pages: list[ReportPage], markdown: Path | None, as_json: bool) -> None:
-    """Write the requested report files, and print their paths."""
     from dpro.analysis.analysis import Analysis
     from dpro.verdict.report import make_report, markdown_of
 
@@ -325,7 +324,6 @@ def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType
 
 
 def _phase_table(phases: pl.DataFrame) -> RenderableType:
-    """Return a table of the phases of reinforcement learning, and the limit of each."""
     from dpro.replay.phases import limit_in_words
 
     cells = [

@@ -136,7 +136,6 @@ def _named(part: _Part) -> Iterator[_Part]:
 
 
 def _joined(parts: list[_Part]) -> LoggedCommunicator:
-    """Join the parts of all members to one communicator."""
     size = parts[0].size
     parts = [part for part in parts if part.size == size]
     places = {part.member: (part.host, part.pid) for part in parts}

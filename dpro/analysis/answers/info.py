@@ -539,7 +539,6 @@ def info_document(analysis: Analysis) -> InfoDocument:
 
 
 def _clocks(run: Run) -> ClocksDocument:
-    """Return the number of clocks of the ranks, and how often and how well they were compared."""
     distinct = run.table(WORKERS).filter(pl.col("clock") != "")["clock"].n_unique()
     between = run.table(CLOCK_SAMPLES).filter(pl.col("peer_rank") >= 0)
     return ClocksDocument(

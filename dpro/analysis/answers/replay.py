@@ -291,7 +291,6 @@ def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, 
 
 
 def _communication(analysis: Analysis) -> list[LinkCostDocument]:
-    """Return the fitted latency and bandwidth of each operation and process group."""
     return [
         LinkCostDocument(
             op=op,
@@ -308,7 +307,6 @@ def _communication(analysis: Analysis) -> list[LinkCostDocument]:
 
 
 def _first_clocks(analysis: Analysis) -> dict[int, Clock]:
-    """Return the clock of each rank in its first window."""
     alignment = analysis.outline.alignment
     return {rank: alignment.of(rank) for rank in sorted({rank for rank, _ in alignment.clocks})}
 

@@ -140,7 +140,6 @@ def _moments(drawn: Drawing) -> pl.DataFrame:
 
 
 def _begin(packet: Any, fact: dict[str, Any], names: dict[str, int]) -> None:
-    """Fill a packet with the name, arguments and arrows of a slice."""
     packet.sequence_flags = _NEEDS_NAMES
     event = packet.track_event
     event.type = event.TYPE_SLICE_BEGIN
