@@ -33,7 +33,9 @@ class Gain(DocumentPart, frozen=True):
     """Predicted throughput after a change, as a multiple of today's.
 
     Attributes:
-        low, middle, high: at least, most likely, at most; null where unbounded or without a known interval.
+        low: lower end of the interval; null where unknown.
+        middle: most likely value; null where unbounded.
+        high: upper end of the interval; null where unknown or unbounded.
     """
 
     low: float | None
@@ -46,11 +48,13 @@ class Account(DocumentPart, frozen=True):
 
     Attributes:
         step_ms: the usual step as the job runs without the recorder; null where unknown.
-        step_low_ms, step_high_ms: bounds of `step_ms`, from the variation of steps and the recorder's cost.
+        step_low_ms: lower bound of `step_ms`, from the variation of steps and the recorder's cost.
+        step_high_ms: upper bound of `step_ms`, from the same sources.
         recorded_step_ms: the usual step as recorded; null without deep windows.
         steps: number of usual steps averaged.
         left_out: number of unusual steps in deep windows, which are not averaged.
-        samples, tokens: samples and tokens per step over all recorded ranks; null where unknown.
+        samples: samples per step over all recorded ranks; null where unknown.
+        tokens: tokens per step over all recorded ranks; null where unknown.
         entries: the step by cause; empty without deep windows.
         limit: what limits the step, as in `explain`; empty where the run does not show it.
         fault: the ranks or parts at fault, in words.

@@ -442,7 +442,8 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
         layout: layout of ranks along the axes of parallelism.
         steps: number of recorded steps.
         step_time: time of a step; null if no step was timed.
-        hosts, gpus: hosts and GPU models of the job.
+        hosts: hosts of the job.
+        gpus: models of its GPUs.
         clocks: clocks of the ranks, and how they were compared.
         telemetry: telemetry sampled beside the job.
         no_window: why there is no deep window; empty if there is one.

@@ -41,7 +41,8 @@ class StepFit(DocumentPart, frozen=True):
     Attributes:
         step: number of the step.
         window: its deep window.
-        measured_ms, replayed_ms: its duration.
+        measured_ms: measured duration.
+        replayed_ms: replayed duration.
         error_pct: deviation of the replayed from the measured duration.
     """
 

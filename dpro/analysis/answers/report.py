@@ -101,7 +101,8 @@ class LayerLoad(DocumentPart, frozen=True):
         source: what the load was read from: all_to_all, grouped products, or products of experts.
         layer: module, or number of the call or the product in a step.
         members: number of ranks or experts that share the work.
-        mean, most: mean and largest load of a member in a step: bytes of all_to_all, else rows.
+        mean: mean load of a member in a step: bytes of all_to_all, else rows.
+        most: largest load of a member in a step, in the same unit.
         busiest: rank or expert that typically has the largest load.
         imbalance: largest load over the mean, averaged over steps.
     """
@@ -145,8 +146,8 @@ class CollectiveTotal(DocumentPart, frozen=True):
         count: number of collectives.
         total_ms: total time.
         matched: number of collectives found on all of their ranks.
-        wait_ms, transfer_ms: time of matched collectives before and after all members had arrived; null if
-            none is matched.
+        wait_ms: time of matched collectives before all members had arrived; null if none is matched.
+        transfer_ms: time of matched collectives after that; null if none is matched.
         busbw_gbps: bus bandwidth as in the NCCL tests, 1e9 bytes per second; null if unknown.
     """
 

@@ -87,7 +87,8 @@ class ChangeDocument(DocumentPart, frozen=True):
 
     Attributes:
         origin: the origin.
-        before_bytes, after_bytes: bytes in the first and in the second snapshot.
+        before_bytes: bytes in the first snapshot.
+        after_bytes: bytes in the second snapshot.
     """
 
     origin: Origin
@@ -100,7 +101,8 @@ class DeviceChangeDocument(DocumentPart, frozen=True, kw_only=True):
 
     Attributes:
         device: number of the GPU in the process of the second snapshot.
-        before_bytes, after_bytes: peak of each snapshot.
+        before_bytes: peak of the first snapshot.
+        after_bytes: peak of the second snapshot.
         changed: origins whose memory changed, the largest change first.
     """
 
