@@ -56,9 +56,6 @@ def refuse_bomb(label: str, content_bytes: int, stored_bytes: int) -> None:
 def read_small(path: Path, most_bytes: int = MAX_FACTS_BYTES) -> bytes:
     """Return the content of a file of metadata; traces are streamed instead.
 
-    Args:
-        most_bytes: largest size accepted.
-
     Raises:
         InputError: the file cannot be read, is a device, or is too large.
     """

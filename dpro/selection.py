@@ -143,7 +143,6 @@ def parse_ranges(text: str, what: str) -> Ranges:
     """Parse `3-8` or `3,5,7-9`; return no ranges for an empty text.
 
     Args:
-        text: the list.
         what: what the numbers are, for the message.
 
     Raises:

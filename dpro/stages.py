@@ -44,7 +44,6 @@ def counted(total: int, report: Progress) -> Callable[[], None]:
     """Return a function that reports one more part as done.
 
     Args:
-        total: number of parts.
         report: called with the number of parts done, first 0, and `total`.
     """
     numbers = count(1)

@@ -26,8 +26,6 @@ class Cached:
         """Return the kept result or failure, computing it on first use; concurrent callers wait for it.
 
         Args:
-            name: key of the result.
-            compute: computes the result.
             inputs: inputs besides this object; when they change, the result is computed again and replaced.
 
         Raises:

@@ -66,8 +66,6 @@ def health_info(
     """Return the state of the run (good, bad, unknown) and a sentence.
 
     Args:
-        findings: findings, the worst first.
-        unknown: what the run cannot show.
         trust: trust in the replay; None if findings rest on calls alone.
         end: end of the job, which leads the sentence if it was early; None if unknown.
         binds: what limits the job if it is not compute, as a sentence.

@@ -108,7 +108,6 @@ def analyse(path: str, network_table: str | None = None, device_tables: Sequence
     """Open or import RUN, and build its graph or load it from the cache.
 
     Args:
-        path: RUN.
         network_table: file of measured communication times; None without one.
         device_tables: files, folders of tables, or runs with measured matmul times.
 

@@ -24,7 +24,6 @@ def sampled_counters(
     """Return the samples of counters that changed, without GPUs that no chosen rank uses.
 
     Args:
-        counters: table `counters`.
         workers: table `workers`, which links ranks to GPUs.
         ahead: lead of each host's clock over the timeline's, in ns; 0 for missing hosts.
         ranks: ranks whose counters to keep; empty for all. Counters of hosts are always kept.

@@ -36,8 +36,6 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Sele
     """Return the slices of a replayed graph: measured, replayed, critical path, findings.
 
     Args:
-        timeline: the replay.
-        findings: findings to draw on a track each.
         selection: steps and ranks to draw; findings that name only other ranks are left out.
 
     Returns:

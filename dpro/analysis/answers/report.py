@@ -301,7 +301,6 @@ def report_tables(analysis: Analysis, selection: Selection = ALL) -> ReportTable
 
     Args:
         analysis: analysis of the selected steps and ranks, from `dpro.analysis.selected.select`.
-        selection: that selection.
 
     Raises:
         Unanswerable: the run has no spans.

@@ -394,9 +394,6 @@ def search_of_all(
     """Search all edits for those that would help; find none for a job that hung, which speed does not fix.
 
     Args:
-        budget: largest number of predictions; None for the default.
-        progress: called with the predictions made, and their largest number.
-        selection: steps whose mean is predicted.
         elsewhere: whether to search in another process, whose memory is freed when it ends.
 
     Raises:

@@ -205,10 +205,7 @@ def drawing(
     """Return the drawing of a replayed graph.
 
     Args:
-        timeline: the replay.
-        findings: findings to draw.
         ahead: lead of each host's clock over the timeline's, in ns; None if all clocks agree.
-        selection: steps and ranks to draw.
     """
     rows = slices(timeline, findings, selection)
     described = rows.join(arguments_of(timeline.graph), on="node", how="left", maintain_order="left")

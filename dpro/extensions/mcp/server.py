@@ -41,12 +41,7 @@ async def _serve(server: Server[Any]) -> None:
 
 
 def make_server(folders: Sequence[Path], limit_s: float) -> Server[Any]:
-    """Return a server of the tools.
-
-    Args:
-        folders: folders that may be read.
-        limit_s: timeout of a call, in seconds.
-    """
+    """Return a server of the tools, which ends a call after `limit_s` seconds."""
     one_at_a_time = anyio.Lock()
 
     async def list_tools(_context: Any, _params: Any) -> types.ListToolsResult:

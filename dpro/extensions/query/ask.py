@@ -61,11 +61,6 @@ class QueryRows(NamedTuple):
 def ask(run: Run, sql: str, most: int = MAX_ROWS, patience_s: float = PATIENCE_S) -> QueryRows:
     """Answer one SELECT from the tables of a run; one query runs at a time.
 
-    Args:
-        sql: the query.
-        most: largest number of rows to return.
-        patience_s: longest time for the query, in seconds.
-
     Raises:
         UsageError: the query is not a single SELECT, is invalid, or takes too long or too much memory.
         InputError: a table cannot be read.

@@ -29,8 +29,6 @@ def in_words(error: Exception, sql: str, there: Sequence[str]) -> str:
     """Word DuckDB's error as one line.
 
     Args:
-        error: the error.
-        sql: the query.
         there: tables of the run that have rows.
     """
     line = _KIND.sub("", first_line(error))
