@@ -30,7 +30,7 @@ MIN_SHARE = 0.005  # share of the step: smaller contributions are not printed
 @ranks_option
 @click.option(
     "--fail-on", callback=share, metavar="SHARE",
-    help="Exit with 1 if steps of B take longer than steps of A by SHARE or more, for example 3%.",
+    help="Exit with 1 if steps of B take longer than steps of A by more than SHARE, for example 3%.",
 )  # fmt: skip
 @click.option("--markdown", is_flag=True, help="Print Markdown, as for a comment on a pull request.")
 @json_option

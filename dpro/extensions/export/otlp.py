@@ -94,7 +94,7 @@ def send(
     said = BufferingHandler(MAX_LINES)
     logger = logging.getLogger("opentelemetry")
     logger.addHandler(said)
-    logger.propagate = False  # its lines become the reason in our error
+    propagates, logger.propagate = logger.propagate, False  # its lines become the reason in our error
     exporter = OTLPSpanExporter(url, timeout=TIMEOUT_S)
     try:
         while batch := list(islice(spans, BATCH)):
@@ -104,6 +104,7 @@ def send(
     finally:
         exporter.shutdown()  # type: ignore[no-untyped-call]
         logger.removeHandler(said)
+        logger.propagate = propagates
     return SentDocument(
         run=run.label, url=url, trace_id=f"{trace:032x}", spans=steps.height + 1, findings=len(findings)
     )

@@ -194,7 +194,8 @@ def call(name: str, arguments: Mapping[str, Any], folders: Sequence[Path]) -> Do
 def _analysis(path: str, folders: Sequence[Path]) -> Analysis:
     place = readable(path, folders)
     manifest = place / "manifest.json"
-    return _analysed(place, manifest.stat().st_mtime_ns if manifest.is_file() else -1)
+    files = [manifest] if manifest.is_file() else [place, *place.rglob("*")]
+    return _analysed(place, max(file.lstat().st_mtime_ns for file in files))
 
 
 @lru_cache(KEPT)
