@@ -210,7 +210,7 @@ def _install_excepthook(recorder: Recorder, exits: Exits) -> None:
 
 
 def raised(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> dict[str, Any]:
-    """Return an exception as recorded: its time, its type, the first line of its message, masked, and its calls.
+    """Return an exception as recorded: its time, type and calls, and the first line of its message, masked.
 
     If the message quotes another process's traceback, as from `torch.multiprocessing.spawn` and workers of a
     DataLoader, its last line is recorded, and the calls of that process come first. The calls are innermost

@@ -224,7 +224,7 @@ def _line_of(calls: Iterable[dict[str, Any]]) -> str:
 
 
 def held_by_python(device: int) -> tuple[Held, set[int]]:
-    """Return the bytes of tensors that Python's objects hold, by kind and name, and their storages' addresses.
+    """Return the bytes of tensors that Python's objects hold, by kind and name, and the storages' addresses.
 
     Args:
         device: number of the GPU; -1 for all devices.
