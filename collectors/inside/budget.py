@@ -97,7 +97,7 @@ class Budget:
 
     A window may also have slowed all later steps: their excess over the steps before the first window is a
     cost, too, while it is more than chance. A job that became slower by itself looks the same. Where few
-    steps came before the first window, there is no such comparison.
+    steps came before the first window, nothing is compared.
 
     Attributes:
         least: steps from one window to the next, however cheap they are.

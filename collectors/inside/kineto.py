@@ -152,7 +152,6 @@ class Recording:
                 self.profiler.kineto_results.save(plain)
 
     def _restore(self) -> None:
-        """Undo what was set for this recording."""
         while self._undo:
             self._undo.pop()()
 

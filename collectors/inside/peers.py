@@ -52,12 +52,12 @@ class Peers:
         self._seconds = 0.0
 
     def on_step(self, _step: int) -> object:
-        """Note that the job is under way."""
+        """Record that the job is under way."""
         self._stepped = True
         return ENOUGH
 
     def on_second(self) -> None:
-        """Begin once there is a process group and the job is under way."""
+        """Begin to compare clocks once there is a process group and the job is under way."""
         if self._begun or not dist.is_available() or not dist.is_initialized():
             return
         self._seconds += SECOND_S
@@ -177,7 +177,7 @@ class Address(NamedTuple):
 
 
 class PingPong:
-    """A socket that answers questions for the time, and asks some."""
+    """A socket that answers questions for the time, and asks them."""
 
     def __init__(self, toward: str, shown: Callable[[int], int] = lambda ns: ns) -> None:
         """Open the socket.

@@ -24,7 +24,7 @@ class Sampling:
 
     Attributes:
         left: ends of steps until the next that are read however long steps are.
-        paying_ns: how long a step has to be to pay for it.
+        paying_ns: the shortest step that pays for reading them.
         ahead: ends of steps for which the host still counts as ahead of its device.
     """
 

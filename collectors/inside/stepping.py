@@ -4,12 +4,12 @@ A step ends where the optimizer that updates least often updates: one of many in
 generator of a GAN, the outer one of nested optimizers. Which one that is, the *anchor*, shows after each has
 updated twice; until then every update is passed on, so that `number_steps` can number the first steps
 afterwards. The anchor is looked for again when an optimizer joins, unless it is the only one left, and when
-the anchor falls silent. Optimizers that hold next to nothing, compared with the largest, end no steps: such
+the anchor falls silent. Optimizers with next to no elements, compared with the largest, end no steps: such
 an optimizer may exist on one rank alone. All ranks run the same updates in the same order, so they count the
 same steps without communication.
 
 Anything else that ends steps is treated as an optimizer: one that outweighs all others where the script names
-its steps, and one that holds nothing where only model calls can be counted.
+its steps, and one of weight 0 where only model calls can be counted.
 
 Runs inside the job, where only the standard library may be assumed.
 """
@@ -32,7 +32,7 @@ class StepSignal:
 
     Attributes:
         source: where the steps come from, an index of `SOURCES`.
-        weight: how much it holds, compared with the elements of optimizers.
+        weight: compared with the number of elements that optimizers update.
     """
 
     def __init__(self, source: int, weight: float) -> None:
@@ -59,7 +59,7 @@ class StepCounter:
         """Start counting.
 
         Args:
-            weigh: returns how much an optimizer holds; called once for each, in the order of their numbers.
+            weigh: returns the weight of an optimizer; called once for each, in the order of their numbers.
             announce: gets the number of the optimizer that counts from now on, what to add to its count of
                 updates to get the steps ended, and the first step that it numbers.
         """

@@ -240,7 +240,7 @@ def first_bucket_bytes() -> int:
 
 
 def assign_buckets(parameters: list[Any], limits: list[int]) -> list[list[int]]:
-    """Return the parameters of each bucket, by DDP's own function; empty where there is no such function.
+    """Return the parameters of each bucket, by DDP's own function; empty where this PyTorch lacks it.
 
     Args:
         limits: bytes of the first buckets; the last applies to all others.

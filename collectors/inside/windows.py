@@ -76,7 +76,7 @@ class Windows:
 
     Attributes:
         foreign: the user's own profilers.
-        ranges: those that outlive a window, or a profiler of the user.
+        ranges: the ranges that may outlive a window, or a profiler of the user.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -154,7 +154,7 @@ class Windows:
         if upcoming is None or step < upcoming.step - lead:
             return
         if self._open is not None and self._open.has_ended and not captures.is_capturing_here():
-            self.close(save=True)  # whatever the GPU still does: the next window needs its place
+            self.close(save=True)  # even if the GPU is still busy: the next window needs its place
         if step < upcoming.step and self._hindrance(step):
             return
         self._begin(step, self._plan.take(step + lead))
@@ -229,7 +229,7 @@ class Windows:
             self._recorder.answer(window.request, facts | {"why_not": why_not})
 
     def on_work(self) -> object:
-        """Save a finished window where the loop makes no steps: it waits for the GPU no more."""
+        """Save a complete window while the loop makes no steps, since none may come to close it."""
         opened = self._open
         if opened is None:
             return ENOUGH
@@ -402,7 +402,7 @@ def install(recorder: Recorder) -> None:
 
 
 def _install_disable(recorder: Recorder, windows: Windows) -> None:
-    """Close our window in its own way before a framework ends whatever profiler runs."""
+    """Close our window in its own way before a framework ends any profiler, to begin its own."""
     original = internal("torch.autograd._disable_profiler")
     if original is None:
         return
@@ -448,7 +448,6 @@ class OpenWindow:
     def __init__(
         self, options: Mapping[str, Any], folder: Path, writer: RecordWriter, window: Window, step: int
     ) -> None:
-        """Start recording."""
         self.window = window
         self.thread = get_ident()
         self.has_whole_step = False
@@ -470,7 +469,7 @@ class OpenWindow:
         return self._ended_ns > 0
 
     def end_step(self, step: int) -> bool:
-        """Record how many steps have ended; return whether nothing more has to be recorded."""
+        """Record how many steps have ended; return whether recording can stop."""
         if not self.has_begun and step >= self.window.step:
             self._started_ns = time.time_ns()
         self.has_whole_step = self.has_whole_step or step > self.window.step
@@ -725,7 +724,7 @@ class Ranges:
         return True
 
     def finish(self) -> None:
-        """End the ranges of this thread while no profiler runs, where that writes nowhere."""
+        """End this thread's open ranges while no profiler runs, so that nothing is written."""
         me = get_ident()
         for key, (entered, thread) in list(self._open.items()):
             if thread == me and entered.run_callbacks_on_exit:

@@ -72,8 +72,6 @@ class _Coding(NamedTuple):
 
 
 class _Bucket:
-    """One gradient bucket of a module."""
-
     def __init__(self, module: int, bucket: int, parameters: list[torch.Tensor], names: list[str]) -> None:
         self.facts = {"module": module, "bucket": bucket, "names": names}
         self.parameters = parameters
@@ -256,7 +254,7 @@ class _Sensitivity:
     def __init__(self, report: ChangeReport, recorder: Recorder) -> None:
         self.report, self._recorder = report, recorder
         self.models: list[Any] = []
-        self.watched = ""  # why there are no second derivatives; empty while there are
+        self.watched = ""  # why second derivatives were given up; empty before
         self._begun = False
         self._weights: Weights = {}
         self._hooks: list[Any] = []

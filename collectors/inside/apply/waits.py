@@ -147,8 +147,8 @@ class _Batches:
 def return_batches_again(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Make a DataLoader return the last batch that it loaded, as many times as it has batches.
 
-    It does so once three steps have ended, whenever it is asked for a batch to train on. This measures what
-    an input that is always ready would gain; the job does not learn what it should.
+    It does so for batches to train on, once three steps have ended. This measures the gain of an input that
+    is always ready; the job does not learn what it should.
     """
     report.missing = f"the job made no DataLoader: its input has to be ready by other means, as {AGAIN_CODE}"
     batches = _Batches(report)

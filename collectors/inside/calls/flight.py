@@ -131,7 +131,7 @@ class Flight:
             self._stalled_s *= 2
 
     def on_end(self) -> None:
-        """Save the latest calls, with the thread out of PyTorch before the interpreter exits."""
+        """End the thread, which must not be in PyTorch at the interpreter's exit, and save the latest calls."""
         thread, self._thread = self._thread, None
         wake, self._wake = self._wake, Bell()
         wake.ring()
@@ -313,7 +313,7 @@ class Ring(NamedTuple):
     """One ring of calls.
 
     Attributes:
-        name: the part of its dumps' names that stands for the backend.
+        name: in the names of its dumps.
     """
 
     name: str
@@ -332,10 +332,11 @@ def rings() -> list[Ring]:
 
 
 def _ring(name: str, pickled: Callable[..., bytes]) -> Ring:
-    """Return a ring, dumped where possible by PyTorch's handler for its own monitoring: other threads run on.
+    """Return a ring that is dumped, where possible, by PyTorch's handler for its own monitoring.
 
-    NCCL's handlers can only be called over a socket, where a thread of PyTorch's, which does not know the
-    GPU, asks it. Otherwise a pickle holds Python's lock half as long as JSON does.
+    The handler lets other threads run. NCCL's handlers can only be called over a socket, where a thread of
+    PyTorch's asks the GPU without knowing which one. Otherwise a pickle holds Python's lock half as long as
+    JSON does.
     """
     by_handler = handler_of(f"{name}_trace_json")
     with suppress(Exception):
@@ -370,7 +371,7 @@ class Groups:
         return totals
 
     def is_settled(self, ring: str) -> bool:
-        """Return whether each group of a ring has been used by the latest count, or not for `SETTLED_S`."""
+        """Return whether each group of a ring was used by the latest count, or unused for `SETTLED_S`."""
         now_s = time.monotonic()
         return all(
             number or now_s - self._made_s[key] > SETTLED_S
@@ -397,14 +398,14 @@ class Groups:
                     self._busy -= 1
 
     def on_making(self) -> None:
-        """Note that a group is about to be made, and wait while another thread dumps."""
+        """Register a group that is about to be made, and wait while another thread dumps."""
         with self._changed:
             self._making += 1
             self._since_s = time.monotonic()
             self._changed.wait_for(lambda: not self._busy, WAIT_S)
 
     def on_made(self) -> None:
-        """Note that a group was made, or could not be."""
+        """Unregister a group that was made, or could not be."""
         with self._changed:
             self._making -= 1
 
@@ -483,7 +484,7 @@ class RingDumper:
             must: whether calls may be lost if the dump is left for later.
 
         Returns:
-            None where it has to be left for later.
+            None where it must be left for later.
         """
         if ring.name != NCCL:
             with self.groups.kept() as free:

@@ -104,7 +104,7 @@ def _states() -> Iterator[Any]:
 
 
 def _of_axes(state: Any, axes: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
-    """Return the axes of which `state` has a rank and a size; empty where it has none."""
+    """Return the axes with a rank and a size in `state`; empty where it has none."""
     places: list[tuple[str, int, int]] = []
     for axis, spellings in axes:
         name = next((spelling for spelling in spellings if hasattr(state, f"get_{spelling}_world_size")), "")

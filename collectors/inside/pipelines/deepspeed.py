@@ -55,7 +55,7 @@ class DeepSpeedHooks:
                     instructions[instruction] = getattr(engine, name)
 
     def _on_schedule(self, engine: Any, schedule: Any, *_: Any) -> None:
-        """Begin a batch."""
+        """Count the micro-batches of a new schedule, and describe the stage if it trains."""
         self._begin()
         stage, num_stages = int(engine.stage_id), int(engine.num_stages)
         is_training = not type(schedule).__name__.startswith("Inference")

@@ -88,7 +88,7 @@ class Actor:
 
     def _note(self, actor: tuple[object, ...], method: str, begun_ns: int) -> None:
         kind = type(actor[0]) if actor else object
-        if self._noted >= MOST or str(_module_of(kind)).startswith("ray."):  # Ray's own, as of Ray Train
+        if self._noted >= MOST or str(_module_of(kind)).startswith("ray."):  # Ray's own, such as Ray Train's
             return
         call = {"name": f"{_name_of(kind)}.{method}", "start_ns": begun_ns, "end_ns": time.time_ns()}
         append_lines(self._path, json.dumps(call | {"tid": get_native_id()}))

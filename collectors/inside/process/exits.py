@@ -58,7 +58,7 @@ class Exits:
         """Make libc rename a file when the process exits, to a name that ends with the exit code.
 
         Python is gone by then. `on_exit` calls a function with the exit code and a pointer, and `fputc` takes
-        exactly these: a code, of which it writes the last byte, and a stream. The buffer of this stream
+        exactly these: a code, whose last byte it writes, and a stream. The buffer of this stream
         contains the new name but for its last byte, and is full with that byte; at the next call the stream
         writes the buffer, for which it calls `rename` with the old name and the buffer. So no descriptor is
         kept, which might be that of a file of the job by then, and no file is mapped, which a user may

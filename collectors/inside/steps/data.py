@@ -151,7 +151,6 @@ def tensors_in(batch: Any) -> list[torch.Tensor]:
 
 
 def _held(part: Any) -> Any:
-    """Return what a part consists of."""
     if is_a(part, (dict, list, tuple)):
         held = parts_of(part)
         return () if held and not is_a(part, dict) and is_a(held[0], _PLAIN) else held

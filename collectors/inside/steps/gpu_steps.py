@@ -76,7 +76,7 @@ class DeviceApi(NamedTuple):
 
 
 def interface_of(device: torch.device) -> DeviceApi | None:
-    """Return events and streams of a device: of its own module as for CUDA and ROCm, else of any accelerator.
+    """Return events and streams of a device: from its module for CUDA and ROCm, else from the accelerator's.
 
     None for a device that has neither.
     """

@@ -124,7 +124,7 @@ class ModelCalls:
 def install(recorder: Recorder) -> None:
     """Record the model calls of a job that does not train."""
     calls = ModelCalls(recorder)
-    # `train(False)` is noticed, since `eval` calls it, also that of a class which has its own.
+    # `train(False)` is noticed, since `eval` calls it, also that of a class that has its own.
     original = Module.train
     within = Local()  # `train` is called again for each module within the model
 

@@ -1,4 +1,4 @@
-"""Phases of reinforcement learning by TRL: ranges in deep windows for what it measures of itself.
+"""Phases of reinforcement learning by TRL: ranges in deep windows for the phases that TRL itself times.
 
 Watches the contexts in which TRL times rollouts, rewards, losses and weight syncs, and the training steps of
 its trainers, once the job itself has imported it. Marks ranges of `record_function` by TRL's names, such as
