@@ -20,7 +20,7 @@ MIN_BEFORE = 5  # reference steps, below which nothing is compared
 BLOCK = 50  # later steps that are compared at once
 CLEAR = 4.5  # standard errors by which a block takes longer: none of a job's hundreds does by chance
 BLOCKS = 100  # latest blocks, which show how much the job wanders
-GUESSED_NS = 250_000_000  # assumed for the first window: one of 6,000 spans costs 50 ms, with all details 330
+GUESSED_NS = 250_000_000  # assumed for the first window: one of 6,000 spans costs 50 ms, with all details 330 ms
 LASTING = 4  # consecutive blocks that take longer, until windows stop
 DEVIATION = 1.4826  # standard deviation over median distance to the median, of normal values
 _COSTS = 3  # latest windows whose cost counts
@@ -50,7 +50,7 @@ def longer_ns(since: Sample, before: Sample, wander_ns: float) -> float:
 
     The standard error is that of the difference of two means, of steps that vary equally (Student's), since a
     few steps do not show how much they vary. Where the job is faster or slower for longer than a block, the
-    variation of the means of blocks replaces it.
+    variation of the means of blocks counts, if it is larger.
 
     Args:
         wander_ns: standard deviation of the means of blocks.
@@ -93,7 +93,7 @@ class Budget:
     The recorder's own work at the ends of steps counts, whether there are windows or not. A window costs the
     recorder's time at its two ends, the excess of its steps over others, and that of the step after it, in
     which this rank waits for ranks that are still saving. All of this is by the host's clock: where the end
-    of a window waits for everything that a host ahead of its device had enqueued, the true cost is lower.
+    of a window waits for everything that a host ahead of its device had enqueued, the cost may be lower.
 
     A window may also have slowed all later steps: their excess over the steps before the first window is a
     cost, too, while it is more than chance. A job that became slower by itself looks the same. Where few
@@ -117,7 +117,7 @@ class Budget:
         self._own_ns = 0
         self._inside: list[int] = []
         self._warm_up = WARM_UP
-        self._opened = False  # whether any window was
+        self._opened = False  # whether any window was opened
         self._before: Sample | None = None  # the first window: the reference for later steps
         self._block: list[int] = []
         self._means: deque[float] = deque(maxlen=BLOCKS)  # ns, of blocks
@@ -166,7 +166,7 @@ class Budget:
         """Count the duration of a step as one inside, after or outside a window.
 
         Args:
-            own_ns: the recorder's time at its beginning, which is part of it, without opening or closing a
+            own_ns: the part of the step that the recorder took at its beginning, except to open or close a
                 window.
 
         Returns:

@@ -211,7 +211,7 @@ class Recorder:
                 listeners.append(action)
 
     def on_import(self, module: str, action: Callable[[Any], object]) -> None:
-        """Have an action of a probe called, as by `call`, with a module once imported, or at once."""
+        """Have an action of a probe called, as by `call`, with a module once it is imported, now if it is."""
         self._imports.add(module, partial(self.call, action))
 
     def call(self, action: Callable[..., object], *arguments: Any) -> None:
@@ -331,7 +331,7 @@ class Recorder:
                 self._notify("step", step)
             if time.time_ns() - now > LONG_NS:
                 self._notify("resume", step)
-                sampling.left = min(sampling.left, 1)  # read the next end, too: that step is known
+                sampling.left = min(sampling.left, 1)  # the next end is read, too
         resumed = time.time_ns()
         if step != before:
             self.own_ns, self._own_at_passes_ns = resumed - now + self._own_at_passes_ns, 0

@@ -153,7 +153,7 @@ def _after_plain_steps(group: Any, hook: Hook) -> Hook:
         num_steps += bucket.is_last()
         return default_hooks.allreduce_hook(group, bucket) if plain else hook(state, bucket)
 
-    later.__annotations__ = {}  # DDP accepts no annotations, and rejects text ones
+    later.__annotations__ = {}  # DDP accepts missing annotations, but not text ones
     return later
 
 

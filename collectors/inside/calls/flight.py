@@ -131,7 +131,7 @@ class Flight:
             self._stalled_s *= 2
 
     def on_end(self) -> None:
-        """End the thread, which must not be in PyTorch at the interpreter's exit, and save the latest calls."""
+        """End the thread, which must not be in PyTorch at the interpreter's exit, and save what is new."""
         thread, self._thread = self._thread, None
         wake, self._wake = self._wake, Bell()
         wake.ring()
