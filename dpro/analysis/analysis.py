@@ -245,10 +245,12 @@ class Analysis(Cached):
         """Shared results of the detectors that run on the replayed graph."""
         from dpro.detect.baseline import Baseline
         from dpro.detect.context import Context
+        from dpro.replay.whatif.predict import slowdowns_of
 
         if self.built.of_operations:
             return Context(self.run, operations=self._work)
-        recorded = Baseline(self.built.predictive) if self.trust.answerable else None
+        slowdowns = slowdowns_of(self.trust)
+        recorded = Baseline(self.built.predictive, slowdowns) if self.trust.answerable else None
         return Context(self.run, recorded, self._work, breakdown=lambda: self.breakdown)
 
     @cached
