@@ -53,6 +53,13 @@ class _Accumulation:
     def _ddp(self) -> list[Any]:
         return [module for module in (reference() for reference in self._modules) if module is not None]
 
+    def refuse(self, why: str) -> None:
+        """Report why the loop cannot accumulate, and let it train on as the script says."""
+        if self.begun:
+            self.begun, self.done = False, 0
+            self._exchange(True)
+        self.report.refuse(why)
+
     def _exchange(self, wanted: bool) -> None:
         """Set whether the gradients of the next pass are reduced."""
         for module in self._ddp():
@@ -72,17 +79,16 @@ class _Accumulation:
         try:
             return self._counted(optimizer, has_closure)
         except Exception as error:  # the job continues unchanged
-            self.begun = False
-            self.report.refuse(f"{type(error).__name__}: {error}")
+            self.refuse(f"{type(error).__name__}: {error}")
             return True
 
     def _counted(self, optimizer: Any, has_closure: bool) -> bool:
         if has_closure:
-            self.report.refuse(f"an optimizer is given a closure at {place()}: in the script, {CODE}")
+            self.refuse(f"an optimizer is given a closure at {place()}: in the script, {CODE}")
             return True
         first = self._optimizer() if self._optimizer is not None else None
         if first is not None and first is not optimizer:
-            self.report.refuse(f"several optimizers update ({place()}): in the script, {CODE}")
+            self.refuse(f"several optimizers update ({place()}): in the script, {CODE}")
             return True
         if first is None:
             self._optimizer = weakref.ref(optimizer)
@@ -104,11 +110,13 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
             report.attempt(accumulation.begin)
 
     def refuse_no_sync(_module: Any) -> None:
-        report.refuse(f"the script accumulates gradients itself, with no_sync() at {place()}")
+        accumulation.refuse(f"the script accumulates gradients itself, with no_sync() at {place()}")
 
     def refuse_scaler(scaler: Any) -> None:
         if scaler.is_enabled():
-            report.refuse(f"a GradScaler would scale gradients again in each pass: in the script, {CODE}")
+            accumulation.refuse(
+                f"a GradScaler would scale gradients again in each pass: in the script, {CODE}"
+            )
 
     patch(DistributedDataParallel, "__init__", after=accumulation.wrapped)
     patch(DistributedDataParallel, "no_sync", before=refuse_no_sync)

@@ -93,6 +93,14 @@ def test_two_optimizers_are_refused_with_the_code_to_write(job):
         for optimizer in optimizers:
             optimizer.step()
     assert "several optimizers update" in job.refused()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    job.backward(model(torch.ones(1, 4)).sum())
+    for optimizer in optimizers:
+        optimizer.step()  # as the script says: no scaled loss, no update left out
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter, old - 0.1)
     assert "with model.no_sync()" in job.refused()
 
 
