@@ -320,7 +320,7 @@ def with_own_known(graph: Graph) -> Graph:
 def make_graph(
     nodes: Nodes, edges: Edges, names: tuple[str, ...], lanes: tuple[tuple[int, str], ...], origin_ns: int
 ) -> Graph:
-    """Number the nodes in topological order, sort the edges, and check the invariants.
+    """Order the nodes topologically, sort the edges, and check the invariants.
 
     Args:
         nodes: in any order.

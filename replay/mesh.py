@@ -567,7 +567,7 @@ def _stated(layout: Mapping[str, int], groups: Sequence[RankGroup], num_ranks: i
 
 
 def _numbered(layout: Mapping[str, int], order: Sequence[str], num_ranks: int) -> Mesh:
-    """Number ranks along the axes, the first varying fastest; experts divide replicas in order."""
+    """Assign numbers to ranks along the axes, the first varying fastest; experts divide replicas in order."""
     places: dict[int, dict[str, int]] = {rank: {} for rank in range(num_ranks)}
     stride = 1
     for name in order:

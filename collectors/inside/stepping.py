@@ -112,7 +112,7 @@ class StepCounter:
         return number, self._counts[number]
 
     def _meet(self, optimizer: Any) -> int:
-        """Number a new optimizer, and look for the anchor again."""
+        """Give a new optimizer its number, and look for the anchor again."""
         number = len(self._counts)
         self._numbers[id(optimizer)] = weakref.ref(optimizer), number
         self._counts.append(0)

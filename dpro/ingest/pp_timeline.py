@@ -255,7 +255,7 @@ def _joined(events: pl.DataFrame) -> tuple[pl.DataFrame, int]:
 
 
 def _on_one_clock(events: pl.DataFrame) -> pl.DataFrame:
-    """Number one rank's iterations from 0 and lay them one after the other."""
+    """Count one rank's iterations from 0 and lay them one after the other."""
     marks = pl.col("name") == "iteration"
     numbered = events.with_columns(step=(marks & (pl.col("ph") == "B")).cast(pl.Int64).cum_sum() - 1)
     lengths = numbered.group_by("step").agg(

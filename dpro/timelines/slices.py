@@ -170,7 +170,7 @@ def _waits(graph: Graph, lanes: pl.Series, start: Ints) -> pl.DataFrame:
 
 
 def _on_tracks(rows: pl.DataFrame, lanes: pl.Series) -> pl.DataFrame:
-    """Number the tracks so that slices of one do not overlap, and sort all slices."""
+    """Assign tracks so that slices of one do not overlap, and sort all slices."""
     keys = ["group", "track"]
     rows = rows.sort(*keys, "start_ns", "end_ns", "node")
     clash = pl.col("start_ns") < pl.col("end_ns").cum_max().shift(1).over(keys)

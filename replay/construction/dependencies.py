@@ -86,7 +86,7 @@ class Numbering:
 
 
 def number_nodes(pieces: dict[int, ThreadPieces], work: Ints, is_collective: Bools) -> Numbering:
-    """Number the nodes of a rank: pieces thread by thread, then work.
+    """Assign ids to the nodes of a rank: pieces thread by thread, then work.
 
     Args:
         work: [W] span indices.

@@ -48,7 +48,7 @@ def call_order(view: RankView) -> CallOrder:
 
 
 def positions_in_steps(all_calls: Iterable[CallOrder]) -> dict[int, Positions]:
-    """Number, for each rank, the collectives with several callers that it called in each step.
+    """Count, for each rank, the collectives with several callers that it called in each step.
 
     Collectives of other ranks are not counted, since their order relative to its own is random. A step whose
     beginning is cut off by the window has fewer: it is numbered so that its end agrees with whole steps.

@@ -189,7 +189,7 @@ def _broken_steps(needs: pl.DataFrame) -> dict[int, str]:
 
 
 def _instances(rows: pl.DataFrame, messages: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
-    """Number the communications; also return lines about messages without counterpart.
+    """Assign numbers to the communications; also return lines about messages without counterpart.
 
     The k-th real message from one rank to another in a step is the k-th that the other receives; other
     communication is matched by its group and sequence number, or its order without one.

@@ -617,7 +617,7 @@ def _forwards(passes: pl.DataFrame, operators: pl.DataFrame, bounds: pl.DataFram
 
 
 def _in_order(rows: pl.DataFrame) -> pl.DataFrame:
-    """Number micro-batches within each step; drop backwards whose forward is unknown."""
+    """Count micro-batches within each step; drop backwards whose forward is unknown."""
     step = ["rank", "step"]
     begun = rows.filter(pl.col("kind") == "forward").select(*step, "micro_batch", begin="start_ns")
     numbers = begun.select(*step, "micro_batch", number=pl.col("begin").rank("ordinal").over(step) - 1)

@@ -276,7 +276,7 @@ class DeepSpeedBuckets:
         self._met: dict[tuple[int, ...], dict[str, Any]] = {}
 
     def look(self, *_: Any) -> None:
-        """Hook the modules of DeepSpeed that the job has imported."""
+        """Install hooks in the modules of DeepSpeed that the job has imported."""
         for module, owner, method, flushes in HOOKS:
             target = getattr(sys.modules.get(module), owner, None)
             if target is not None and module not in self._hooked:

@@ -77,7 +77,7 @@ class PipelineHooks:
             self._operations.note(LOSS, int(stage.stage_index), int(batch), start_ns, end_ns)
 
     def _describe(self, stage: Any, place: int) -> None:
-        """Number the chunks of this process with a new one, and describe them."""
+        """Renumber the chunks of this process with a new one, and describe them."""
         self._known[place] = 0
         self._known = {chunk_place: number for number, chunk_place in enumerate(sorted(self._known))}
         source = f"{SOURCE} {self._schedule}".strip()

@@ -63,7 +63,7 @@ class TransformersHooks:
             self._look_at_cache(scheduler)
 
     def _look_at_cache(self, scheduler: Any) -> None:
-        """Hook requests that wait for blocks or lose them, where this version has such hooks."""
+        """Install hooks on requests that wait for blocks or lose them, where this version has such hooks."""
         manager = getattr(sys.modules.get(f"{PACKAGE}.offloading_manager"), "OffloadingManager", None)
         call = self._recorder.call
         wanted = (

@@ -332,7 +332,7 @@ class ProcessTail:
         self._before = step, resume_ns
 
     def _number_again(self) -> None:
-        """Number all kept steps again, once the optimizer that ends steps is known or has changed."""
+        """Renumber all kept steps once the optimizer that ends steps is known or has changed."""
         recorded = self.recorded
         updates = [(r.a, r.b, Boundary(r.c, r.d)) for r in recorded if r.kind == records.UPDATE]
         anchors = [(r.a, r.b, r.c) for r in self._rare if r.kind == records.ANCHOR]
