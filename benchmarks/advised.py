@@ -1,11 +1,11 @@
-"""Whether the first advice of `dpro explain`, done in the script, gains what it says.
+"""Whether the first advice of `dpro explain`, followed in the script, gains what it predicts.
 
 python -m benchmarks.advised [--only WHAT …] [--rounds 3] [--load N] [--list] [--json]
 
 Each job (`recording/advised_job.py`) is limited by one thing. It is recorded once as it is. Then it runs in
 turns without dpro, as it is and as a person has changed it; the gain is the median ratio of the rounds. A job
-is judged if the advice that was done is among ours. With `--load N`, N processes compute beside. `--json`
-prints one object: check → {n, figures, bar, holds}. Launch-bound jobs need a GPU.
+is judged if dpro gives the advice that was followed. With `--load N`, N busy processes run beside it.
+`--json` prints one object: check → {n, figures, bar, holds}. Launch-bound jobs need a GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.recording import ENVIRONMENT, cable, job, record_window
 from dpro.cli.analysis import analyse
 from dpro.verdict.verdict import explain
 
-# What limits the job -> the advice that was done in the script.
+# Limit of the job -> the advice that was followed in the script.
 DONE = {
     "input": "input",
     "optimizer": "optimizer",
@@ -36,35 +36,35 @@ DONE = {
 LINK_MBIT = {"communication": 200}
 SKIP, WINDOW_STEPS, STEPS = 8, 16, 40
 BAR_PCT = 85.0
-NEXT_TO_NOTHING = 1.03  # gains below have no sign
+NEXT_TO_NOTHING = 1.03  # speed-up below which a gain has no sign
 
 
 def command_of(what: str, *options: str) -> list[str]:
-    """The command of a job, over its link."""
+    """Return the command of a job, over its link."""
     rate = LINK_MBIT.get(what)
     over = cable(rate) if rate else ()
     return job("advised_job.py", [what, "--steps", STEPS, *options], over=over)
 
 
 def step_s(what: str, folder: Path, done: bool) -> float:
-    """How long a step takes without dpro, by its mean: not each is like the next.
+    """Measure the mean step without dpro, in seconds; a mean, since steps differ.
 
     Raises:
-        RuntimeError: the job failed; with what it printed last.
+        RuntimeError: the job failed; with the end of its output.
     """
     out = folder / "times.json"
     command = command_of(what, "--out", str(out), *(["--done"] if done else []))
     ended = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
     if ended.returncode:
         raise RuntimeError(f"{what} ended with {ended.returncode}: {ended.stderr[-3000:]}")
-    return mean(sorted(json.loads(out.read_text())[SKIP:])[:-2])  # but for the two longest
+    return mean(sorted(json.loads(out.read_text())[SKIP:])[:-2])  # without the two longest
 
 
 def measure(what: str, rounds: int, folder: Path) -> dict[str, Any]:
-    """What is advised for a job, and what doing it gains.
+    """Compare the advice for a job with the gain from following it.
 
     Args:
-        rounds: of both, in turns that change places.
+        rounds: of both sides, whose order alternates.
         folder: for the recording.
     """
     record_window(folder / "run", command_of(what), SKIP, WINDOW_STEPS)
@@ -90,7 +90,7 @@ def measure(what: str, rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def checks(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """By check: how many, the figures, the bar, and whether it holds."""
+    """Compute each check: number of jobs, percentage, bar, and whether it holds."""
     advised = [row for row in rows if row["low"] is not None]
     shares = {
         "advised": (len(rows), 100 * len(advised) / max(len(rows), 1), BAR_PCT),
@@ -104,7 +104,7 @@ def checks(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure all, and print what holds."""
+    """Measure all jobs and print the checks."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--only", nargs="*", choices=DONE, default=list(DONE))
     options.add_argument("--rounds", type=int, default=3)

@@ -1,4 +1,4 @@
-"""torch.profiler switched on by hand for the steps of deep windows: what recording is compared with."""
+"""torch.profiler switched on by hand for the steps of deep windows, to compare the cost of recording with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EVERY, WINDOW_STEPS, SKIP = 200, 2, 5  # the recorder's defaults
 
 
 def profiled_by_hand() -> Callable[[], None]:
-    """Have torch.profiler record the steps of the default windows; returns what ends a step."""
+    """Record the steps of the default windows with torch.profiler; return the function that ends a step."""
     from torch.profiler import ProfilerAction, profile
 
     folder = tempfile.mkdtemp()

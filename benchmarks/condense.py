@@ -1,14 +1,14 @@
-"""How much smaller condensed graphs are, that they replay exactly, and what ten thousand ranks take.
+"""How much smaller condensed graphs are, whether they replay exactly, and what ten thousand ranks take.
 
 python benchmarks/condense.py [--traces FOLDER] [--ranks N] [--nodes N] [--json]
 
 FOLDER is a run directory or what `dpro import` takes; without it, the shared traces of several ranks. Each
-is condensed as it is and under edits of the network, of one rank and of all, and compared with a replay of
-the whole graph. With `--ranks` the ranks of the first are then copied, with offsets and noise, each repeated
-until it has about `--nodes` nodes: every copy joins every collective of the one that it is a copy of. Of the
-copies only one is in memory at a time. That each, replayed by itself with the starts of its transfers given,
-arrives when its skeleton does, shows that the joined skeletons start as a replay of the whole would, which
-needs more memory than most machines have. Each source is also built, condensed and judged rank by rank, as
+graph is condensed as it is and under edits of the network, of one rank and of all, and compared with a replay
+of the whole graph. With `--ranks` the ranks of the first are then copied, with offsets and noise, each
+repeated until it has about `--nodes` nodes: a copy joins every collective of its original. Only one copy is
+in memory at a time. A replay of the whole would need more memory than most machines have, so each copy is
+replayed by itself, with the starts of its transfers given: if it arrives when its skeleton does, the joined
+skeletons start as the whole would. Each source is also built, condensed and judged rank by rank, as
 commands do with large runs: what that takes per node, and what a rank exchanges. Seconds are of one core.
 `--json` prints one object: check → {n, figures, bar, holds}.
 """
@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also runs as a script
 
 from benchmarks import as_program
 from benchmarks.speed.copies import Original, copied, originals
@@ -55,19 +55,19 @@ from dpro.replay.timeline import rank_step_times, replay, step_ends
 TRACES = Path(os.environ.get("DPRO_TRACES", Path(__file__).resolve().parents[2] / "shared" / "traces"))
 ENOUGH_PER_MEMBER, LARGE_RATIO, SMALL_RATIO = 200, 80, 0.3
 EDGES_PER_NODE, NS_PER_NODE, BUILD_NS_PER_NODE = 2.2, 100, 700
-# For 10,240 ranks of 100,000 nodes.
+# Bars for 10,240 ranks of 100,000 nodes.
 CONDENSE_S, JOIN_S, REPLAY_S, PEAK_GIB, ALL_NODES = 120, 10, 0.2, 4, 10_240 * 100_000
 Check = dict[str, Any]
 
 
 def condense(graph: Graph) -> tuple[Graph, np.ndarray]:
-    """The condensed graph, and the node of the whole graph that each of its nodes is, or -1."""
+    """Return the condensed graph, and for each of its nodes the node of the whole graph, or -1."""
     cut = cut_by_rank(graph)
     return joined_graph(graph, cut, skeletons_of(graph, cut))
 
 
 def differing(graph: Graph, condensed: Graph, node: np.ndarray) -> int:
-    """How many kept nodes start at another time than in the whole graph, and whether steps do."""
+    """Count kept nodes whose start differs from the whole graph's, plus tables of step times that differ."""
     whole, small = replay(graph), replay(condensed)
     real = node >= 0
     wrong = int((small.start[real] != whole.start[node[real]]).sum())
@@ -79,7 +79,7 @@ def differing(graph: Graph, condensed: Graph, node: np.ndarray) -> int:
 
 
 def edited(graph: Graph, cut: Cut, seed: int) -> Iterator[tuple[str, Graph]]:
-    """The graph under edits: durations of transfers, of a rank, of all ranks, from none to ten times."""
+    """Yield the graph with durations of transfers, of a rank, and of all ranks scaled by 0 to 10."""
     draw = np.random.default_rng(seed)
     ranks = cut.ranks[cut.ranks >= 0]
     chosen = {
@@ -93,7 +93,7 @@ def edited(graph: Graph, cut: Cut, seed: int) -> Iterator[tuple[str, Graph]]:
 
 
 def cpu_seconds(action: Any, rounds: int = 3) -> float:
-    """The least CPU time of several rounds, after one that compiles."""
+    """Return the smallest CPU time of several rounds, after one that compiles."""
     action()
     best = np.inf
     for _ in range(rounds):
@@ -104,9 +104,7 @@ def cpu_seconds(action: Any, rounds: int = 3) -> float:
 
 
 def building_seconds(source: Path) -> tuple[Graph, float, float]:
-    """The graph of a source, and CPU seconds: of making its ranks' shares of it by themselves, and of all;
-    the least of three rounds.
-    """
+    """Build a source; return its graph, and CPU seconds of its ranks' shares and of all: least of three."""
     run, spent = open_path(source), [0.0]
 
     def timed(function: Any) -> Any:
@@ -138,14 +136,14 @@ def building_seconds(source: Path) -> tuple[Graph, float, float]:
 
 
 def figures_of(source: Path, seed: int) -> dict[str, Any]:
-    """What a source gives: sizes, seconds, and how much differs."""
+    """Measure a source: sizes, seconds, and how much differs."""
     graph, build_s, all_s = building_seconds(source)
     small, node = condense(graph)
     cut = cut_by_rank(graph)
     shared = int(cut.free.sum())
     wrong = {"unchanged": differing(graph, small, node)}
     for name, changed in edited(graph, cut, seed):
-        if name == "network":  # how long transfers last may change without condensing again
+        if name == "network":  # durations of transfers may change without condensing again
             lasts = np.where(node >= 0, changed.nodes.duration[node], 0)
             wrong[name] = differing(changed, small.with_durations(lasts), node)
         else:
@@ -168,7 +166,7 @@ def figures_of(source: Path, seed: int) -> dict[str, Any]:
 
 
 def by_rank(source: Path) -> dict[str, Any]:
-    """What a source takes rank by rank, and how many steps then differ from those of the whole graph."""
+    """Measure a source rank by rank, and count tables of step times that differ from the whole graph's."""
     run, spent = open_path(source), dict[str, float]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -209,7 +207,7 @@ def by_rank(source: Path) -> dict[str, Any]:
 
 
 def checks_of(rows: Sequence[dict[str, Any]]) -> dict[str, Check]:
-    """Check → figures of all sources."""
+    """Compute the checks over all sources."""
     return {
         "exact": {
             "n": len(rows),
@@ -247,7 +245,7 @@ def _check(rows: Sequence[dict[str, Any]], figure: str, bar: str, holds: Any) ->
 
 
 def _small_enough(row: dict[str, Any]) -> bool:
-    """Without shared collectives there is no bar."""
+    """Return whether a graph is condensed enough; without shared collectives there is no bar."""
     per_member = row["per_member"]
     if per_member is None:
         return True
@@ -258,7 +256,7 @@ def _small_enough(row: dict[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def adding(spent: dict[str, float], what: str) -> Iterator[None]:
-    """Add the CPU seconds that something takes."""
+    """Add the CPU seconds of the block to the entry `what`."""
     begin = time.process_time()
     yield
     spent[what] = spent.get(what, 0.0) + time.process_time() - begin
@@ -270,7 +268,7 @@ JoinedGraph = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, 
 def join(
     skeletons: Sequence[Skeletons], met: Sequence[tuple[np.ndarray, np.ndarray]], shared: int
 ) -> JoinedGraph:
-    """Skeletons joined by a rendezvous per collective: what a replay takes, and the place of each node."""
+    """Join skeletons by a rendezvous per collective; return arrays for `longest_path`, and nodes' places."""
     first = np.cumsum([0, *(each.node.size for each in skeletons)])
     total = int(first[-1]) + shared
     collective = np.concatenate([members for members, _ in met])
@@ -344,7 +342,7 @@ def copies(graph: Graph, num_ranks: int, nodes_per_rank: int) -> dict[str, Check
 
 
 def differing_inside(ranks: Sequence[Original], skeletons: Sequence[Skeletons], start: np.ndarray) -> int:
-    """How many kept nodes start at another time when each copy is replayed by itself, transfers given."""
+    """Count kept nodes that start at another time when each copy is replayed by itself, transfers given."""
     wrong, first = 0, 0
     for rank, skeleton in enumerate(skeletons):
         original = ranks[rank % len(ranks)]
@@ -362,7 +360,7 @@ def differing_inside(ranks: Sequence[Original], skeletons: Sequence[Skeletons], 
 
 
 def main() -> None:
-    """Run it from the command line."""
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""How right curves of communication are, on measured tables of other people's machines.
+"""How accurate curves of communication are, on measured tables of other people's machines.
 
 python benchmarks/curves.py [--train FOLDER] [--data FOLDER] [--json]
 
-A folder holds `collectives.parquet`, `vidur_network.parquet`, `ultrascale_network.csv`, `deepep_*.parquet`,
-or some of them; without an option, the folder that DPRO_REALITY names. With both options the curves are made
-from one and tried on the other. With one, parts of it are left out and predicted from the rest: sizes,
+A folder has `collectives.parquet`, `vidur_network.parquet`, `ultrascale_network.csv`, `deepep_*.parquet`, or
+some of them; without an option, it is the folder that DPRO_REALITY names. With both options the curves are
+made from one and tried on the other. With one, parts of it are left out and predicted from the rest: sizes,
 groups, numbers of hosts. A check without data has n 0, holds null, and a note that says why. `--json` prints
 one object: check → {n, median_pct, p90_pct, bar, holds}; of intervals {n, inside_pct, bar, holds}.
 """
@@ -45,20 +45,20 @@ COLUMNS = [*CurveGroup._fields, "link", "bytes", "time_ns"]
 
 @dataclass
 class CurveErrors:
-    """Errors of what was predicted, whether intervals held, and how much was refused."""
+    """Errors of predictions, whether intervals contained measurements, and the number of refused groups."""
 
     errors: list[float] = field(default_factory=list)
     inside: list[bool] = field(default_factory=list)
     refused: int = 0
 
     def add(self, predicted: Estimate, measured: np.ndarray) -> None:
-        """Compare what was predicted with what was measured."""
+        """Compare predicted with measured times."""
         if predicted.time_ns is not None:
             self.errors += np.abs(predicted.time_ns / measured - 1).tolist()
         self.inside += ((predicted.low_ns <= measured) & (measured <= predicted.high_ns)).tolist()
 
     def ask(self, table: NetworkTable, group: CurveGroup, rows: pl.DataFrame) -> None:
-        """Say the times of rows of one group, and compare."""
+        """Predict the times of rows of one group, and compare them."""
         measured = rows["time_ns"].to_numpy()
         try:
             self.add(estimate(table, group, rows["bytes"].to_numpy()), measured)
@@ -67,7 +67,7 @@ class CurveErrors:
 
 
 def points(frame: pl.DataFrame) -> pl.DataFrame:
-    """One row per group and size, with the median time."""
+    """Return one row per group and size, with the median time."""
     return (
         frame.group_by(*CurveGroup._fields, "link", "bytes")
         .agg(pl.col("time_ns").median())
@@ -77,18 +77,18 @@ def points(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def by_group(frame: pl.DataFrame) -> Iterator[tuple[CurveGroup, pl.DataFrame]]:
-    """The points of each group."""
+    """Yield each group with its points."""
     for key, rows in frame.group_by(CurveGroup._fields, maintain_order=True):
         yield CurveGroup(*key), rows
 
 
 def table_of(frame: pl.DataFrame) -> NetworkTable:
-    """The curves of points."""
+    """Make the curves of points."""
     return network_table(frame, "table")
 
 
 def sizes_within(train: pl.DataFrame, data: pl.DataFrame) -> CurveErrors:
-    """Sizes that lie between those of the same group in the training points, and are none of them."""
+    """Predict sizes that are between those of a group's training points, and not among them."""
     tried, known = CurveErrors(), table_of(train)
     for group, rows in by_group(data):
         if group not in known.curves:
@@ -105,7 +105,7 @@ def sizes_within(train: pl.DataFrame, data: pl.DataFrame) -> CurveErrors:
 
 
 def sizes_left_out(frame: pl.DataFrame) -> CurveErrors:
-    """Every `FOLDS`-th size between the ends of each curve, predicted from the others."""
+    """Predict every `FOLDS`-th size between the ends of each curve from the others."""
     tried = CurveErrors()
     place, last = pl.int_range(pl.len()).over(CurveGroup._fields), pl.len().over(CurveGroup._fields) - 1
     for fold in range(FOLDS):
@@ -116,7 +116,7 @@ def sizes_left_out(frame: pl.DataFrame) -> CurveErrors:
 
 
 def unseen(train: pl.DataFrame, data: pl.DataFrame) -> tuple[CurveErrors, CurveErrors]:
-    """Groups within a host that no version has in the training points: behind NVLink, and others."""
+    """Predict groups within a host that the training points have in no version: behind NVLink, and others."""
     known = table_of(train)
     seen = {group._replace(version="") for group in known.curves}
     switched, others = CurveErrors(), CurveErrors()
@@ -127,7 +127,7 @@ def unseen(train: pl.DataFrame, data: pl.DataFrame) -> tuple[CurveErrors, CurveE
 
 
 def groups_left_out(frame: pl.DataFrame) -> tuple[CurveErrors, CurveErrors]:
-    """Each operation and number of ranks of each device and library, predicted from the rest."""
+    """Predict each operation and number of ranks of each device and library from the rest."""
     switched, others = CurveErrors(), CurveErrors()
     keys = [name for name in CurveGroup._fields if name != "version"]
     for _, rows in frame.filter(pl.col("hosts") == 1).group_by(keys, maintain_order=True):
@@ -142,7 +142,7 @@ def groups_left_out(frame: pl.DataFrame) -> tuple[CurveErrors, CurveErrors]:
 
 
 def more_hosts(train: pl.DataFrame, data: pl.DataFrame) -> CurveErrors:
-    """Numbers of hosts above those of the training points."""
+    """Predict numbers of hosts that the training points lack."""
     tried, known = CurveErrors(), table_of(train)
     for group, rows in by_group(data):
         if group.hosts > 1 and group not in known.curves:
@@ -151,7 +151,7 @@ def more_hosts(train: pl.DataFrame, data: pl.DataFrame) -> CurveErrors:
 
 
 def hosts_left_out(frame: pl.DataFrame) -> CurveErrors:
-    """All numbers of hosts above each one, predicted from those up to it."""
+    """Predict all numbers of hosts above each one from those up to it."""
     tried = CurveErrors()
     for most in sorted(set(frame["hosts"].to_list()) - {1}):
         fewer, more = frame.filter(pl.col("hosts") <= most), frame.filter(pl.col("hosts") > most)
@@ -164,7 +164,7 @@ def hosts_left_out(frame: pl.DataFrame) -> CurveErrors:
 def token_curves(
     frame: pl.DataFrame, times: tuple[str, ...]
 ) -> Iterator[tuple[tuple[object, ...], pl.DataFrame]]:
-    """Dispatch and combine of each DeepEP configuration, over tokens."""
+    """Yield dispatch and combine times of each DeepEP configuration, over tokens."""
     setting = [
         column
         for column in frame.columns
@@ -177,7 +177,7 @@ def token_curves(
 
 
 def tokens_predicted(train: pl.DataFrame, data: pl.DataFrame) -> list[float]:
-    """Errors of token counts between those of the training curve of the same configuration."""
+    """Return errors of token counts between those of the training curve of the same configuration."""
     errors: list[float] = []
     for (_, known), new in _pairs(train, data):
         sizes, times = medians(known["tokens"].to_numpy(), known["time_ns"].to_numpy())
@@ -202,7 +202,7 @@ def _pairs(
 
 
 def tokens_left_out(frame: pl.DataFrame) -> list[float]:
-    """Every `FOLDS`-th token count, predicted from the others."""
+    """Return errors of every `FOLDS`-th token count, predicted from the others."""
     ranks = pl.col("tokens").rank("dense") - 1
     errors = []
     for fold in range(FOLDS):
@@ -215,7 +215,7 @@ def tokens_left_out(frame: pl.DataFrame) -> list[float]:
 
 
 def errors_result(errors: list[float], bar: tuple[float, float], **more: object) -> dict[str, object]:
-    """Median and 90th percentile beside their bars."""
+    """Make the row of a check: median and 90th percentile of the errors, beside their bars."""
     if not errors:
         nothing = {"n": 0, "median_pct": None, "p90_pct": None, "bar": list(bar), "holds": None}
         return {**nothing, "note": _reason(more), **more}
@@ -231,7 +231,7 @@ def errors_result(errors: list[float], bar: tuple[float, float], **more: object)
 
 
 def inside_result(inside: list[bool], **more: object) -> dict[str, object]:
-    """How many measurements are in their intervals."""
+    """Make the row of a check: the share of measurements in their intervals."""
     share = 100 * float(np.mean(inside)) if inside else None
     return {
         "n": len(inside),
@@ -244,14 +244,14 @@ def inside_result(inside: list[bool], **more: object) -> dict[str, object]:
 
 
 def _reason(more: Mapping[str, object]) -> str:
-    """Why there is nothing to check."""
+    """Word the reason why there is nothing to check."""
     if more.get("groups_refused"):
         return "all groups are refused"
     return "the folders lack the table, or it holds nothing of this that is unseen"
 
 
 def of_table(name: str, train: pl.DataFrame | None, data: pl.DataFrame) -> dict[str, dict[str, object]]:
-    """The checks of one table of curves."""
+    """Compute the checks of one table of curves."""
     sizes = sizes_left_out(data) if train is None else sizes_within(train, data)
     switched, others = groups_left_out(data) if train is None else unseen(train, data)
     return {
@@ -269,7 +269,7 @@ def of_table(name: str, train: pl.DataFrame | None, data: pl.DataFrame) -> dict[
 
 
 def checks(train: Path | None, data: Path) -> dict[str, dict[str, object]]:
-    """All checks; one whose files are missing, or hold nothing that is unseen, has n 0 and says so."""
+    """Compute all checks; one without files, or without unseen data in them, has n 0 and a note."""
     results: dict[str, dict[str, object]] = {}
     for name, file in TABLES.items():
         own, known = _points(data / file), None if train is None else _points(train / file)
@@ -291,7 +291,7 @@ def checks(train: Path | None, data: Path) -> dict[str, dict[str, object]]:
 
 
 def _libraries(name: str, frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
-    """NCCL and the others apart; tables of one library whole."""
+    """Separate NCCL from other libraries; tables of one library stay whole."""
     if name != "collectives":
         return {name: frame}
     nccl = pl.col("library") == "nccl"
@@ -299,7 +299,7 @@ def _libraries(name: str, frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
 
 
 def _points(file: Path) -> pl.DataFrame:
-    """The points of a file; none where there is no such file, or it has no row."""
+    """Read the points of a file; none if the file is missing, is not valid or has no row."""
     try:
         if file.exists():
             return points(read_frame(file))
@@ -310,7 +310,7 @@ def _points(file: Path) -> pl.DataFrame:
 
 
 def main() -> None:
-    """Check, and print."""
+    """Run the checks and print them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--train", type=Path, help="folder of tables that curves are made from")
     parser.add_argument("--data", type=Path, help="folder of tables that they are tried on")

@@ -3,12 +3,12 @@
     python -m benchmarks.dashboard [--ranks 8] [--spans 500000] [--rounds 3] [--json]
 
 Makes a run of that many spans, serves it with `dpro dashboard`, and opens it in Chromium. The first page is
-timed from asking for the address until its panels are there, with nothing computed before, and until all of
-them are filled; of a run of more than 500,000 spans nothing else is. An interaction is a change of the view,
-of the steps or of the ranks, timed from the change until all panels are filled;
-before, each view is shown once. Memory is that of the server and, after collecting garbage, of the page's
-JavaScript. A what-if is timed on the server, from its edits to what changes on the critical path, for edits
-that were not asked for before. The timeline has a benchmark of its own: `benchmarks/timeline.py`.
+timed from the request until its panels are there, with nothing computed before, and until all of them are
+filled; of a run of more than 500,000 spans only the first time is measured. An interaction is a change of the
+view, of the steps or of the ranks, timed from the change until all panels are filled, after each view was
+shown once. Memory is that of the server and, after garbage collection, of the page's JavaScript. A what-if is
+timed on the server, from its edits to the changes on the critical path, for edits that were not asked for
+before. The timeline has its own benchmark: `benchmarks/timeline.py`.
 `--json`: check -> {n, figures, bar, holds}.
 """
 
@@ -43,7 +43,7 @@ PAGE = "return document.querySelectorAll('#content .panel').length"
 VIEWS = """
 return [...document.querySelectorAll('#nav a')].map((link) => new URL(link.href).searchParams.get('view'))
 """
-SMALL = 500_000  # spans: up to here the first page has less time
+SMALL = 500_000  # spans up to which the bar of the first page is lower
 BARS = {
     "first_page_s": {True: 1.0, False: 3.0},
     "interaction_p95_ms": 150.0,
@@ -52,7 +52,7 @@ BARS = {
     "whatif_ms": 300.0,
     "report_mb": 5.0,
 }
-# ms from a change of the link until all panels are filled and the page has been drawn.
+# Returns ms from a change of the link until all panels are filled and the page has been drawn.
 CHANGED = """
 const [changes, done] = arguments, began = performance.now();
 dpro.go(changes);
@@ -71,7 +71,7 @@ requestAnimationFrame(frame);
 
 
 def make_run(folder: Path, ranks: int, spans: int) -> None:
-    """A run of operators that each launch a kernel, with an all-reduce at the end of each step."""
+    """Write a run of operators that each launch a kernel, with an all-reduce at the end of each step."""
     each = spans // (3 * ranks)
     for rank in range(ranks):
         begin = np.arange(each, dtype=np.int64) * (OP_NS + GAP_NS)
@@ -110,7 +110,7 @@ def _spans(sort: int, kind: str, name: str, begin: np.ndarray, lasts: int, rank:
 
 
 def in_browser(run: Path, rounds: int) -> dict[str, Any]:
-    """s until the first page is there and filled, ms of each interaction, MB after each round."""
+    """Measure s until the first page is there and filled, ms of each interaction, and MB after each round."""
     browser = start_browser()
     browser.set_script_timeout(120)
     found: dict[str, Any] = {"again_s": [], "interactions": {}, "memory": []}
@@ -132,7 +132,7 @@ def in_browser(run: Path, rounds: int) -> dict[str, Any]:
                 wait(browser, PAGE)
                 found["again_s"].append(time.perf_counter() - began)
             views = browser.execute_script(VIEWS)
-            for view in views:  # what is computed once is there then
+            for view in views:  # so that interactions do not time what is computed only once
                 browser.execute_script(f"dpro.go({{view: '{view}'}})")
                 settle(browser)
             before = [*map(cpu_ms, processes)]
@@ -158,7 +158,7 @@ def in_browser(run: Path, rounds: int) -> dict[str, Any]:
 
 
 def whatifs(run: Path) -> list[float]:
-    """ms on the server from edits to an answer, for edits that were not asked for before."""
+    """Measure ms on the server from edits to an answer, for edits that were not asked for before."""
     loaded = load(open_run(run))
     loaded.warm()
     fill = whatif.VIEW.sections["whatif-answer"]
@@ -174,7 +174,7 @@ def whatifs(run: Path) -> list[float]:
 
 
 def report(run: Path) -> tuple[float, float]:
-    """Size of the report as one page, in MB, and the CPU time that it takes, s."""
+    """Return the size of the report as one page, in MB, and the CPU time to make it, in s."""
     begin = time.process_time()
     loaded = load(open_run(run))
     page = html_of(loaded, make_report(loaded))
@@ -182,12 +182,12 @@ def report(run: Path) -> tuple[float, float]:
 
 
 def cpu(found: Sequence[float], per: float) -> dict[str, float]:
-    """Processor time of the server, which may be working things out beside, and of the browser."""
+    """Return the CPU time of the server, with its background work, and of the browser, divided by `per`."""
     return {"server_cpu": found[0] / per, "browser_cpu": found[1] / per}
 
 
 def checks(run: Path, spans: int, rounds: int) -> dict[str, Any]:
-    """Figures, each with its bar and whether it holds; the slowest interactions by name."""
+    """Measure all figures, each with its bar and whether it holds; the slowest interactions by name."""
     of = {"spans": spans, "load": os.getloadavg()[0], "cores": os.cpu_count()}
     first_bar = BARS["first_page_s"][spans <= SMALL]
     found = in_browser(run, rounds if spans <= SMALL else 0)

@@ -1,11 +1,11 @@
-"""How well `dpro.replay.cost.kernels` says what operations, models and jobs take on devices.
+"""How well `dpro.replay.cost.kernels` predicts times of operations, models and jobs on devices.
 
     python benchmarks/devices.py [--train FOLDER] [--data FOLDER] [--json]
     python benchmarks/devices.py --fit FILE [--train FOLDER]
 
-`--train` is the folder of measured tables that may be learned from, `--data` that of those tried; without one
-of them, the other; without both, `DPRO_REALITY`. With one folder, shapes and devices are left out inside it.
-A check without data has n 0, holds null, and a note that says why. Prints, and with `--json` returns,
+`--train` is the folder of measured tables that may be learned from, `--data` that of those tried; each
+defaults to the other, and both to `DPRO_REALITY`. With one folder, shapes and devices are left out inside it.
+A check without data has n 0, holds null, and a note that says why. Prints a line per check, or with `--json`
 check -> {n, median_pct, p90_pct, bar, holds}. `--fit` writes the numbers that ship instead
 (`replay/cost/kernels/coefficients.json`).
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))  # the checks lie beside this file, and it runs as a script
+sys.path.insert(0, str(REPOSITORY))  # the checks are beside this file, and it runs as a script
 
 from benchmarks import TRACES  # noqa: E402
 from benchmarks.device_checks import jobs, models, operators, shipped  # noqa: E402
@@ -30,13 +30,13 @@ from benchmarks.device_checks.tables import read_tables, unknown_devices  # noqa
 from dpro.replay.cost.kernels.formula import DeviceTable  # noqa: E402
 
 REALITY = Path(os.environ.get("DPRO_REALITY", REPOSITORY.parent / "shared" / "reality"))
-MAX_ROWS = 9000  # of one table: the run ends in minutes
+MAX_ROWS = 9000  # of one table, so that a run ends in minutes
 
 Checks = dict[str, dict[str, Any]]
 
 
 def checks(train: Path, data: Path) -> Iterator[tuple[str, Callable[[], Checks]]]:
-    """What is checked, by name."""
+    """Yield each group of checks by name, with the function that runs it."""
     same = train.resolve() == data.resolve()
 
     def tables(kind: str, dtype: str, most: int = MAX_ROWS) -> tuple[list[DeviceTable], list[DeviceTable]]:
@@ -63,7 +63,7 @@ def checks(train: Path, data: Path) -> Iterator[tuple[str, Callable[[], Checks]]
 
 
 def main() -> int:
-    """Run the checks; 1 if one of them does not hold."""
+    """Run the checks; return 1 if one of them does not hold."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

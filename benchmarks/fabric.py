@@ -1,15 +1,15 @@
-"""What paths and faults do to traffic, predicted and measured on a real fabric of network namespaces.
+"""Effects of paths and faults on traffic, predicted and measured on a real fabric of network namespaces.
 
 python benchmarks/fabric.py [--only rates|blame] [--seed N] [--cases N] [--json]
 
 Needs root on Linux: hosts, leaves and spines are namespaces of this machine, with the kernel's own multipath
-routing and TCP, and a gloo job over them. Cases are drawn from the seed: flows by the hash that happened, by
-planned ports, over a cable at half rate, around one that is down; all-reduces and steps of a job in the same.
-`blame` injects faults into a fabric of three leaves: cables and ports that are slow or lose one packet in a
-hundred, and slow switches, with healthy cases between them. It counts how often what is at fault is named, at
-the level that can be distinguished, and nothing else.
+routing and TCP, and a gloo job over them. Cases are drawn from the seed: flows by the kernel's hash, by
+planned ports, over a cable at half rate, around one that is down; all-reduces and steps of a job under these
+conditions. `blame` injects faults into a fabric of three leaves: cables and ports that are slow or lose one
+packet in a hundred, and slow switches, with healthy cases between them. It counts how often exactly the
+component at fault is named, at the level that can be distinguished.
 `--json` prints one object: check → {n, median_pct, worst_pct, bar, holds}, of blame check → {n, right_pct,
-by_kind, bar, holds}. Ctrl-C, or a signal to end, leaves what was measured until then.
+by_kind, bar, holds}. After Ctrl-C, or a signal to end, the cases measured so far are reported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also runs as a script
 
 from benchmarks.fabric_lab import blame, recorded
 from benchmarks.fabric_lab.cases import CONDITIONS, FAULTS, Compared, of_flows, of_job
@@ -48,7 +48,7 @@ BARS = {
 
 
 def check_of(row: Compared) -> str:
-    """Which bar a figure is held to."""
+    """Return the check whose bar applies to a figure."""
     if row.what == "flows":
         return "flows under a fault" if row.condition in FAULTS else "flows"
     if row.what == "all-reduce":
@@ -57,7 +57,7 @@ def check_of(row: Compared) -> str:
 
 
 def judged(rows: Sequence[Compared]) -> dict[str, dict[str, Any]]:
-    """Check → figures; the worst counts.
+    """Compute the checks of predicted and measured figures; their largest error counts.
 
     Args:
         rows: what was predicted and measured.
@@ -79,13 +79,13 @@ def measured(seed: int, cases: int, rows: list[Compared]) -> None:
     """Draw cases and measure them.
 
     Args:
-        seed: of what is drawn.
-        cases: how many: of three, two are flows, and one is a job.
-        rows: gets what was measured, case by case.
+        seed: of the cases.
+        cases: how many; two of three are flows, and one is a job.
+        rows: gets the results, case by case.
     """
     draw = random.Random(seed)
     with lab(*SHAPE) as made, before_other_work():
-        of_flows(made, "hash", draw)  # the first after building is slower
+        of_flows(made, "hash", draw)  # the first flows after building are slower
         for number in range(cases):
             condition = CONDITIONS[number % len(CONDITIONS)]
             if number % 3 < 2:
@@ -99,10 +99,10 @@ def measured(seed: int, cases: int, rows: list[Compared]) -> None:
 
 
 def blamed(seed: int, cases: int, rows: list[blame.NamedFault]) -> None:
-    """Draw faults, inject them, and say what is named.
+    """Draw faults, inject them, and record what is named.
 
     Args:
-        seed: of what is drawn.
+        seed: of the faults.
         cases: how many.
         rows: gets what was named, case by case.
     """
@@ -117,7 +117,7 @@ def blamed(seed: int, cases: int, rows: list[blame.NamedFault]) -> None:
 
 
 def edited(runs: Path) -> dict[str, dict[str, Any]]:
-    """Record jobs that are not there yet, and predict one from the other.
+    """Record missing jobs, and predict one from the other.
 
     Args:
         runs: the folder of recordings.
@@ -133,7 +133,7 @@ def edited(runs: Path) -> dict[str, dict[str, Any]]:
 
 
 def main() -> None:
-    """Run it from the command line."""
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -152,7 +152,7 @@ def main() -> None:
 
 
 def checked(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], int]:
-    """Check → figures, those there are where it is cut off; and the exit code.
+    """Run what was asked for; return check → figures, of the cases until an interrupt, and the exit code.
 
     Args:
         arguments: of the command line.

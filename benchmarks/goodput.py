@@ -1,11 +1,11 @@
-"""How well dpro accounts for the time of jobs that fail, and predicts what other designs of recovery give.
+"""How well dpro accounts for the time of jobs that fail, and predicts other designs of recovery.
 
 python benchmarks/goodput.py [--seed N] [--campaigns N] [--minutes N] [--keep FOLDER | --data FOLDER] [--json]
 
-Campaigns are real jobs on this machine (gloo, torchrun, torch.distributed.checkpoint), time compressed: a
+Campaigns are real jobs on this machine (gloo, torchrun, torch.distributed.checkpoint), compressed in time: a
 failure a minute. Their designs take turns; failures are SIGKILL and SIGSTOP at moments drawn from the seed.
-Simulations are also held to closed forms, and with a folder of published tables (`--data`) to what others
-have measured. `--json` prints one object: check → {n, figures, bar, holds}.
+Simulations are also compared with closed forms and, with a folder of published tables (`--data`), with
+measurements of others. `--json` prints one object: check → {n, figures, bar, holds}.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it runs as a script, too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also runs as a script
 
 from benchmarks import as_program
 from benchmarks.campaigns.campaign import Campaign, kept_campaigns, run_campaign
@@ -39,19 +39,19 @@ from benchmarks.campaigns.published import (
 from dpro.extensions.goodput.stages import stages_of
 
 MTBF_S = 60.0
-APART_S = 5.0  # starts of campaigns at once: importing torch takes all processors
+APART_S = 5.0  # between starts of concurrent campaigns, since importing torch takes all cores
 ACCOUNT_BAR, MEDIAN_BAR, WORST_BAR = 1.0, 3.0, 8.0
-INTERVAL = (5, 95)  # percentiles of what is predicted
+INTERVAL = (5, 95)  # percentiles of simulated goodput
 
 
 def campaigns(seed: int, count: int, minutes: float, folder: Path, together: int) -> list[Campaign]:
-    """Run campaigns; design and failures of each follow from its number, which is seed and more.
+    """Run campaigns; the number of each, counted from the seed, determines its design and failures.
 
     Args:
         seed: number of the first.
         count: how many.
         minutes: of each.
-        folder: where they go.
+        folder: for their folders.
         together: how many at once.
     """
 
@@ -66,7 +66,7 @@ def campaigns(seed: int, count: int, minutes: float, folder: Path, together: int
 
 
 def judged(found: Sequence[Campaign]) -> dict[str, dict[str, Any]]:
-    """Check → figures.
+    """Compute the checks of accounts and predictions.
 
     Args:
         found: the campaigns; each is predicted from another of the design `SHORT`.
@@ -86,7 +86,7 @@ def judged(found: Sequence[Campaign]) -> dict[str, dict[str, Any]]:
         base = next((other for other in short[place:] + short if other != number), None)
         saver = next((other for other in background if other != number), None)
         if base is None or (campaign.design.in_background and saver is None):
-            continue  # nothing but itself to predict it from
+            continue  # no other campaign to predict it from
         stall_s = stages_of(lives[saver]).stall_s if saver is not None else 0.0
         measured = logged_progress(campaign)
         goodput = measured.whole_s / measured.wall_s
@@ -111,7 +111,7 @@ def judged(found: Sequence[Campaign]) -> dict[str, dict[str, Any]]:
 
 
 def published(folder: Path) -> dict[str, dict[str, Any]]:
-    """Check → figures, of published tables that a folder has.
+    """Compute the checks of the published tables in a folder.
 
     Args:
         folder: may have `FIGURES` and `SPOT`.
@@ -135,7 +135,7 @@ def _figures(errors: Sequence[float], median_bar: float, worst_bar: float) -> di
 
 
 def main() -> None:
-    """Run campaigns and print how far dpro was off."""
+    """Run campaigns and print the errors of dpro's accounts and predictions."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

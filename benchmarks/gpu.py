@@ -1,15 +1,15 @@
-"""Everything that only a GPU can say of dpro, in one command: what it costs there, and what it sees.
+"""All measurements of dpro that need a GPU, in one command: the cost of recording, and its accuracy.
 
 python benchmarks/gpu.py [-o FOLDER] [--only STAGE[.CHECK],…] [--limit-s S] [--again] [--json]
 python benchmarks/gpu.py --dry-run          the same on a CPU: small sizes, to see that every check runs
 python benchmarks/gpu.py --list
 python benchmarks/gpu.py --table FOLDER/gpu.json …
 
-Stages are made of checks; each check runs in a process of its own, under a limit of its own, and a check
-that fails or is ended does not keep the others from running. All that was found is one document,
-`gpu.json`, which is written after each check; recorded runs are kept beside it, in archives. A second call
-with the same folder runs what is missing. Where packages that dpro needs are missing, they are taken from
-`build/wheels` (`make gpu-wheels`) for this call; nothing else is needed than Python, torch and a GPU.
+Stages are made of checks; each check runs in its own process, under its own time limit, and a check that
+fails or is ended does not keep the others from running. All results are in one document, `gpu.json`, which is
+written after each check; recorded runs are kept beside it, in archives. A second call with the same folder
+runs what is missing. Missing packages that dpro needs are taken from `build/wheels` (`make gpu-wheels`) for
+this call; only Python, torch and a GPU have to be there.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LIMIT_S = 530.0
 
 
 def chosen(only: str) -> list[Check]:
-    """The checks of the stages and names in a list, in its order; all where it is empty.
+    """Return the checks of the stages and names in a list, in its order; all for an empty list.
 
     Raises:
         SystemExit: one of them does not exist.
@@ -66,10 +66,10 @@ def _fits(check: Check, word: str) -> bool:
 
 
 def bring_dependencies(work: Path) -> None:
-    """Make what dpro needs importable, from wheels that came along, if it is not.
+    """Make missing dependencies of dpro importable, from the wheels in `WHEELS`.
 
     Raises:
-        SystemExit: it is missing and did not come along.
+        SystemExit: one is missing, and there are no wheels.
     """
     missing = [module for module in NEEDED if importlib.util.find_spec(module) is None]
     if not missing:
@@ -84,7 +84,7 @@ def bring_dependencies(work: Path) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether torch sees one; asked in a process of its own, which may not come back."""
+    """Return whether torch sees a GPU; asked in its own process, which may hang."""
     probe = "import torch, sys; sys.exit(not torch.cuda.is_available())"
     try:
         return subprocess.run([sys.executable, "-c", probe], timeout=120).returncode == 0
@@ -93,7 +93,7 @@ def has_gpu() -> bool:
 
 
 def parsed() -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "-o", "--output", type=Path, default=Path(FOLDER), help="for gpu.json and runs; $OUT, else build/gpu"
@@ -111,7 +111,7 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run what was asked for, and print it."""
+    """Run the requested checks and print the results; return the exit code."""
     options = parsed()
     checks = chosen(options.check or options.only)
     if options.list:

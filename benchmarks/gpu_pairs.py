@@ -1,16 +1,16 @@
-"""How well `dpro whatif` foretells what a change does to GPU jobs, by traces from before and after it.
+"""How well `dpro whatif` predicts changes of GPU jobs, by traces from before and after a change.
 
 python -m benchmarks.gpu_pairs [--pairs FILE] [--folder DIR] [--only NAME …] [--json]
 
 FILE (pairs.json in DIR, which `DPRO_GPU_PAIRS` names) has an object per pair: `name`, `change`, `before` and
 `after` (lists of `file`, in DIR), `edits` (ways to ask for the change, all compared; `a+b` are two edits
-together), `clean` (whether steps can be compared), `note`, and `real`, by others: `before_ms`, `after_ms`,
-`before_kernel_ms`, `after_kernel_ms`. What a missing key is needed for is left out.
+together), `clean` (whether steps can be compared), `note`, and `real`, measured by others: `before_ms`,
+`after_ms`, `before_kernel_ms`, `after_kernel_ms`. Comparisons that need a missing key are left out.
 
-Predictions of clean pairs are held to the step that dpro measures after the change, and (`…_real`) to `real`;
-gains are for the samples of a step before. Of other pairs whose note says `kernel time`, that of kernels is
-compared; of those whose note says `cold` the grade must not be good. `steps_measured`: dpro's steps are the
-real ones. `same_gain`: `dpro explain` and the search name the gain of an edit as `dpro whatif` does. `--json`
+Predictions of clean pairs are compared with the step that dpro measures after the change, and (`…_real`) with
+`real`; gains are per samples of a step before. Of other pairs, kernel time is compared where the note says
+`kernel time`, and the grade must not be good where it says `cold`. `steps_measured`: dpro measures the real
+steps. `same_gain`: `dpro explain` and the search name the gain of an edit as `dpro whatif` does. `--json`
 prints one object: check → {n, figures, bar, holds}; `answered` has each pair in `judged`.
 """
 
@@ -49,22 +49,22 @@ from dpro.verdict.verdict import explain
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 FOLDER = Path(os.environ.get("DPRO_GPU_PAIRS", SHARED / "gpu_pairs"))
 SIDES = ("before", "after")
-TRUTHS = ("own", "real")  # the steps that dpro measures, and those of the file
+TRUTHS = ("own", "real")  # of the step after: measured by dpro, and from the file
 TIMES = ("predicted", "low", "high", "gain", "gain_low", "gain_high")
 ANSWERED, HELD, SIGNS, MEASURED = 0.9, 0.85, 1.0, 0.9  # shares
 ERRORS_PCT = {"median_pct": 15.0, "worst_pct": 50.0}
-WIDTH = 2.0  # median of the upper end of a step's interval over the lower one
-AGREE = 0.03  # measured steps that differ by less agree
-SAME = 0.01  # of a gain
+WIDTH = 2.0  # bar for the median ratio of an interval's upper to its lower end
+AGREE = 0.03  # largest difference of measured steps that agree
+SAME = 0.01  # largest difference of gains that agree
 
 Row = dict[str, Any]
 
 
 def open_side(pair: Row, side: str, folder: Path, links: Path) -> Analysis:
-    """The run of one side: its file, or a folder of links to its files, one a rank.
+    """Open the run of one side: its file, or a folder of links to its files, one per rank.
 
     Raises:
-        DproError: there is none, or it cannot be read.
+        DproError: there is no file, or it cannot be read.
     """
     files = [(folder / entry["file"]).resolve() for entry in pair.get(side) or ()]
     if not files:
@@ -79,7 +79,7 @@ def open_side(pair: Row, side: str, folder: Path, links: Path) -> Analysis:
 
 
 def read_edits(text: str) -> list[Edit]:
-    """One edit, or several with plus signs between them, where each part is one.
+    """Parse one edit, or several joined by plus signs.
 
     Raises:
         UsageError: there is no such edit.
@@ -91,7 +91,7 @@ def read_edits(text: str) -> list[Edit]:
 
 
 def compare_step(prediction: Prediction, before: float | None, after: float | None) -> Row | None:
-    """A prediction beside the steps of both sides, ms; None where one is not known."""
+    """Compare a prediction with the steps of both sides, in ms; None where one is not known."""
     if not before or not after:
         return None
     samples = prediction.samples
@@ -107,7 +107,7 @@ def compare_step(prediction: Prediction, before: float | None, after: float | No
 
 
 def compare_kernels(analysis: Analysis, edits: Sequence[Edit], real: Row) -> Row | None:
-    """The time of kernels under edits beside the real one, both as multiples of that before."""
+    """Compare kernel time under edits with the real one, relative to before; None where one is unknown."""
     before, after = (real.get(f"{side}_kernel_ms") for side in SIDES)
     if not before or not after:
         return None
@@ -118,7 +118,7 @@ def compare_kernels(analysis: Analysis, edits: Sequence[Edit], real: Row) -> Row
 
 
 def compare_elsewhere(analysis: Analysis, prediction: Prediction) -> Iterator[Row]:
-    """Who else names the gain of the same edits, in words, and whether it is the same."""
+    """Yield the gains that `explain` and the search name for the same edits, and whether they agree."""
     gains = [prediction.speedup_at(ns) for ns in (prediction.gain_low_ns, prediction.gain_high_ns)]
     text = "+".join(map(str, prediction.edits))
     for advice in explain(analysis).advice:
@@ -133,7 +133,7 @@ def compare_elsewhere(analysis: Analysis, prediction: Prediction) -> Iterator[Ro
 
 
 def ask(text: str, analysis: Analysis, pair: Row, steps: dict[str, list[float | None]]) -> Row:
-    """What dpro answers to one question, and how right it is.
+    """Predict one way to ask for the change, and compare; a refusal or failure becomes the row.
 
     Args:
         steps: of both sides, ms: dpro's, and the real one.
@@ -153,17 +153,17 @@ def ask(text: str, analysis: Analysis, pair: Row, steps: dict[str, list[float | 
         elif "kernel time" in (pair.get("note") or ""):
             row["kernels"] = compare_kernels(analysis, edits, pair.get("real") or {})
         return row
-    except Exception as error:  # whatever it is, it costs this question alone
+    except Exception as error:  # any error fails only this question
         return {"edit": text, "failed": describe(error)}
 
 
 def describe(error: Exception) -> str:
-    """An error on one line; of a defect its kind, too."""
+    """Word an error on one line; name its type if it is a defect."""
     return str(error) if isinstance(error, DproError) else f"{type(error).__name__}: {error}"
 
 
 def judge(pair: Row, folder: Path) -> Row:
-    """All questions of a pair."""
+    """Ask all questions of a pair."""
     row: Row = {key: pair.get(key) or "" for key in ("name", "change", "clean", "note")}
     try:
         with TemporaryDirectory() as links:
@@ -176,13 +176,13 @@ def judge(pair: Row, folder: Path) -> Row:
             before = opened["before"]
             row |= {"steps": steps, "grade": before.trust.grade, "files": [pair[side] for side in SIDES]}
             row["questions"] = [ask(text, before, pair, steps) for text in pair.get("edits") or ()]
-    except Exception as error:  # a damaged file costs its pair alone
+    except Exception as error:  # a damaged file fails only its pair
         row["failed"] = describe(error)
     return row
 
 
 def check_share(rows: Sequence[Row], right: Callable[[Row], bool], bar: float) -> Row:
-    """How many of some answers are right, of how many pairs one at least is, and which answers are not."""
+    """Check the share of right answers; list wrong ones, and count pairs with at least one right answer."""
     wrong = [f"{row['name']}: {row['edit']}" for row in rows if not right(row)]
     share = 1 - len(wrong) / len(rows) if rows else None
     pairs, pairs_right = ({row["name"] for row in some} for some in (rows, filter(right, rows)))
@@ -192,19 +192,19 @@ def check_share(rows: Sequence[Row], right: Callable[[Row], bool], bar: float) -
 
 
 def check_errors(rows: Sequence[Row]) -> Row:
-    """The median and the worst error of the middle of predictions, without their signs."""
+    """Check the median and largest absolute error of predictions."""
     sizes = [abs(row["error_pct"]) for row in rows] or [0.0]
     figures = {"median_pct": median(sizes), "worst_pct": max(sizes)}
     return check(len(rows), figures, ERRORS_PCT, all(figures[key] <= bar for key, bar in ERRORS_PCT.items()))
 
 
 def check(n: int, figures: Row, bar: Row, holds: bool) -> Row:
-    """One check; without anything to judge it neither holds nor misses."""
+    """Make the row of a check; without anything to judge it neither holds nor misses."""
     return {"n": n, "figures": figures if n else {}, "bar": bar, "holds": holds if n else None}
 
 
 def check_pairs(pairs: Sequence[Row], asked: Sequence[Row]) -> Row:
-    """Which questions were answered; with each pair, and those that failed or could not be compared."""
+    """Check the share of answered questions; list all pairs, failed ones, and those not compared."""
     result = check_share(asked, lambda row: "predicted_ms" in row, ANSWERED)
     failed = {pair["name"]: pair["failed"] for pair in pairs if "failed" in pair}
     compared = {row["name"] for row in asked if any(row.get(key) for key in (*TRUTHS, "kernels"))}
@@ -214,7 +214,7 @@ def check_pairs(pairs: Sequence[Row], asked: Sequence[Row]) -> Row:
 
 
 def check_steps(pairs: Sequence[Row]) -> Row:
-    """Whether dpro measures the steps of clean traces, each once, as others do."""
+    """Check that dpro measures the steps of clean traces, each once, as others do."""
     traces = {
         ", ".join(entry["file"] for entry in files): {"name": pair["name"], "steps": pair["steps"][side]}
         for pair in pairs
@@ -230,7 +230,7 @@ def check_steps(pairs: Sequence[Row]) -> Row:
 
 
 def checks(pairs: Sequence[Row]) -> dict[str, Row]:
-    """All checks of pairs that were judged."""
+    """Compute all checks of judged pairs."""
     asked = [{"name": pair["name"], **row} for pair in pairs for row in pair.get("questions", ())]
     answered = [row for row in asked if "predicted_ms" in row]
     result = {"answered": check_pairs(pairs, asked)}
@@ -255,7 +255,7 @@ def checks(pairs: Sequence[Row]) -> dict[str, Row]:
 
 
 def print_table(pairs: Sequence[Row], results: dict[str, Row]) -> None:
-    """A line for each question, and one for each check."""
+    """Print a line for each question, and one for each check."""
     columns = f"{'before':>8} {'after':>8} {'predicted (low to high)':>28}"
     print(f"{'pair: edit':58} {columns}  error  step gain sign")
     for pair in pairs:
@@ -286,7 +286,7 @@ def main() -> None:
     """Judge the pairs of a file.
 
     Raises:
-        DproError: it is no list of pairs, or has none of that name.
+        DproError: it is not a list of pairs, or has no pair of that name.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -3,11 +3,10 @@
 python -m benchmarks.plans [--only NAME …] [--rounds 2] [--runs FOLDER] [--json]
 
 Each job is recorded as it is. From that run `dpro whatif --make-plan` searches for a plan; then the job is
-recorded with the plan, with the uniform bucket size that the search found best, and with its neighbours
-among the sizes that `dpro whatif` knows, in turns. Layers also sleep, and ranks run before all other
-programs, as in the controlled class of `accuracy/pairs.py`. What FOLDER has already is not recorded again,
-and all rounds in it count: `--rounds 0` judges what is there. Without root, only jobs without a limited link
-are recorded.
+recorded with the plan, with the best uniform bucket size of the search, and with its neighbours among the
+sizes that `dpro whatif` tries, in turns. Layers also sleep, and ranks run before all other programs, as in
+the controlled class of `accuracy/pairs.py`. Recordings that FOLDER has already are not made again, and all
+its rounds count: `--rounds 0` judges only those. Without root, only jobs without a limited link are recorded.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from dpro.replay.whatif.graph_ops.divisions import SIZES_MB
 from dpro.selection import ALL
 from dpro.stages import ignore
 
-EXPOSED = 1.2  # times the step without communication, in the replay
+EXPOSED = 1.2  # lowest ratio of the step to that without communication, in the replay
 SAME_PCT, BETTER_PCT, SHARE = 1.0, 5.0, 0.5
 SEARCH_S = 10.0
 USUAL_MB = 25.0
@@ -65,7 +64,7 @@ Check = dict[str, Any]
 
 
 def jobs() -> dict[str, Job]:
-    """The jobs by name."""
+    """Return the jobs by name."""
     found = {}
     for shape, (model, words) in SHAPES.items():
         for link in LINKS[shape]:
@@ -75,12 +74,12 @@ def jobs() -> dict[str, Job]:
 
 
 def searched(runs: Path, name: str, job: Job) -> Row:
-    """Search for a plan from a job's first recording, and keep what was found beside it.
+    """Search for a plan from a job's first recording, and keep the result beside it.
 
     Returns:
         Why it was `refused`; or else `edits` of the plan, the plan itself last; the best `uniform` size in
-        MB; `seconds` that it took; how many `reductions` the plan has; by how many per cent of the step it is
-        ahead of the best size (`ahead_pct`).
+        MB; the `seconds` of the search; the number of `reductions` of the plan; by how many per cent of the
+        step it is ahead of the best size (`ahead_pct`).
     """
     stem = "".join(letter if letter.isalnum() else "-" for letter in name)
     kept, file = runs / f"{stem}.found.json", runs / f"{stem}.json"
@@ -120,18 +119,18 @@ def ensure_names(plan: TensorPlan) -> None:
 
 
 def neighbours(size: float) -> list[float]:
-    """The two sizes next to one among those that `dpro whatif` knows, by their ratio to it."""
+    """Return the two sizes that are nearest to one, by ratio, among those that `dpro whatif` tries."""
     return sorted(set(SIZES_MB) - {size}, key=lambda other: abs(math.log(other / size)))[:2]
 
 
 def times_of(runs: Path, job: Job) -> list[float]:
-    """The typical step of each recording of a job, in ms."""
+    """Return the typical step of each recording of a job, in ms."""
     folders = (place(runs, job, number) for number in count())
     return [measured(each) for each in takewhile(lambda folder: (folder / "manifest.json").exists(), folders)]
 
 
 def ways_of(job: Job, found: Row) -> tuple[Job, Job, list[Job]]:
-    """A job with the plan that was found, with the best uniform size, and with the sizes next to that."""
+    """Return a job with the plan, with the best uniform size, and with the sizes next to that."""
     sizes = (found["uniform"], *neighbours(found["uniform"]))
     best, *others = (job.changed(f"bucket:mb={size:g}") for size in sizes)
     return job.changed(shlex.join(found["edits"])), best, others
@@ -150,7 +149,7 @@ def record_all(runs: Path, name: str, job: Job, rounds: int) -> None:
 
 
 def judge(runs: Path, name: str, job: Job) -> Row | None:
-    """Compare what was recorded of a job; None where some way of it was not."""
+    """Compare the recordings of a job; None if some way of it was not recorded."""
     if not times_of(runs, job):
         return None
     found = searched(runs, name, job)
@@ -184,7 +183,7 @@ def judge(runs: Path, name: str, job: Job) -> Row | None:
 
 
 def checks(rows: Sequence[Row]) -> dict[str, Check]:
-    """The bars, and whether they hold."""
+    """Compute the checks, and whether their bars hold."""
     planned = [row for row in rows if "refused" not in row]
     refused = {row["job"]: row["refused"] for row in rows if "refused" in row}
     spreads = [spread for row in planned for spread in row["same_job_pct"]]
@@ -214,7 +213,7 @@ def checks(rows: Sequence[Row]) -> dict[str, Check]:
 
 
 def table(rows: Sequence[Row], found: dict[str, Check]) -> Iterator[str]:
-    """The table of the documentation, and a line on each bar."""
+    """Yield the table of the documentation, and a line on each bar."""
     yield "| job | as it is ms | plan ms | predicted | held | fastest size ms | plan over it | search |"
     yield "|---|---|---|---|---|---|---|---|"
     for row in rows:

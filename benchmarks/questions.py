@@ -1,11 +1,11 @@
-"""Whether the tools of `dpro mcp` answer what people ask of real traces.
+"""Whether the tools of `dpro mcp` answer users' questions on real traces.
 
 python -m benchmarks.questions [--traces FOLDER] [--verdicts FILE] [--list] [--json]
 
 Each question has an answer that dpro did not compute: counted in the events of the files themselves,
 published with a trace, or given by an expert (`benchmarks.verdicts`). It is put to the tools, not to a model,
-in at most three calls. `--list` prints each question that is answered otherwise. `--json` prints one object:
-check → {n, right_pct, bar, holds}.
+in at most three calls. `--list` prints each question with another answer. `--json` prints one object: check →
+{n, right_pct, bar, holds}.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from dpro.extensions.mcp.tools import call
 
 MAX_CALLS = 3
 BAR = 95.0  # %
-NEAR = 0.01  # of a time or a ratio
-MIN_MS = 0.02  # what times may differ by all the same
-COUNTED = (  # of jobs whose collectives are NCCL's own kernels
+NEAR = 0.01  # largest relative error of a time or a ratio
+MIN_MS = 0.02  # error of times that is always accepted
+COUNTED = (  # jobs whose collectives are NCCL's own kernels
     "multirank/nanogpt_h100_8r_rs_ag",
     "multirank/torchrec_v100_4r_a2a_ar",
     "multirank/torchrec_v100_4r_opt4",
@@ -47,15 +47,15 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Question:
-    """One question.
+    """A question with a known answer.
 
     Attributes:
         kind: under which it is counted.
         text: as a person would ask it.
         source: the trace, below the folder.
-        calls: tools and their arguments but for the run.
-        read: takes the answer out of those of the tools.
-        truth: what it should be: a value, or several of which one will do.
+        calls: tools and their arguments, without the run.
+        read: extracts the answer from those of the tools.
+        truth: right answers; any of them will do.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class Question:
 
 
 def ranks_of(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """Whole spans of each rank's file."""
+    """Return the complete spans of each rank's file."""
     ranks = {}
     for path in sorted(folder.glob("*.json*")):
         content = path.read_bytes()
@@ -82,7 +82,7 @@ def ranks_of(folder: Path) -> dict[int, list[dict[str, Any]]]:
 
 
 def steps_of(events: Sequence[dict[str, Any]]) -> dict[int, Interval]:
-    """When each step of a rank began and ended, us."""
+    """Return the begin and end of each step of a rank, in us."""
     return {
         int(event["name"].partition("#")[2]): (event["ts"], event["ts"] + event["dur"])
         for event in events
@@ -91,7 +91,7 @@ def steps_of(events: Sequence[dict[str, Any]]) -> dict[int, Interval]:
 
 
 def on_gpu(events: Sequence[dict[str, Any]], step: Interval) -> Interval:
-    """From when to when a GPU was in a step: each ends with the work that was launched until then, us."""
+    """Return begin and end of a step on a GPU, in us: the ends of the work launched before its bounds."""
     called = {event["args"]["correlation"]: event["ts"] for event in events if event["cat"] == "cuda_runtime"}
     work = [
         (called[event["args"]["correlation"]], event["ts"] + event["dur"])
@@ -103,7 +103,7 @@ def on_gpu(events: Sequence[dict[str, Any]], step: Interval) -> Interval:
 
 
 def union_us(intervals: Sequence[Interval]) -> float:
-    """How long at least one of them lasts."""
+    """Return how long at least one of the intervals lasts."""
     covered, until = 0.0, float("-inf")
     for begin, end in sorted(intervals):
         covered += max(end - max(begin, until), 0.0)
@@ -114,19 +114,19 @@ def union_us(intervals: Sequence[Interval]) -> float:
 def within(
     events: Sequence[dict[str, Any]], step: Interval, wanted: Callable[[dict[str, Any]], bool]
 ) -> list[Interval]:
-    """What of some events lies in a step."""
+    """Return the parts of wanted events that are within a step."""
     begin, end = step
     spans = [(event["ts"], event["ts"] + event["dur"]) for event in events if wanted(event)]
     return [(max(start, begin), min(stop, end)) for start, stop in spans if start < end and stop > begin]
 
 
 def is_computing(event: dict[str, Any]) -> bool:
-    """Whether an event is a kernel that moves nothing between ranks."""
+    """Return whether an event is a kernel that moves no data between ranks."""
     return event["cat"] == "kernel" and not is_moving(event)
 
 
 def is_moving(event: dict[str, Any]) -> bool:
-    """Whether an event is one of NCCL's kernels."""
+    """Return whether an event is one of NCCL's kernels."""
     return event["cat"] == "kernel" and "nccl" in event["name"].lower()
 
 
@@ -138,7 +138,7 @@ REPORT: Calls = (("report", {"top": EVERYTHING}),)
 
 
 def counted_questions(source: str, folder: Path) -> Iterator[Question]:
-    """What can be counted in the files of a job."""
+    """Yield questions whose answers can be counted in the files of a job."""
     ranks = ranks_of(folder)
     steps = steps_of(ranks[max(ranks)])
     counts: dict[str, tuple[Callable[[Answers], Any], int]] = {
@@ -152,7 +152,7 @@ def counted_questions(source: str, folder: Path) -> Iterator[Question]:
 
 
 def kernel_questions(source: str, ranks: dict[int, list[dict[str, Any]]]) -> Iterator[Question]:
-    """The kernel that takes longest, for how long, and how often."""
+    """Ask for the kernel that takes longest, its time, and how often it runs."""
     totals_ms: dict[str, float] = defaultdict(float)
     times: Counter[str] = Counter()
     for events in ranks.values():
@@ -174,7 +174,7 @@ def kernel_questions(source: str, ranks: dict[int, list[dict[str, Any]]]) -> Ite
 
 
 def step_questions(source: str, rank: int, events: Sequence[dict[str, Any]]) -> Iterator[Question]:
-    """What a step of a rank consists of."""
+    """Ask for the parts of a step of a rank."""
     steps = steps_of(events)
     step = sorted(steps)[len(steps) // 2]
     begin, end = interval = on_gpu(events, steps[step])
@@ -193,23 +193,23 @@ def step_questions(source: str, rank: int, events: Sequence[dict[str, Any]]) -> 
 
 
 def of_kernel(name: str, key: str, answers: Answers) -> Any:
-    """What a report says of a kernel."""
+    """Return a value of a kernel from a report."""
     return next(entry[key] for entry in answers["report"]["kernels"] if entry["name"] == name)
 
 
 def part_of(part: str, step: int, rank: int, answers: Answers) -> float:
-    """What a report says of a step of a rank."""
+    """Return a part of a step of a rank from a report."""
     rows = answers["report"]["steps"]
     return float(next(row[part] for row in rows if (row["step"], row["rank"]) == (step, rank)))
 
 
 def ranks_of_findings(answers: Answers) -> list[int]:
-    """Which ranks a diagnosis names."""
+    """Return the ranks that a diagnosis names."""
     return sorted({rank for finding in answers["diagnose"]["findings"] for rank in finding["ranks"]})
 
 
 def expert_questions(expert: dict[str, Any]) -> Iterator[Question]:
-    """What an expert was asked of a trace."""
+    """Yield the questions that an expert answered for a trace."""
     ask = partial(Question, source=expert["source"], calls=(("explain", {}),))
     limits = (expert["limit"], *expert.get("limit_also_acceptable", ()))
     yield ask(
@@ -227,7 +227,7 @@ def expert_questions(expert: dict[str, Any]) -> Iterator[Question]:
 
 
 def published_questions(folder: Path) -> Iterator[Question]:
-    """What was published with two production traces: which ranks their stragglers are."""
+    """Yield the question for the stragglers of two production traces, whose ranks were published."""
     for name, fault in (("AR", [0]), ("ST", [6, 7])):
         source = f"straggler_parquet/trace-{name}.parquet"
         if (folder / source).is_file():
@@ -236,7 +236,7 @@ def published_questions(folder: Path) -> Iterator[Question]:
 
 
 def questions(traces: Path, verdicts: Path) -> list[Question]:
-    """All of them."""
+    """Return all questions."""
     sources = [source for source in COUNTED if (traces / source).is_dir()]
     counted = [question for source in sources for question in counted_questions(source, traces / source)]
     of_expert = [question for expert in experts_of(verdicts) for question in expert_questions(expert)]
@@ -244,14 +244,14 @@ def questions(traces: Path, verdicts: Path) -> list[Question]:
 
 
 def is_right(said: Any, truth: Any) -> bool:
-    """Whether an answer is the truth, or near it where that is a time."""
+    """Return whether an answer is the truth; near it, where the truth is a float."""
     if isinstance(truth, float):
         return isinstance(said, int | float) and abs(said - truth) <= max(NEAR * abs(truth), MIN_MS)
     return bool(said == truth)
 
 
 def answered(question: Question, traces: Path) -> Any:
-    """What the tools answer; what they say where they refuse."""
+    """Put a question to the tools; return the answer, or a text that says why there is none."""
     if len(question.calls) > MAX_CALLS:
         return f"{len(question.calls)} calls"
     try:
@@ -267,12 +267,12 @@ def answered(question: Question, traces: Path) -> Any:
 
 
 def percent(right: Sequence[bool]) -> float | None:
-    """How many of them are, %; None of none."""
+    """Return the share of true values, in percent; None without values."""
     return round(100 * sum(right) / len(right), 1) if right else None
 
 
 def main() -> int:
-    """Ask all questions."""
+    """Ask all questions and print the share of right answers."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--traces", type=Path, default=TRACES)
     parser.add_argument("--verdicts", type=Path, default=VERDICTS)

@@ -1,12 +1,12 @@
-"""How well `dpro.extensions.plan` says what published jobs took in other layouts, from one measured row.
+"""How well `dpro.extensions.plan` predicts published jobs in other layouts, from one measured row.
 
     python benchmarks/reality.py [--data FOLDER] [--check NAME …] [--json] [--write]
 
-Reads measured tables of other people's clusters (`DPRO_REALITY`, or `--data`): none of them is part of the
+Reads measured tables of other people's clusters (`DPRO_REALITY`, or `--data`), which are not part of the
 project. Each row of a table calibrates (`calibrate.beliefs`) and every other row of its group is predicted.
-Prints, and with `--json` returns, check -> {n, median_pct, p90_pct, order_pct, interval_held_pct, yardstick,
-bar, holds}. `yardstick` has the same figures of rules, and of the source's own prediction where it has one. A
-missing table gives n 0, and a reason. `--write` puts the table into docs/accuracy.md.
+Prints a line per check, or with `--json` check -> {n, median_pct, p90_pct, order_pct, interval_held_pct,
+yardstick, bar, holds}. `yardstick` has these figures for simple rules, and for the source's own prediction
+where it has one. A missing table gives n 0, and a reason. `--write` puts the table into docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))  # the checks lie beside this file, and it runs as a script
+sys.path.insert(0, str(REPOSITORY))  # the checks are beside this file, and it runs as a script
 
 from benchmarks.reality_checks import checks  # noqa: E402
 
@@ -31,7 +31,7 @@ BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"
 
 
 def main() -> int:
-    """Run the checks; 1 if one of them does not hold."""
+    """Run the checks; return 1 if one of them does not hold."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

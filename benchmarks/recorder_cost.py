@@ -1,7 +1,7 @@
-"""What the recorder takes of the thread that trains, asked of a job that is recorded, from within.
+"""The recorder's cost in the training thread, measured from within a recorded job.
 
-Whole jobs differ by more than what is looked for. Here the recorder of one process is turned off and on by
-turns, or each of its actions is timed.
+Whole jobs differ by more than this cost. Here the recorder of one process is alternately off and on, or each
+of its actions is timed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Callable
 from statistics import fmean, median, stdev
 from typing import Any
 
-ENTRIES = ("guarded", "on_update", "on_backward")  # of the recorder, for what hooks call
-SETTLING = 2  # steps at the beginning of a turn that still have something of the one before
+ENTRIES = ("guarded", "on_update", "on_backward")  # methods of the recorder that hooks call
+SETTLING = 2  # steps at the beginning of a turn that are still affected by the one before
 
 
 def _recorder_module() -> Any:
-    """That of the recorder in this process.
+    """Return the recorder's module in this process.
 
     Raises:
         StopIteration: the job is not recorded.
@@ -31,7 +31,7 @@ def _recorder_module() -> Any:
 
 
 def recorder_switch() -> Callable[[bool], None]:
-    """What turns the recorder's work in the calling thread off and on; its own threads go on."""
+    """Return a function that turns the recorder's work in this thread off and on; its own threads go on."""
     recorder_class, thread, is_on = _recorder_module().Recorder, threading.get_ident(), True
 
     def if_on(method: Callable[..., None]) -> Callable[..., None]:
@@ -51,7 +51,7 @@ def recorder_switch() -> Callable[[bool], None]:
 
 
 def step_times_by_turn(steps_ms: list[float], turn: int) -> dict[str, float]:
-    """Steps with the recorder to the steps of the turns around them without.
+    """Compare steps with the recorder with those of the turns around them without.
 
     Args:
         steps_ms: from the end of each step to that of the next: one less than steps.
@@ -79,10 +79,10 @@ def step_times_by_turn(steps_ms: list[float], turn: int) -> dict[str, float]:
 
 
 def _have_timed(recorder_class: Any, timed_call: Callable[[Any, Callable[[], object]], object]) -> None:
-    """Have each action of the recorder timed, whoever calls it.
+    """Have each action of the recorder timed, whatever calls it.
 
     Args:
-        timed_call: gets an action, and what calls it.
+        timed_call: gets an action, and a function that calls it.
     """
 
     def calling(method: Callable[..., object]) -> Callable[..., object]:
@@ -108,9 +108,9 @@ def timed_actions() -> Callable[[int], dict[str, float]]:
     """Time each action of the recorder in this thread from now on.
 
     Returns:
-        What says, for a number of steps, the us of a step that each action takes: its median call times its
-        calls per step, so that other work on the machine does not show. An action that calls others has their
-        time, too; `all` is that of those which none of them calls.
+        A function that returns, for a number of steps, the us of a step that each action takes: its median
+        call times its calls per step, so that other work on the machine does not show. The time of an action
+        includes that of actions it calls; `all` is the sum over actions that no other one calls.
     """
     core = _recorder_module()
     took_ns: dict[Callable[..., object], array[int]] = defaultdict(lambda: array("q"))

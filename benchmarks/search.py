@@ -1,12 +1,12 @@
-"""Whether the search of `dpro whatif` finds the best two changes there are, and how long it takes.
+"""Whether the search of `dpro whatif` finds the best pair of changes, and how long it takes.
 
 python -m benchmarks.search [RUN …] [--data FOLDER] [--spans N] [--json]
 
-Of each run every two candidates that go together are replayed, and the best of these is compared with the
-best that the search found, both by a plain replay. Without a RUN those that the folder of real traces has.
-Times are user CPU seconds of the whole process, the median of three searches after a first one: with
-POLARS_MAX_THREADS=1 that is what an idle machine takes. The last check searches a run of
-this many spans (0: none): the largest of the runs, repeated at later times.
+In each run every pair of compatible candidates is replayed, and the best of these is compared with the best
+that the search found, both by a plain replay. Without a RUN, all runs that the folder of real traces has are
+searched. Times are user CPU seconds of the whole process, the median of three searches after a first one:
+with POLARS_MAX_THREADS=1 these are the seconds of an idle machine. The last check searches a run of this many
+spans (0: none): the largest of the runs, repeated at later times.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ ROUNDS = 3
 
 
 def speedup(facts: RunFacts, edits: Sequence[Edit]) -> float:
-    """Of throughput, by a plain replay; 0 where one leaves nothing for another to change.
+    """Return the speed-up of throughput by a plain replay; 0 where an edit leaves another nothing to change.
 
     Args:
-        facts: what the run shows.
+        facts: of the run.
         edits: in order.
     """
     changed, samples = facts.graph, 1.0
@@ -71,9 +71,9 @@ def speedup(facts: RunFacts, edits: Sequence[Edit]) -> float:
 
 
 def measure(source: Path) -> dict[str, Any]:
-    """What the search finds of a run, what there is, and how long it takes."""
+    """Compare the search of a run with all pairs, and time it."""
     analysis = analyse(str(source))
-    seconds, found = timed(analysis, ROUNDS)  # first: what all pairs leave in memory makes it slower
+    seconds, found = timed(analysis, ROUNDS)  # before the pairs, whose memory would slow it down
     graph = analysis.built.predictive
     facts = facts_of(graph, analysis.baseline, analysis.suspects)
     bounds, _ = bounds_of(facts, candidates(facts)[0])
@@ -96,7 +96,7 @@ def measure(source: Path) -> dict[str, Any]:
 
 
 def timed(analysis: Analysis, rounds: int) -> tuple[float, list[Prediction]]:
-    """User CPU seconds of a search, the median of some after a first one, and what it finds.
+    """Time searches; return the median user CPU seconds, without the first one, and the predictions found.
 
     Args:
         analysis: of the run.
@@ -106,14 +106,14 @@ def timed(analysis: Analysis, rounds: int) -> tuple[float, list[Prediction]]:
     spent, found, known = list[float](), list[Prediction](), dict(graph.facts)
     for _ in range(1 + rounds):
         begun = resource.getrusage(resource.RUSAGE_SELF).ru_utime
-        fresh = dataclasses.replace(graph, facts=dict(known))  # without what an earlier search found out
+        fresh = dataclasses.replace(graph, facts=dict(known))  # without results of an earlier search
         found = explore(fresh, trust, suspects=analysis.suspects, baseline=baseline).predictions
         spent.append(resource.getrusage(resource.RUSAGE_SELF).ru_utime - begun)
     return statistics.median(spent[1:]), found
 
 
 def of_spans(source: Path, spans: int) -> dict[str, Any]:
-    """What a search of a run takes that is repeated until it holds this many spans.
+    """Time a search of a run that is repeated until it has this many spans.
 
     Args:
         source: the run.
@@ -127,13 +127,13 @@ def of_spans(source: Path, spans: int) -> dict[str, Any]:
 
 
 def check_of_spans(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The bar of many spans, and whether it holds."""
+    """Make the check of many spans."""
     bar, holds = {"seconds": SECONDS_OF_SPANS}, row["seconds"] <= SECONDS_OF_SPANS
     return {"seconds of many spans": {"n": 1, "figures": row, "bar": bar, "holds": bool(holds)}}
 
 
 def checks(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The bars, and whether they hold: {n, figures, bar, holds}."""
+    """Compute the checks: {n, figures, bar, holds}."""
     short = max(row["short_pct"] for row in results)
     scaled = max(row["seconds"] * NODES / max(row["nodes"], NODES) for row in results)
     return {
@@ -153,7 +153,7 @@ def checks(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure runs, and print what was found."""
+    """Measure runs, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--data", type=Path, default=TRACES)

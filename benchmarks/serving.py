@@ -2,9 +2,9 @@
 
     python benchmarks/serving.py [--data FOLDER] [--pairs FOLDER] [--json]
 
-`--data` has measured tables of other people's servers (`DPRO_REALITY`), none of which is part of the project.
-`--pairs` has runs of `python -m benchmarks.serving_server.pairs`. Prints, and with `--json` returns, check ->
-{n, figures, bar, holds}; where nothing is there to check, n is 0, holds null, and the figures say why.
+`--data` has measured tables of other people's servers (`DPRO_REALITY`), which are not part of the project.
+`--pairs` has runs of `python -m benchmarks.serving_server.pairs`. Prints a line per check, or with `--json`
+check -> {n, figures, bar, holds}; without data, n is 0, holds null, and the figures say why.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import numpy as np
 import polars as pl
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))  # the checks lie beside this file, and it runs as a script
+sys.path.insert(0, str(REPOSITORY))  # the checks are beside this file, and it runs as a script
 
 from benchmarks import as_program  # noqa: E402
 from benchmarks.serving_checks import logs, pairs, saturation, tables  # noqa: E402
 
 REALITY = Path(os.environ.get("DPRO_REALITY", REPOSITORY.parent / "shared" / "reality"))
-# Percent: of the median, and of the 90th percentile.
+# Per cent: of the median, and of the 90th percentile.
 LOG_BARS = {"latency": (2.0, None), "first token": (8.0, 25.0), "time per token": (4.0, None)}
 TABLE_BARS = {
     "clients x 2": {"token": 8.0, "first": 15.0},
@@ -35,14 +35,14 @@ TABLE_BARS = {
     "device": {"token": 15.0, "first": 15.0},
 }
 ORDER_BAR, COVERAGE_BAR = 85.0, 85.0
-WORST_BAR = 100.0  # a point that is twice as large as what was measured, or nothing
+WORST_BAR = 100.0  # a point that is off by its measured value
 PAIR_BARS = {"time per token": 5.0, "throughput": 5.0, "first token": 10.0}
 PARTS = {"token": "time per token", "first": "first token"}
 Figures = dict[str, Any]
 
 
 def main() -> int:
-    """Run the checks; 1 if one of them does not hold."""
+    """Run the checks; return 1 if one of them does not hold."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def checks(data: Path, recorded: Path | None) -> Iterator[tuple[str, Figures]]:
-    """Name and figures of each check.
+    """Yield the name and figures of each check.
 
     Args:
         data: folder of the tables.
@@ -113,7 +113,7 @@ def _figures(
 
 
 def _saturated(name: str, rows: pl.DataFrame) -> Iterator[tuple[str, Figures]]:
-    """First tokens near and beyond what servers can do: what holds, and how far points are off at most."""
+    """Check first tokens near and beyond saturation: interval coverage, and the largest error of points."""
     first = rows.filter(pl.col("figure").str.starts_with("ttft"))
     yield (
         f"{name}, intervals of first tokens",

@@ -3,10 +3,10 @@
     python -m benchmarks.timeline [--ranks 16] [--spans 4000000] [--like RUN] [--turns 60] [--json]
 
 Makes a run of that many spans by repeating those of a real run (`--like`), or of a made-up step of nested
-operators, launches, kernels and collectives. `dpro dashboard` serves it. Measured are the time from asking
-for the address until the first lanes are drawn, with nothing read before; of each turn of the wheel the time
-until what is then seen is drawn as it is, the server's answer included; a search; and the memory of the
-server once all ranks are read, zoomed and searched. `--json`: check -> {n, figures, bar, holds}.
+operators, launches, kernels and collectives. `dpro dashboard` serves it. Measured are the time from the
+request until the first lanes are drawn, with nothing read before; the time from each turn of the wheel until
+the new view is drawn completely, the server's answer included; a search; and the memory of the server after
+all ranks were read, zoomed and searched. `--json`: check -> {n, figures, bar, holds}.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SEARCH = "const box = dproTimeline.findBox; box.value = 'kernel'; box.dispatchEv
 
 
 def made_up(folder: Path) -> Run:
-    """One step of one rank: operators two deep that each launch a kernel, backward on a thread of its own."""
+    """Write one step of one rank: operators two deep that each launch a kernel, with a backward thread."""
     rows: list[dict[str, Any]] = []
     chance, at = np.random.default_rng(5), {10: 0, 30: 0}
 
@@ -114,13 +114,13 @@ def repeated(source: Run, folder: Path, ranks: int, spans: int) -> int:
     """Write a run whose ranks repeat those of another.
 
     Args:
-        source: the other run; of its spans those of its first deep window.
+        source: the other run, for the spans of its first deep window.
         folder: where to write.
-        ranks: how many the new run has.
-        spans: how many it has, at least.
+        ranks: of the new run.
+        spans: smallest number of the new run's spans.
 
     Returns:
-        How many it has.
+        The number of its spans.
     """
     window = int(source.table(SPANS, ["window"])["window"].min() or 0)  # type: ignore[call-overload]
     tables = [
@@ -148,7 +148,7 @@ def repeated(source: Run, folder: Path, ranks: int, spans: int) -> int:
 def _moved(
     table: Table, frame: pl.DataFrame, rank: int, ranks: int, number: int, length: int, origin: int
 ) -> pl.DataFrame:
-    """One repetition: later, with ids of its own, of another rank."""
+    """Make one repetition: later, with new ids, of another rank."""
     changed = [pl.lit(rank, pl.Int32).alias("rank"), pl.lit(0, pl.Int32).alias("window")]
     changed += [pl.col("start_ns") - origin + number * length]
     ids = ("span_id", "launch_span_id", "correlation", "external_id", "sequence_number", "collective_id")
@@ -166,7 +166,7 @@ def _moved(
 
 @contextmanager
 def serving(run: Path) -> Iterator[tuple[str, int]]:
-    """The address of `dpro dashboard` on a run, and the process that serves it."""
+    """Serve a run with `dpro dashboard`; yield the address and the process id."""
     command = [sys.executable, "-m", "dpro", "dashboard", str(run), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -177,7 +177,7 @@ def serving(run: Path) -> Iterator[tuple[str, int]]:
 
 
 def cpu_ms(process: int) -> float:
-    """Processor time of a process and all that it started."""
+    """Return the CPU time of a process and its descendants, in ms."""
     stats = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended meanwhile
@@ -192,14 +192,14 @@ def cpu_ms(process: int) -> float:
 
 
 def memory_mb(process: int) -> dict[str, float]:
-    """Resident memory of a process now, and at its peak."""
+    """Return the resident memory of a process now, and at its peak, in MB."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     found = {name: value for name, _, value in (line.partition(":") for line in lines)}
     return {"now": int(found["VmRSS"].split()[0]) / 1e3, "peak": int(found["VmHWM"].split()[0]) / 1e3}
 
 
 def measured(run: Path, turns: int) -> dict[str, Any]:
-    """All that is measured in a browser."""
+    """Measure lanes, wheel, search, memory and CPU time in a browser."""
     browser = start_browser()
     try:
         with serving(run) as (address, process):
@@ -219,7 +219,7 @@ def measured(run: Path, turns: int) -> dict[str, Any]:
             begin = time.perf_counter()
             browser.execute_script(SEARCH)
             wait(browser, "return document.querySelector('.found').textContent.includes('spans')")
-            searched = time.perf_counter() - begin - 0.25  # it waits this long for more letters
+            searched = time.perf_counter() - begin - 0.25  # the page waits this long for more letters
             wait(browser, STILL)
             turn_the_wheel(browser, turns // 3)
             return {
@@ -232,7 +232,7 @@ def measured(run: Path, turns: int) -> dict[str, Any]:
 
 
 def turn_the_wheel(browser: Any, turns: int) -> None:
-    """Turn the wheel with Ctrl, in and out, at places all over the lanes; wait for what is drawn."""
+    """Turn the wheel with Ctrl, in and out, at places all over the lanes; wait until each view is drawn."""
     box = browser.execute_script("return dproTimeline.frame.getBoundingClientRect().toJSON()")
     chance = np.random.default_rng(3)
     for turn in range(turns):
@@ -248,7 +248,7 @@ def turn_the_wheel(browser: Any, turns: int) -> None:
 
 
 def checks(found: dict[str, Any], ranks: int, spans: int) -> dict[str, Any]:
-    """Figures, each with its bar and whether it holds."""
+    """Return the figures, each with its bar and whether it holds."""
     wheel = np.array(found["wheel_ms"])
     figures = {
         "first_lanes_s": {

@@ -1,11 +1,11 @@
-"""What every trace gives, to compare before and after a change that is meant to change nothing.
+"""All answers on every trace, to compare before and after a change that is meant to change none.
 
 python benchmarks/unchanged.py -o BEFORE.json [SOURCE ...]
 python benchmarks/unchanged.py -o AFTER.json [SOURCE ...]
 python benchmarks/unchanged.py --compare BEFORE.json AFTER.json [--json]
 
-A SOURCE is a run directory or traces; without any, all of the shared traces and the sample runs. Of each the
-replayed nanoseconds are kept as a digest, and what the commands answer in JSON as it is. The comparison
+A SOURCE is a run directory or traces; without any, all of the shared traces and the sample runs. Of each, the
+replayed nanoseconds are kept as a digest, and the JSON answers of the commands as they are. The comparison
 prints every value that differs, by its place, and ends with 1 if there is one.
 """
 
@@ -35,7 +35,7 @@ NOT_TRACES = {".md", ".log", ".txt"}
 
 
 def sources() -> Iterator[Path]:
-    """All that there is: jobs of several ranks as a whole, other traces file by file."""
+    """Yield all sources: jobs of several ranks as a whole, other traces file by file."""
     yield from sorted(path.parent for path in (REPOSITORY / "sample_traces").glob("*/manifest.json"))
     for folder in sorted(path for path in TRACES.glob("*") if path.is_dir()):
         for path in sorted(folder.iterdir()):
@@ -44,7 +44,7 @@ def sources() -> Iterator[Path]:
 
 
 def answers(source: Path) -> dict[str, Any]:
-    """The digest of the replay, and the answer of each command, or how it ended."""
+    """Return the digest of the replay, and the answer of each command, or how it ended."""
     found: dict[str, Any] = {"replayed nanoseconds": _digest(source)}
     for command in COMMANDS:
         done = CliRunner().invoke(cli, [command, source.name, "--json"])
@@ -58,13 +58,13 @@ def answers(source: Path) -> dict[str, Any]:
 def _digest(source: Path) -> str:
     try:
         timeline = analyse(source.name).timeline
-    except Exception as error:  # what cannot be replayed is an answer, too
+    except Exception as error:  # a failure to replay is an answer, too
         return f"{type(error).__name__}: {error}"
     return hashlib.sha256(timeline.start.tobytes() + timeline.end.tobytes()).hexdigest()
 
 
 def differences(before: Any, after: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Each value that differs: where, what it was, what it is."""
+    """Yield each value that differs: its place, before, and after."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted(before.keys() | after.keys()):
             yield from differences(before.get(key), after.get(key), f"{place}/{key}")
@@ -91,7 +91,7 @@ def _compare(paths: list[Path], as_json: bool) -> int:
 
 
 def main() -> int:
-    """Gather or compare."""
+    """Gather answers, or compare them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("sources", nargs="*", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="where to write what was found")
@@ -108,8 +108,8 @@ def main() -> int:
     output = options.output.resolve()
     found = {}
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["DPRO_HISTORY"] = "off"  # nor do findings of other runs
-        os.environ[CACHE] = cache  # what an older dpro has cached says nothing of this one
+        os.environ["DPRO_HISTORY"] = "off"  # so that history, too, has no effect
+        os.environ[CACHE] = cache  # an older dpro's cache must not answer for this one
         for source in [path.resolve() for path in options.sources or sources()]:
             print(source, file=sys.stderr)
             os.chdir(source.parent)  # the answers name the source as it was given

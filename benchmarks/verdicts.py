@@ -1,18 +1,18 @@
-"""How often the verdict is the one that an expert gave of the same trace.
+"""How often the verdict agrees with an expert's on the same trace.
 
 python -m benchmarks.verdicts [--traces FOLDER …] [--verdicts FILE …] [--list] [--leave-one-out] [--json]
 
-A file holds one object per trace: `source` below the folder, `limit`, `limit_also_acceptable`,
-`faulty_ranks`, `not_advice`, and `advice` with `kind`, `gain_low_x`, `gain_high_x`. Without options both are
-looked for where DPRO_TRACES and DPRO_VERDICTS say. `--list` prints what differs. `--json` prints one object:
-check → {n, agree_pct, bar, holds}. Checks: the limit is his, or one that he would accept; the ranks are those
-that he names; his first advice is among ours, by kind; the intervals of gains for the same kind of advice
-meet; none of ours is one that he warns of.
+A file has one object per trace: `source` below the folder, `limit`, `limit_also_acceptable`, `faulty_ranks`,
+`not_advice`, and `advice` with `kind`, `gain_low_x`, `gain_high_x`. Without options, DPRO_TRACES and
+DPRO_VERDICTS name both. `--list` prints the differences. `--json` prints one object: check → {n, agree_pct,
+bar, holds}. Checks: the limit is the expert's, or one that the expert accepts; the ranks are those that the
+expert names; the expert's first advice is among dpro's, by kind; the intervals of gains for advice of one
+kind overlap; dpro gives no advice that the expert warns of.
 
-`--leave-one-out` asks whether constants fit the traces that they were set on. Each is tried at half to twice
-its value on all traces. For each trace the constant is then what is right for most of the others (the middle
-of these values), and the trace is judged with that. Checks: the limit and the first advice are right then;
-and of each constant, how many traces are right at each of its values.
+`--leave-one-out` asks whether constants are overfitted to the traces on which they were set. Each constant is
+tried at half to twice its value on all traces. Each trace is then judged with the value that is right for
+most of the others (the middle of such values). Checks: the limit and the first advice are right with it; and
+for each constant, the number of right traces at each value.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 TRACES = Path(os.environ.get("DPRO_TRACES", SHARED / "traces"))
 VERDICTS = Path(os.environ.get("DPRO_VERDICTS", SHARED / "verdicts" / "verdicts.json"))
 BARS = {"limit": 90.0, "ranks": 90.0, "first advice": 85.0, "gains": 70.0, "not tempted": 100.0}  # %
-# What words of a warning stand for, by the kinds of advice. Warnings of reading a number wrongly are of none.
+# The kinds of advice that a warning is about, by its words. Warnings of misread numbers are about none.
 WARNINGS = {
     r"(?i)^tune nccl|speed up .*reduce|faster rccl": ("transfer", "overlap"),
     r"(?i)overlap communication": ("overlap",),
@@ -56,7 +56,7 @@ WARNINGS = {
 
 FACTORS = (0.5, 0.71, 1.0, 1.41, 2.0)  # of each constant
 LEFT_OUT = ("limit", "first advice")  # checks that constants decide
-WITHIN = 5.0  # %: how far below what is right with all traces it may be with one left out
+WITHIN = 5.0  # %: how much lower the share of right traces may be with one left out
 DECIDING = (advice, facts, ledger, limits)  # modules whose constants decide a verdict
 NOT_FITTED = (
     "MAX_ADVICE", "MUCH", "NOTHING_LEFT", "FREE", "LONGEST", "NS_PER_MS", "NO_SPAN", "NO_STEP", "ON_GPU",
@@ -64,7 +64,7 @@ NOT_FITTED = (
 
 
 def graded(verdict: Explanation, expert: dict[str, Any]) -> dict[str, list[tuple[bool, str]]]:
-    """By check: whether each thing agrees, and what differs in words."""
+    """Grade a verdict: for each check, whether each item agrees, and the difference in words."""
     accepted = [limit or "none" for limit in (expert["limit"], *expert.get("limit_also_acceptable", ()))]
     limit = verdict.limit.kind if verdict.limit else "none"
     ours: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -91,7 +91,7 @@ def graded(verdict: Explanation, expert: dict[str, Any]) -> dict[str, list[tuple
     his = {advised["kind"] for advised in expert["advice"]}
     for warning in expert.get("not_advice", ()):
         kinds = {kind for words, kinds in WARNINGS.items() if re.search(words, warning) for kind in kinds}
-        expects = re.search(r"(?i)^expect (\d+(?:\.\d+)?)x", warning)  # of what is advised all the same
+        expects = re.search(r"(?i)^expect (\d+(?:\.\d+)?)x", warning)  # accepted gain
         least = float(expects[1]) if expects else 1.0
         if kinds - his:
             tempted = {kind for kind in kinds - his if any(high >= least for _, high in ours[kind])}
@@ -100,7 +100,7 @@ def graded(verdict: Explanation, expert: dict[str, Any]) -> dict[str, list[tuple
 
 
 def constants() -> dict[str, float]:
-    """The numbers that decide a verdict, by name."""
+    """Return the numbers that decide a verdict, by name."""
     return {
         name: value
         for module in DECIDING
@@ -110,13 +110,13 @@ def constants() -> dict[str, float]:
 
 
 def scaled(value: float, factor: float) -> float:
-    """A constant times a factor; of a gain what is above 1."""
+    """Scale a constant by a factor; of a gain, the part above 1."""
     is_gain = isinstance(value, float) and 1 < value < 1.5
     return 1 + (value - 1) * factor if is_gain else type(value)(value * factor)
 
 
 def right_at(analysis: Analysis, expert: dict[str, Any]) -> Iterator[tuple[str, list[tuple[bool, ...]]]]:
-    """Of each constant, at each factor, whether a trace's limit and its first advice are right then."""
+    """Yield for each constant whether a trace's limit and its first advice are right, at each factor."""
     for name, value in constants().items():
         modules, rows = [module for module in DECIDING if hasattr(module, name)], []
         for factor in FACTORS:
@@ -130,7 +130,7 @@ def right_at(analysis: Analysis, expert: dict[str, Any]) -> Iterator[tuple[str, 
 
 
 def middle_of_best(count: Sequence[int]) -> int:
-    """The index in the middle of the values that are right most often: of the longest run of them."""
+    """Return the middle index of the longest run of values that are right most often."""
     best = [number for number, right in enumerate(count) if right == max(count)]
     runs = [[number] for number in best[:1]]
     for number in best[1:]:
@@ -173,7 +173,7 @@ def left_out(experts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def share_left_out(right: NDArray[np.bool_]) -> float:
-    """% of traces that are right where a constant is what fits the others best.
+    """Return the % of traces that are right with the constant that fits the others best.
 
     Args:
         right: [traces, factors].
@@ -183,14 +183,14 @@ def share_left_out(right: NDArray[np.bool_]) -> float:
 
 
 def experts_of(file: Path) -> list[dict[str, Any]]:
-    """What experts said, one trace each; none where there is no such file."""
+    """Read experts' verdicts, one trace each; none where there is no such file."""
     said = json.loads(file.read_text()) if file.is_file() else []
     experts: list[dict[str, Any]] = said["verdicts"] if isinstance(said, dict) else said
     return experts
 
 
 def main() -> int:
-    """Grade all verdicts of a file."""
+    """Grade all verdicts of the files."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--traces", type=Path, nargs="+", default=[TRACES], help="a folder for each file")
     parser.add_argument("--verdicts", type=Path, nargs="+", default=[VERDICTS])

@@ -5,8 +5,8 @@ python -m benchmarks.accuracy.answered [RUN …] [--json]
 RUN is anything that `dpro whatif` takes; without any, the traces of `DEFAULT` in the folder that
 `DPRO_TRACES` names. Each run is asked for every edit of the registry, in each way in which it can be made:
 first as the search does (the candidates that the edit declares for the run), then as its help shows it, with
-a rank and an operation that the run has. An edit is answered if one of these is predicted with an interval.
-Each check has the reasons of those that are refused, for a reader to judge.
+a rank and an operation of the run. An edit is answered if one of these is predicted with a finite interval.
+Each check lists the reasons for the refused edits, for a reader to judge.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ DEFAULT = (
     "nccl_meta/mi300x_ddp_rank0of8.json.gz",
     "nccl_meta/nanogpt_h100_hook_rank0of8.json.gz",
 )
-# Of an edit that can be made in several ways, each: its candidates are distinguished by what they begin with.
+# Of an edit that can be made in several ways, each way; its candidates are distinguished by their beginning.
 WAYS = {"compress": ("compress:to=bf16", "compress:powersgd_rank=2", "compress:topk=0.01")}
 BAR = 26
 
 
 def questions() -> Iterator[tuple[str, str]]:
-    """Each edit, and each of its ways: what it is called, and an example of it."""
+    """Yield each edit, or each way of making it, with an example."""
     for kind in all_kinds():
         for example in WAYS.get(kind.name, (kind.example,)):
             yield way_of(parse_edit(example)), example
 
 
 def way_of(edit: Edit) -> str:
-    """Which question an edit answers."""
+    """Return the question that an edit answers: its name, and its way where the edit has several."""
     return str(edit).partition("=")[0] if edit.name in WAYS else edit.name
 
 
 def asked(facts: RunFacts, question: str, example: str) -> tuple[list[Edit], str]:
-    """What to ask of a run for one edit, and why the edit has no candidates there, if it says."""
+    """Return a run's candidates for an edit and the adapted example, and why there are no candidates."""
     kind, reason = type(parse_edit(example)), ""
     try:
         found = [edit for edit in kind.candidates(facts) if way_of(edit) == question]
@@ -68,14 +68,14 @@ def asked(facts: RunFacts, question: str, example: str) -> tuple[list[Edit], str
 
 
 def adapted(example: str, facts: RunFacts) -> str:
-    """An example of the help with the last rank of the run, and with its largest operation."""
+    """Adapt an example of the help to a run: its last rank and its largest operation."""
     example = re.sub(r"(?<![a-z_])rank=\d+", f"rank={facts.ranks[-1]}", example)
     largest = re.sub(r'[,="\[\]]', "?", facts.largest_ops[0][0]) if facts.largest_ops else "*"
     return re.sub(r"name=[^,]+", f"name={largest}", example)
 
 
 def answer(analysis: Analysis, facts: RunFacts, question: str, example: str) -> tuple[str, str]:
-    """The edit that the run answers, else nothing and the first reason for which it does not."""
+    """Return the first edit of a question that the run answers; else "" and the first reason for refusal."""
     edits, reason = asked(facts, question, example)
     for edit in edits:
         try:
@@ -90,7 +90,7 @@ def answer(analysis: Analysis, facts: RunFacts, question: str, example: str) -> 
 
 
 def check(source: str) -> dict[str, object]:
-    """What a run answers: how many edits it was asked, which it answered, and why not the others."""
+    """Count the edits that a run answers, and give the reason for each refused one."""
     analysis = analyse(source)
     facts = facts_of(analysis.built.graph, analysis.baseline, analysis.suspects)
     answers = {name: answer(analysis, facts, name, example) for name, example in questions()}

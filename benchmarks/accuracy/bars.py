@@ -1,4 +1,4 @@
-"""What pairs of jobs before and after a change say of predictions: the table and the bars.
+"""Table and bars of predictions for pairs of jobs before and after a change.
 
 In: a row per pair, as `whatif.py` makes them. Out: check -> {n, figures, bar, holds}, and the table of the
 documentation.
@@ -17,24 +17,24 @@ from dpro.replay.whatif.registry import EDITS, kind_named
 CONTROLLED_MEDIAN_PCT, CONTROLLED_WORST_PCT, NOISY_MEDIAN_PCT = 2.0, 8.0, 6.0
 HELD, SIGNS, NUM_PAIRS = 0.9, 0.95, 30
 GAIN_HELD, GAIN_WIDTH = 0.85, 0.5
-EFFECT_PCT = 3.0  # of the step: a change of less counts as none
+EFFECT_PCT = 3.0  # of the step: a smaller change counts as none
 
 Row = dict[str, Any]
 Check = dict[str, Any]
 
 
 def spread_pct(times: Sequence[float]) -> float | None:
-    """Median difference between any two rounds of the same job; None of a single one."""
+    """Return the median difference between any two rounds of one job, in percent; None for a single round."""
     differences = [100 * abs(a / b - 1) for a, b in combinations(times, 2)]
     return statistics.median(differences) if differences else None
 
 
 def signs(before: float, after: float, predicted: float, same_job_pct: float | None) -> Row:
-    """Whether a change had an effect, beyond what recordings of one job differ by, and had its sign.
+    """Return whether a change had an effect beyond the noise of the job, and was predicted with its sign.
 
     Args:
         before, after, predicted: time for a batch of the size before.
-        same_job_pct: by how much recordings of one job differ, where it was recorded more than once.
+        same_job_pct: difference between recordings of one job; None where it was recorded once.
     """
     noise_pct = max(EFFECT_PCT, same_job_pct or 0.0)
     return {
@@ -44,11 +44,11 @@ def signs(before: float, after: float, predicted: float, same_job_pct: float | N
 
 
 def checks(results: Sequence[Row], whole: bool) -> dict[str, Check]:
-    """The bars, and whether they hold.
+    """Compute the checks, and whether their bars hold.
 
     Args:
         results: a row per pair.
-        whole: whether these are all pairs, so that it can be said of which edits there are none.
+        whole: whether these are all pairs, so that edits without a pair can be named.
     """
     judged = [row for row in results if "refused" not in row]
     found = {}
@@ -74,7 +74,7 @@ def checks(results: Sequence[Row], whole: bool) -> dict[str, Check]:
 
 
 def check(n: int, figures: Row, bar: Row, holds: bool) -> Check:
-    """The row of a check: how many were judged, its figures, its bar, and whether that holds."""
+    """Make the row of a check: number judged, figures, bar, and whether the bar holds."""
     return {"n": n, "figures": figures, "bar": bar, "holds": holds}
 
 
@@ -94,7 +94,7 @@ def _errors(mine: Sequence[Row], controlled: bool) -> Check:
 
 
 def _gains(mine: Sequence[Row]) -> Check:
-    """Of the intervals of gains: how many held, and how wide they are beside those of step times."""
+    """Check the intervals of gains: the share that held, and their width relative to those of step times."""
     held = statistics.fmean(row["gain_held"] for row in mine)
     width = statistics.median(row["gain_width"] for row in mine)
     missed = [row["pair"] for row in mine if row["gain_held"] < 1]
@@ -107,7 +107,7 @@ def _gains(mine: Sequence[Row]) -> Check:
 
 
 def _families(judged: Sequence[Row]) -> Check:
-    """Of the edits that `dpro try` makes: which have a pair, and whether those without say so."""
+    """Check that no edit that `dpro try` makes counts as proven without a pair."""
     tryable = [name for name in CHANGES if name in EDITS]
     measured = {edit.partition(":")[0] for row in judged for edit in row["edits"]}
     without = [name for name in tryable if name not in measured]
@@ -117,7 +117,7 @@ def _families(judged: Sequence[Row]) -> Check:
 
 
 def table(results: Sequence[Row], found: dict[str, Check]) -> Iterator[str]:
-    """The table of the documentation, and a line on each bar.
+    """Yield the table of the documentation, and a line on each bar.
 
     Args:
         results: a row per pair.

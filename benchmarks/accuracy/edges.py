@@ -1,12 +1,12 @@
-"""What each kind of edge contributes: graphs are replayed without one kind at a time.
+"""Contribution of each kind of edge: graphs are replayed without one kind at a time.
 
 python -m benchmarks.accuracy.edges [RUN …] [--twins FOLDER] [--json]
 
-RUN is anything that `dpro replay` takes: of each the replayed starts are compared with the measured ones,
-with all edges and without each kind (median and 95th percentile of the absolute errors of starts that are not
-anchored). FOLDER holds recordings that `twins --runs FOLDER` has made: of each pair also the larger error of
-the two predictions, forward and backward. The time of steps is no measure: without true edges it can be
-better.
+RUN is anything that `dpro replay` takes. Its replayed starts are compared with the measured ones, with all
+edges and without each kind (median and 95th percentile of the absolute errors of starts that are not
+anchored). FOLDER has recordings made by `twins --runs FOLDER`; each pair also gets the larger error of the
+two predictions, forward and backward. Step times are not compared: they can come out better without true
+edges.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.timeline import replay
 
 US = 1_000
-# Without order on threads nothing is left, and only condensed graphs have paths.
+# THREAD edges stay, since a graph without them has no order; only condensed graphs have PATH edges.
 KINDS = [None, *(kind for kind in EdgeKind if kind not in (EdgeKind.THREAD, EdgeKind.PATH))]
 Row = dict[str, object]
 
 
 def without(kind: EdgeKind | None) -> Callable[[Graph], Graph]:
-    """What takes a kind of edge out of a graph; None takes out nothing."""
+    """Make a function that removes a kind of edge from a graph; None removes nothing."""
     return lambda graph: graph if kind is None else graph.without_edges(graph.edges.kind == kind)
 
 
 def start_errors_us(graph: Graph, kind: EdgeKind | None) -> tuple[float, float]:
-    """Median and 95th percentile of how far replayed starts are off."""
+    """Return the median and 95th percentile of the errors of replayed starts, in us."""
     timeline = replay(without(kind)(graph))
     errors = start_errors(counted(judged_starts(timeline, has_gpu_work(graph))))
     return errors[50] / US, errors[95] / US
 
 
 def of_run(name: str, graph: Graph) -> Iterator[Row]:
-    """A row per kind of edge that the graph has."""
+    """Yield a row per kind of edge of the graph."""
     for kind in KINDS:
         count = int((graph.edges.kind == kind).sum()) if kind is not None else graph.edges.kind.size
         if count:
@@ -53,12 +53,12 @@ def of_run(name: str, graph: Graph) -> Iterator[Row]:
 
 
 def label(kind: EdgeKind | None) -> str:
-    """The kind as a word."""
+    """Return the kind as a word."""
     return "nothing" if kind is None else kind.name.lower()
 
 
 def of_twin(twin: Twin, pairs: list[tuple[Job, Job]]) -> Iterator[Row]:
-    """A row per kind of edge: starts in the job before the change, and the worse prediction."""
+    """Yield a row per kind of edge: errors of starts before the change, and the larger prediction error."""
     for row, kind in zip(of_run(twin.name, pairs[0][0].graph), present(pairs[0][0].graph)):
         forward = [
             predicted_ms(before, twin.forward, without(kind)) / after.measured_ms for before, after in pairs
@@ -71,19 +71,19 @@ def of_twin(twin: Twin, pairs: list[tuple[Job, Job]]) -> Iterator[Row]:
 
 
 def present(graph: Graph) -> list[EdgeKind | None]:
-    """The kinds that a graph has, after None."""
+    """Return None and the kinds of edges of a graph."""
     return [kind for kind in KINDS if kind is None or (graph.edges.kind == kind).any()]
 
 
 def recorded(runs: Path, twin: Twin) -> list[tuple[Job, Job]]:
-    """The rounds of a pair that were recorded."""
+    """Read the recorded rounds of a pair."""
     place = folders(runs, twin, 1)[0][0].parent
     rounds = min(len([*place.glob(f"*-{which}/manifest.json")]) for which in ("before", "after"))
     return [(read(before), read(after)) for before, after in folders(runs, twin, rounds)]
 
 
 def rows(runs: list[str], twins: Path | None) -> Iterator[Row]:
-    """All rows, run after run."""
+    """Yield all rows, run after run."""
     for run in runs:
         print(run, file=sys.stderr)
         yield from of_run(Path(run).name, analyse(run).built.graph)
@@ -94,7 +94,7 @@ def rows(runs: list[str], twins: Path | None) -> Iterator[Row]:
 
 
 def table(found: list[Row]) -> Iterator[str]:
-    """The rows for people."""
+    """Yield the rows as a table for people."""
     yield f"{'run':56} {'without':12} {'edges':>8} {'start error p50 / p95 us':>26} {'twin error':>10}"
     for row in found:
         twin = f"{row['twin_error_pct']:+9.1f}%" if "twin_error_pct" in row else ""

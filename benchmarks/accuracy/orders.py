@@ -1,7 +1,8 @@
 """Pieces of work of each rank, in an order that no library runs, for `benchmarks/recording/orders_job.py`.
 
-In: orders of stages, or of stages side by side, and foreign work. Out: what a file of that job holds. Two
-pieces that are one wait for what either needs; what is sent is still known by who made it and who needs it.
+In: orders of stages, some side by side, and foreign work. Out: the contents of that job's file. Two pieces
+of one group wait for the inputs of both; a message is still known by the piece that sends it and the piece
+that needs it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LETTERS = dict(zip(KINDS, "FBW"))
 
 
 def pieces_named(name: str, stages: int, batches: int, foreign: Foreign | None = None) -> Pieces:
-    """The pieces of one of the orders that are recorded.
+    """Return the pieces of one of the recorded orders.
 
     Args:
         name: skip, dualpipe, fill, in-turn (stages with branches, as if all followed each other) or branches.
@@ -52,11 +53,11 @@ def pieces_named(name: str, stages: int, batches: int, foreign: Foreign | None =
 
 
 def pieces_of(orders: Sequence[Order], table: TaskTable, foreign: Foreign | None = None) -> Pieces:
-    """The pieces of each rank.
+    """Return the pieces of each rank.
 
     Args:
         orders: of the stages.
-        table: the same as a table, each piece by itself.
+        table: the orders as a table, each piece by itself.
         foreign: other work.
     """
     found: Pieces = [[] for _ in orders]

@@ -1,8 +1,8 @@
-"""Jobs before and after one change, of which `whatif.py` records both and predicts the one from the other.
+"""Jobs before and after one change; `whatif.py` records both and predicts the second from the first.
 
 In: nothing. Out: pairs. In the controlled class, which needs root, layers sleep a fixed time, the ranks
 talk over links of a fixed speed (`limited_link.py`) and run before all other programs, so that two shared
-cores are no limit; in the noisy class they compute. To real models changes are made as `dpro try` makes them.
+cores are no limit; in the noisy class they compute. Real models are changed in the way `dpro try` does it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpro.extensions.trial.changes import Change, parse_change
 
 @dataclass(frozen=True)
 class Job:
-    """A job.
+    """A job to record.
 
     Attributes:
         arguments: of the program.
@@ -25,8 +25,8 @@ class Job:
         program: of `benchmarks/recording`, and its first words.
         delay_us: of its link, each way.
         ranks: how many there are.
-        change: what `dpro try` changes in it, as in its command line; nothing where empty.
-        shapes: whether shapes of operators are recorded, which other layouts need.
+        change: what `dpro try` changes in it, as on its command line; empty for no change.
+        shapes: whether shapes of operators are recorded, which predictions of other layouts need.
     """
 
     arguments: str
@@ -39,26 +39,26 @@ class Job:
 
     @property
     def cable(self) -> tuple[str, ...]:
-        """The command that runs another one over its link."""
+        """The command that runs another command over the job's link."""
         return cable(self.link, self.delay_us, self.ranks)
 
     @property
     def made(self) -> tuple[Change, ...]:
-        """What is changed in it."""
+        """The changes that `dpro try` makes to the job."""
         return tuple(map(parse_change, shlex.split(self.change)))
 
     @property
     def title(self) -> str:
-        """What it is, a few words."""
+        """A few words that describe the job."""
         words = self.program.split()[1:]
         return f"{' '.join(words)}, {self.ranks} ranks{', computing' if not self.link else ''}"
 
     def changed(self, change: str) -> Job:
-        """The same with a change."""
+        """Return this job with a change."""
         return dataclasses.replace(self, change=change)
 
     def over(self, link: int) -> Job:
-        """The same over a link of another rate."""
+        """Return this job over a link of another rate."""
         return dataclasses.replace(self, link=link)
 
 
@@ -68,14 +68,13 @@ class Pair:
 
     Attributes:
         name: what is changed.
-        before: the job as it is.
-        after: the job as it is changed.
-        edits: as `dpro whatif --edit` takes them; {link} stands for how many times as fast the link gets,
-            {added} for by how many us a small message takes longer, as measured with nothing else on it.
-            None says that nothing should change.
-        cycle: steps of the job after the change of which one communicates.
-        uneven: whether the change is of single steps, so that means count.
-        layout: what `dpro plan --keep` is given, where the change is another layout, which no edit makes.
+        before: the unchanged job.
+        after: the changed job.
+        edits: as `dpro whatif --edit` takes them; {link} is replaced by the speed-up of the link, {added} by
+            the us that a small message takes longer, measured on an idle link. None predicts no change.
+        cycle: steps of the changed job per step that communicates.
+        uneven: whether the change affects single steps, so that means are compared.
+        layout: for `dpro plan --keep`, where the change is another layout, which no edit makes.
     """
 
     name: str
@@ -88,12 +87,12 @@ class Pair:
 
     @property
     def controlled(self) -> bool:
-        """Whether nothing is computed and the link limits."""
+        """Whether the job computes nothing, so that the link limits it."""
         return bool(self.before.link)
 
     @property
     def families(self) -> set[str]:
-        """The edits that predict it, by name."""
+        """Names of the edits that predict the change."""
         return {edit.partition(":")[0] for edit in self.edits}
 
 
@@ -104,7 +103,7 @@ LINK = ("network:bandwidth={link}",)
 
 
 def of_sleeping_layers() -> list[Pair]:
-    """Pairs of the job whose layers only take time."""
+    """Return pairs of the job whose layers only sleep."""
     found = []
     for rate in (200, 500):
         one, many = Job(SLEEPING, rate), Job(f"{SLEEPING} --bucket-mb 1", rate)
@@ -150,7 +149,7 @@ def of_sleeping_layers() -> list[Pair]:
 
 
 def of_exchanges() -> list[Pair]:
-    """Pairs of that job whose gradients are exchanged in ways that DDP has no option for."""
+    """Return pairs of that job whose gradients are exchanged in ways that DDP has no option for."""
     whole, many, slow = (
         Job(f"{SLEEPING}{words}", rate, delay_us=delay)
         for words, rate, delay in (("", 500, 0), (" --bucket-mb 1", 500, 0), (" --bucket-mb 1", 200, 1))
@@ -170,7 +169,7 @@ def of_exchanges() -> list[Pair]:
 
 
 def of_computing_layers() -> list[Pair]:
-    """Pairs of the same job whose layers multiply matrices, over loopback."""
+    """Return pairs of `cpu_job.py` whose layers multiply matrices, over loopback."""
     return [
         Pair(
             "buckets 25 to 1 MB, loopback, computing", Job(COMPUTING), Job(f"{COMPUTING} --bucket-mb 1"),
@@ -197,7 +196,7 @@ LATE, RANK = "slow:rank=1,ms=30", "heal:rank=1"
 
 
 def tried(job: Job, *changes: str) -> list[Pair]:
-    """A pair of each change that `dpro try` makes to a job."""
+    """Return a pair for each change that `dpro try` makes to a job."""
     pairs = []
     for text in changes:
         change = parse_change(text)
@@ -208,24 +207,24 @@ def tried(job: Job, *changes: str) -> list[Pair]:
 
 
 def undone(job: Job, change: str, edit: str) -> Pair:
-    """The pair back from a change: an edit that takes it away."""
+    """Return the pair from a changed job back to the plain one, for an edit that undoes the change."""
     return Pair(f"{job.title}, with {change}: {edit}", job.changed(change), job, (edit,))
 
 
 def linked(job: Job, rate: int) -> Pair:
-    """A pair of a job and the same over another link."""
+    """Return a pair of a job and that job over another link."""
     return Pair(f"{job.title}: link {job.link} to {rate} Mbit/s", job, job.over(rate), LINK)
 
 
 def of_models() -> list[Pair]:
-    """Pairs of real models whose blocks also sleep, over limited links."""
+    """Return pairs of real models whose blocks also sleep, over limited links."""
     gpt = Job(PACED, 500, "model_job.py gpt ddp")
     reading = dataclasses.replace(gpt, arguments=f"{PACED} --input-ms 40")
     making = dataclasses.replace(gpt, arguments=f"{PACED} --objects 10000")
     resnet = Job("--width 320 --block-ms 8 --first", 500, "model_job.py resnet ddp")
     dlrm = Job("--width 512 --block-ms 8 --first", 500, "model_job.py dlrm ddp")
     sharded = Job(PACED, 500, "model_job.py gpt fsdp")
-    # Small messages: those that `tc tbf` lets through for free would count here.
+    # A delay makes small messages count, which `tc tbf` would let through for free.
     split = Job("--width 384 --block-ms 8 --first", 200, "model_job.py gpt tp", delay_us=1)
     gpt4, resnet4, dlrm4, sharded4 = (
         dataclasses.replace(job, ranks=4) for job in (gpt, resnet, dlrm, sharded)
@@ -253,7 +252,7 @@ def of_models() -> list[Pair]:
 
 
 def of_chunks() -> list[Pair]:
-    """Pairs of layers that communicate in the middle of their work, whole and cut up by hand."""
+    """Return pairs of layers that communicate in the middle of their work, whole and cut up by hand."""
     split, exchanged = "split:op={},work=Product,chunks=4", "moe-pipeline:chunks=4"
     found = []
     for kind, width, edit in (
@@ -270,8 +269,8 @@ def of_chunks() -> list[Pair]:
 
 
 def of_layouts() -> list[Pair]:
-    """Pairs of a GPT whose blocks sleep, in layouts with more ranks: `dpro plan` predicts them."""
-    # Messages of tensor parallelism are larger than what a shaped link lets through at once.
+    """Return pairs of a GPT whose blocks sleep, in layouts with more ranks, which `dpro plan` predicts."""
+    # Messages of tensor parallelism exceed the burst that a shaped link lets through at once.
     usual, large = "--width 128 --block-ms 24 --first", "--width 256 --batch 32 --block-ms 6 --first"
     found = []
     for kind, axes, link, words in (
@@ -286,7 +285,7 @@ def of_layouts() -> list[Pair]:
 
 
 def of_grids() -> list[Pair]:
-    """Pairs of layers that are both tensor and data parallel: of changes along one of these axes."""
+    """Return pairs of layers that are both tensor and data parallel, changed along one of these axes."""
     job = Job("--dp 2 --first", 500, "groups_job.py row", ranks=4)
     twice, small, sharded, ahead = (
         dataclasses.replace(job, arguments=f"--dp 2 {words} --first")
@@ -308,7 +307,7 @@ def of_grids() -> list[Pair]:
 
 
 def of_computing_models() -> list[Pair]:
-    """Pairs of real models that compute on the two cores, over loopback."""
+    """Return pairs of real models that compute on the two cores, over loopback."""
     gpt = Job("--width 256 --block-ms 0 --optimizer adamw --first", program="model_job.py gpt ddp")
     making = dataclasses.replace(gpt, arguments=f"{gpt.arguments} --objects 10000")
     resnet = Job("--width 256 --block-ms 0 --batch 32 --first", program="model_job.py resnet ddp")
@@ -325,7 +324,7 @@ def of_computing_models() -> list[Pair]:
 
 
 def pairs() -> list[Pair]:
-    """All pairs, those of real models first."""
+    """Return all pairs, those of real models first."""
     return [
         *of_models(),
         *of_layouts(),

@@ -4,10 +4,10 @@ python -m benchmarks.accuracy.schedules [--only NAME …] [--steps 14] [--runs F
 
 Four ranks on gloo, each a stage of torch.distributed.pipelining whose layers sleep
 (`benchmarks/recording/pipeline_job.py`), are recorded in each schedule, with other micro-batches, and with
-other layers on the stages. Orders that library does not have are run from a list
-(`benchmarks/recording/orders_job.py`); what branches start from is known by the ranges of its profile. What
-the edits say of each from each is compared with the steps that were recorded; both count by their median.
-Only jobs of one kind are compared with each other. What FOLDER has already is not recorded again.
+other layers on the stages. Orders that the library does not have are run from a list
+(`benchmarks/recording/orders_job.py`); the run that edits of branches start from is traced by torch.profiler,
+since only the trace has its operations. Each shape is predicted from each other shape of its kind and
+compared with its recorded steps, by medians. Shapes that are in FOLDER already are not recorded again.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Shape:
     """A pipeline to record.
 
     Attributes:
-        name: of it.
+        name: in tables and folders.
         arguments: of the job, or of `pieces_named`.
-        edit: what makes it of the others; what nothing makes it of is only where others begin.
-        kind: jobs of one kind are compared.
-        listed: whether its order is listed: only `traced` are the operations of such a job known.
+        edit: turns other shapes into this one; empty for a shape that is only a starting point.
+        kind: only jobs of one kind are compared.
+        listed: whether it runs from a list of pieces; such a job's operations are known only if `traced`.
         traced: whether torch.profiler traces it.
     """
 
@@ -79,24 +79,24 @@ SHAPES = (
     Shape("branches in turn", "in-turn", "", "branches", listed=True, traced=True),
     Shape("branches side by side", "branches", "stages:branches=1/2", "branches", listed=True),
 )
-FILLED = "1F1B"  # what foreign work is planned for
+FILLED = "1F1B"  # the shape for which foreign work is planned
 
 
 def folder_of(runs: Path, shape: Shape) -> Path:
-    """Where a shape is recorded.
+    """Return the folder of a shape's recording.
 
     Args:
-        runs: where all are.
+        runs: folder of all recordings.
         shape: which.
     """
     return runs / shape.name.replace("/", "-")
 
 
 def record(runs: Path, shape: Shape, steps: int) -> None:
-    """Record a shape, unless it is there.
+    """Record a shape, unless its folder exists.
 
     Args:
-        runs: where all are.
+        runs: folder of all recordings.
         shape: which.
         steps: of the job.
     """
@@ -124,7 +124,7 @@ def record(runs: Path, shape: Shape, steps: int) -> None:
 
 
 def foreign_of(runs: Path) -> Foreign:
-    """Where the edit puts foreign work: ms of each piece, by rank and how many computes are before it."""
+    """Return where the edit puts foreign work: ms of each piece, by rank and number of pieces before it."""
     found = next(shape for shape in SHAPES if shape.name == FILLED)
     view = Analysis(open_path(folder_of(runs, found))).operations
     if view is None:
@@ -135,14 +135,14 @@ def foreign_of(runs: Path) -> Foreign:
 
 
 def measured_ms(folder: Path) -> float:
-    """The median recorded step of the slowest rank, without the first ones."""
+    """Return the median over recorded steps, without the first, of the slowest rank's time, in ms."""
     steps = open_path(folder).table(STEPS).filter((pl.col("duration_ns") > 0) & (pl.col("step") > SKIP))
     each = steps.group_by("step").agg(pl.col("duration_ns").max())["duration_ns"]
     return float(np.median(each.to_numpy())) / MS
 
 
 def are_a_pair(before: Shape, after: Shape) -> bool:
-    """Whether an edit makes one of the other, and the operations of what it begins with are known.
+    """Return whether an edit turns one shape into the other and the first one's operations are known.
 
     Args:
         before, after: two shapes.
@@ -154,7 +154,7 @@ def are_a_pair(before: Shape, after: Shape) -> bool:
 
 
 def compare(runs: Path, before: Shape, after: Shape) -> dict[str, object]:
-    """One way from a shape to another: times in ms, error and half of the interval in percent."""
+    """Predict one shape from another: times in ms, error and half the interval in percent, or a refusal."""
     view = Analysis(open_path(folder_of(runs, before))).operations
     pair: dict[str, object] = {"pair": f"{before.name} to {after.name}", "edit": after.edit}
     if view is None:

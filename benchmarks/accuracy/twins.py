@@ -2,12 +2,12 @@
 
 python -m benchmarks.accuracy.twins [--only NAME …] [--rounds 3] [--runs FOLDER] [--json]
 
-This tests a graph: replaying an unchanged trace can be right for wrong reasons. Each job is
-`cpu_job.py` under `dpro record`, the two of a pair in turns. To the graph of the one, exactly the change that
-makes the other is applied, through an edit that `dpro whatif` knows or a few lines here; the replayed mean
-step (of the middle half) is compared with that recorded of the other in the same round. Next to the error
-(median of the rounds) is the difference between recordings of one and the same job. Pairs over a limited link
-need root; as root, too, the jobs run before all other programs of the machine, so that those matter less.
+This tests the graph, since the replay of an unchanged trace can be right for wrong reasons. Each job is
+`cpu_job.py` under `dpro record`; the two jobs of a pair take turns. The graph of one job gets exactly the
+change that leads to the other, through an edit of `dpro whatif` or a few lines here; the replayed mean step
+(of the middle half) is compared with the recorded one of the other job in the same round. Next to the error
+(median of the rounds) is the difference between recordings of one job. Pairs over a limited link need root.
+As root, the jobs also run before all other programs of the machine, which then matter less.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dpro.store import open_run
 
 SKIP, WINDOW_STEPS, AFTERWARDS = 8, 16, 3
 MS, US = 1_000_000, 1_000
-BAR_PCT = 10.0  # of an error, on a machine that does much else
+BAR_PCT = 10.0  # of an error, on a shared machine
 
 Change = Callable[[Graph], Graph]
 
@@ -50,7 +50,7 @@ Change = Callable[[Graph], Graph]
 
 
 def edit(*texts: str) -> Change:
-    """Edits as `dpro whatif --edit` takes them, one after the other."""
+    """Make a change of edits as `dpro whatif --edit` takes them, applied one after the other."""
 
     def apply(graph: Graph) -> Graph:
         for text in texts:
@@ -61,7 +61,7 @@ def edit(*texts: str) -> Change:
 
 
 def longer(added_ms: float, *names: str, rank: int | None = None) -> Change:
-    """Each span of these names takes so much longer, or shorter, down to no time at all."""
+    """Make a change that lengthens each span of these names by a time, or shortens it, down to 0."""
 
     def apply(graph: Graph) -> Graph:
         duration = graph.nodes.duration.copy()
@@ -75,7 +75,7 @@ def longer(added_ms: float, *names: str, rank: int | None = None) -> Change:
 
 
 def spans_of(graph: Graph, selection: NodeSelection) -> list[np.ndarray]:
-    """The selected nodes, those of one span together."""
+    """Return the selected nodes, one array per span."""
     nodes = np.flatnonzero(selection.mask(graph))
     assert nodes.size, f"nothing in the run fits {selection}"
     key = np.stack([graph.nodes.span[nodes], graph.nodes.window[nodes], graph.nodes.rank[nodes]])
@@ -84,7 +84,7 @@ def spans_of(graph: Graph, selection: NodeSelection) -> list[np.ndarray]:
 
 
 def met_after(name: str, transfer_us: float) -> Change:
-    """In each step all ranks meet, and then move data for a while, after the span of a name."""
+    """Make a change that lets all ranks meet after a span in each step, and then move data for a while."""
 
     def apply(graph: Graph) -> Graph:
         nodes, edges = graph.nodes, graph.edges
@@ -123,7 +123,7 @@ def _taken(nodes: Nodes, which: np.ndarray) -> Nodes:
 
 
 def without_collectives_in(within: str) -> Change:
-    """Collectives that are called within an annotation are not made: no rank waits, nothing is moved."""
+    """Make a change that removes collectives called within an annotation: no rank waits, no data moves."""
 
     def apply(graph: Graph) -> Graph:
         nodes, edges = graph.nodes, graph.edges
@@ -149,7 +149,7 @@ class Twin:
     Attributes:
         name: what differs.
         job: arguments of `cpu_job.py` that both have.
-        before, after: arguments that each has besides.
+        before, after: additional arguments of each.
         forward, backward: the change of the graph.
         ranks: how many.
         link: rates of the link, Mbit/s, before and after; 0 is the loopback device.
@@ -238,7 +238,7 @@ TWINS = [
 
 @dataclass(frozen=True)
 class Job:
-    """A recorded job: its graph, its typical step as measured, and how well it replays."""
+    """A recorded job: its graph, its measured typical step, and how well it replays."""
 
     graph: Graph
     measured_ms: float
@@ -256,7 +256,7 @@ def record(folder: Path, twin: Twin, arguments: str, rate_mbit: int) -> None:
 
 @cache
 def read(folder: Path) -> Job:
-    """Build the graph of a recorded job."""
+    """Build the graph of a recorded job and measure its step."""
     ensure_finished(folder)
     run = open_run(folder)
     built = build_graph(run)
@@ -265,14 +265,14 @@ def read(folder: Path) -> Job:
 
 
 def typical_ms(steps: pl.DataFrame) -> float:
-    """Mean of the steps without the shortest and the longest quarter, which vary most on a busy machine."""
+    """Return the mean of the steps without the extreme quarters, which vary most on a busy machine, in ms."""
     lasted = np.sort(steps["duration_ns"].to_numpy())
     quarter = lasted.size // 4
     return float(lasted[quarter : lasted.size - quarter].mean()) / MS
 
 
 def predicted_ms(job: Job, *changes: Change) -> float:
-    """Typical step of the changed job, counted as `dpro whatif` does."""
+    """Return the typical step of the changed job, counted as `dpro whatif` does."""
     timeline = replay(job.graph)
     baseline = step_ends(job.graph, timeline.start, timeline.end)
     changed = job.graph
@@ -283,13 +283,13 @@ def predicted_ms(job: Job, *changes: Change) -> float:
 
 
 def folders(runs: Path, twin: Twin, rounds: int) -> list[tuple[Path, Path]]:
-    """The folders of the jobs of each round."""
+    """Return the folders of both jobs, for each round."""
     place = runs / "".join(letter if letter.isalnum() else "-" for letter in twin.name)
     return [(place / f"{number}-before", place / f"{number}-after") for number in range(rounds)]
 
 
 def record_all(runs: Path, twins: list[Twin], rounds: int) -> None:
-    """Record what is not there yet, the two of each pair in turns."""
+    """Record what is missing, the two jobs of each pair in turns."""
     for number in range(rounds):
         for twin in twins:
             before, after = folders(runs, twin, rounds)[number]
@@ -302,7 +302,7 @@ def record_all(runs: Path, twins: list[Twin], rounds: int) -> None:
 
 
 def compare(runs: Path, twin: Twin, rounds: int) -> dict[str, object]:
-    """Recorded and predicted means of a pair and their error, median of the rounds; per cent."""
+    """Return recorded and predicted means of a pair and their errors in percent, median of the rounds."""
     pairs = [(read(before), read(after)) for before, after in folders(runs, twin, rounds)]
     befores, afters = zip(*pairs)
     forward = [predicted_ms(before, twin.forward) for before, _ in pairs]
@@ -323,18 +323,18 @@ def compare(runs: Path, twin: Twin, rounds: int) -> dict[str, object]:
 
 
 def error_pct(predicted: list[float], measured: list[float]) -> float:
-    """Median over the rounds of how far the prediction is off."""
+    """Return the median over the rounds of the prediction's error, in percent."""
     return statistics.median(100 * (mine / real - 1) for mine, real in zip(predicted, measured))
 
 
 def spread_pct(jobs: tuple[Job, ...]) -> float:
-    """Median difference between any two recordings of the same job."""
+    """Return the median difference between any two recordings of one job, in percent; NaN for one."""
     differences = [100 * abs(a.measured_ms / b.measured_ms - 1) for a, b in combinations(jobs, 2)]
     return statistics.median(differences) if differences else float("nan")
 
 
 def rows(results: list[dict[str, object]]) -> Iterator[str]:
-    """The results as a table for people."""
+    """Yield the results as a table for people."""
     yield f"{'':52} {'before':>8} {'after':>8} {'forward':>8} {'backward':>8} {'same job':>8} {'replay':>7}"
     for result in results:
         times = f"{result['before_ms']:5.1f} ms {result['after_ms']:5.1f} ms"
@@ -344,7 +344,7 @@ def rows(results: list[dict[str, object]]) -> Iterator[str]:
 
 
 def check(results: list[dict[str, object]]) -> dict[str, object]:
-    """Whether all predictions are within the bar: {n, figures, bar, holds}."""
+    """Check whether all predictions are within the bar: {n, figures, bar, holds}."""
     errors = [
         abs(float(str(result[name])))
         for result in results
@@ -360,7 +360,7 @@ def check(results: list[dict[str, object]]) -> dict[str, object]:
 
 
 def chosen(only: list[str]) -> list[Twin]:
-    """The pairs whose names contain one of the words; those over a limited link only as root."""
+    """Return the pairs whose names contain one of the words; those over a limited link only as root."""
     fitting = [twin for twin in TWINS if not only or any(word in twin.name for word in only)]
     if os.geteuid():
         fitting = [twin for twin in fitting if not any(twin.link)]

@@ -2,12 +2,13 @@
 
 python -m benchmarks.accuracy.whatif [--pair NAME …] [--every K] [--rounds 4] [--runs FOLDER] [--json]
 
-Each pair (`pairs.py`) is a job before and after one change, both recorded by `dpro record`, in turns. What
-`dpro whatif` says of the change from the run before alone, as a user would ask it, is compared with the steps
-recorded after it. Next to each error is the difference between recordings of one and the same job. Steps
-count by their median, which a short disturbance does not change; where only every k-th step communicates, by
-the median of the means of k steps. What FOLDER has already is not recorded again, and all rounds in it count:
-`--rounds 0` judges what is there. Without root, pairs of the controlled class are not recorded.
+Each pair (`pairs.py`) is a job before and after one change, both recorded by `dpro record`, in turns. From
+the first recording alone, `dpro whatif` predicts the change as a user would ask for it; the prediction is
+compared with the recorded steps of the changed job. Next to each error is the difference between recordings
+of one job. Steps count by their median, which a short disturbance does not change; where only every k-th step
+communicates, by the median of the means of k steps. Jobs that are in FOLDER already are not recorded again,
+and all its rounds count: `--rounds 0` judges only those. Without root, pairs of the controlled class are not
+recorded.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ LARGE, SMALL = 8 << 20, 16 << 10  # bytes of messages that measure a link
 
 
 def place(runs: Path, job: Job, number: int) -> Path:
-    """The folder of a job's recording in a round."""
+    """Return the folder of a job's recording in a round."""
     what = [job.program, str(job.ranks), str(job.link), f"{job.delay_us or ''}", job.arguments, job.change]
     what += ["shapes"] * job.shapes
     name = "".join(letter if letter.isalnum() else "-" for letter in " ".join(filter(None, what)))
@@ -57,7 +58,7 @@ def place(runs: Path, job: Job, number: int) -> Path:
 
 
 def record(folder: Path, job: Job) -> None:
-    """Record one job with one deep window, unless it is there."""
+    """Record one job with one deep window, unless it is recorded already."""
     if (folder / "manifest.json").exists():
         return
     made = job.made
@@ -91,10 +92,10 @@ if dist.get_rank() == 0:
 
 
 def seconds_of(runs: Path, job: Job, num_bytes: int) -> float:
-    """Time to reduce this many bytes over a job's link with nothing else on it: the least of three medians.
+    """Measure the time to reduce this many bytes over a job's idle link: smallest of three medians, in s.
 
     Args:
-        runs: where it is kept once it was measured.
+        runs: folder where the result is kept.
         job: whose link.
         num_bytes: of the message.
     """
@@ -110,7 +111,7 @@ def seconds_of(runs: Path, job: Job, num_bytes: int) -> float:
 
 
 def edits_of(runs: Path, pair: Pair) -> list[str]:
-    """The edits of a pair, with what was measured of its links."""
+    """Return the edits of a pair, with the measured figures of its links."""
     values: dict[str, str] = {}
     if any("{link}" in edit for edit in pair.edits):
         was, becomes = (seconds_of(runs, job, LARGE) for job in (pair.before, pair.after))
@@ -126,7 +127,7 @@ def edits_of(runs: Path, pair: Pair) -> list[str]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was predicted of a run, in ms; the gain is of as many samples as a step had before."""
+    """A prediction for a run, in ms; the gain is per number of samples of a step before the change."""
 
     predicted: float
     low: float
@@ -137,7 +138,7 @@ class Answer:
 
 
 def typical(steps_ns: list[int], cycle: int = 1) -> float:
-    """The median of the means of this many steps each, in ms; the mean where there are fewer."""
+    """Return the median of the means of `cycle` steps each, in ms; the mean where there are fewer steps."""
     cycle = min(cycle, len(steps_ns))
     cycles = [steps_ns[first : first + cycle] for first in range(0, len(steps_ns) - cycle + 1, cycle)]
     return statistics.median(statistics.fmean(each) for each in cycles) / MS
@@ -145,19 +146,19 @@ def typical(steps_ns: list[int], cycle: int = 1) -> float:
 
 @lru_cache(16)
 def read(folder: Path) -> tuple[Built, Trust]:
-    """The graph of a recording, and how well its replay fits."""
+    """Build the graph of a recording, and assess its replay."""
     run = open_run(folder)
     built = build_graph(run)
     return built, assess(built, replay(built.graph), run.manifest)
 
 
 def answer(folder: Path, edits: list[str], cycle: int = 1) -> Answer:
-    """What `dpro whatif` says of a run, its interval laid around the typical step.
+    """Predict edits of a run as `dpro whatif` does, with the interval scaled to the typical step.
 
     Args:
         folder: of the run.
-        edits: what is asked.
-        cycle: steps of which the mean counts.
+        edits: to predict.
+        cycle: steps per mean.
     """
     built, trust = read(folder)
     graph = built.predictive
@@ -180,7 +181,7 @@ def answer(folder: Path, edits: list[str], cycle: int = 1) -> Answer:
 
 
 def planned(folder: Path, pair: Pair) -> Answer:
-    """What `dpro plan` says of a run in the layout of a pair; all else of its layout stays."""
+    """Predict a run in the layout of a pair as `dpro plan` does, with the rest of its layout unchanged."""
     graph = read(folder)[0].predictive
     job = recorded_job(graph)
     keep = job.layout.row(0, named=True) | parse_layout(pair.layout)
@@ -193,19 +194,19 @@ def planned(folder: Path, pair: Pair) -> Answer:
 
 
 def measured(folder: Path, cycle: int = 1) -> float:
-    """The typical recorded step, in ms."""
+    """Return the typical recorded step, in ms."""
     steps = measured_step_times(read(folder)[0].graph)
     return typical(steps["duration_ns"].to_list(), cycle)
 
 
 def recorded(runs: Path, pair: Pair) -> list[tuple[Path, Path]]:
-    """The recordings before and after of each round that has both."""
+    """Return the recordings before and after of each round that has both."""
     rounds = ((place(runs, pair.before, at), place(runs, pair.after, at)) for at in count())
     return list(takewhile(lambda both: all((run / "manifest.json").exists() for run in both), rounds))
 
 
 def compare(runs: Path, pair: Pair) -> dict[str, object]:
-    """A pair's row: medians over the rounds that were recorded, per cent."""
+    """Return the row of a pair: medians over its recorded rounds, or why it is refused."""
     edits, both = edits_of(runs, pair), recorded(runs, pair)
     befores, afters = zip(*both)
     rounds = len(both)

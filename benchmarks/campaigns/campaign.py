@@ -1,8 +1,8 @@
-"""A campaign: a job that fails at moments drawn from a seed, and that torchrun starts again.
+"""A campaign: a job that fails at moments drawn from a seed and is restarted by torchrun.
 
-In: a design, a seed, how long. Out: the run that dpro recorded, when failures were injected, and what the
-job itself logged. A failure is a SIGKILL, or a SIGSTOP, which is detected after the design's time; where no
-process is there, none. Of a job on two hosts a failure takes one of them, with its torchrun.
+In: a design, a seed, how long. Out: the run that dpro recorded, when failures were injected, and the job's
+own log. A failure is a SIGKILL, or a SIGSTOP that is detected after the design's time; there is none while a
+process is missing. In a job on two hosts a failure takes the second host, with its torchrun.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ JOB = Path(__file__).with_name("job.py")
 HOSTS = Path(__file__).with_name("hosts.py")
 HAPPENED = "campaign.json"
 POLL_S = 0.02
-# A store of its own for each start: in torchrun's, gloo at times finds addresses of earlier processes.
+# Each start gets a new store, since gloo at times finds addresses of earlier processes in torchrun's.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-END_S = 60.0  # a job that is asked to stop is waited for
+END_S = 60.0  # how long a job that is asked to stop is waited for
 
 
 @dataclass(frozen=True)
 class Injected:
-    """One failure.
+    """An injected failure.
 
     Attributes:
         at_s: when, seconds since 1970.
@@ -49,7 +49,7 @@ class Injected:
 
 @dataclass(frozen=True)
 class Campaign:
-    """What happened.
+    """A job that ran, and its failures.
 
     Attributes:
         design: how the job saves and recovers.
@@ -67,11 +67,11 @@ class Campaign:
 
     @property
     def run(self) -> Path:
-        """What dpro recorded."""
+        """The run directory that dpro recorded."""
         return self.folder / "run"
 
     def logged(self, rank: int) -> list[dict[str, Any]]:
-        """What a rank logged, in order."""
+        """Return the lines that a rank logged, in order."""
         path = self.folder / f"log-{rank}.jsonl"
         found = []
         for line in path.read_text().splitlines() if path.is_file() else []:
@@ -81,12 +81,12 @@ class Campaign:
 
 
 def run_campaign(design: CampaignDesign, seed: int, folder: Path, seconds: float, mtbf_s: float) -> Campaign:
-    """Run a job for some time, whatever happens to it.
+    """Run a job for some time, and inject failures.
 
     Args:
         design: how it saves and recovers.
-        seed: of when failures come and what they are.
-        folder: where all of it goes.
+        seed: of the moments and kinds of failures.
+        folder: for everything that the campaign writes.
         seconds: for how long.
         mtbf_s: mean time between failures.
     """
@@ -110,10 +110,10 @@ def run_campaign(design: CampaignDesign, seed: int, folder: Path, seconds: float
 
 
 def kept_campaigns(folder: Path) -> list[Campaign]:
-    """The campaigns that a folder keeps, in order.
+    """Return the campaigns in a folder, in order.
 
     Args:
-        folder: as `run_campaign` was given it, one level up.
+        folder: the parent of the folders given to `run_campaign`.
     """
     found = []
     for path in sorted(folder.glob(f"*/{HAPPENED}"), key=lambda path: int(path.parent.name)):
@@ -139,7 +139,7 @@ def _start(design: CampaignDesign, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _fail(design: CampaignDesign, folder: Path, draw: random.Random) -> list[Injected]:
-    """Let a rank fail, or the second host; nothing where not all are there."""
+    """Let a rank fail, or the second host; do nothing while a rank is missing."""
     number, chosen = draw.choice([signal.SIGKILL, signal.SIGSTOP]), draw.randrange(RANKS)
     workers = [tuple(map(int, path.read_text().split())) for path in sorted(folder.glob("pid-*"))]
     if len(workers) < RANKS:
@@ -167,7 +167,7 @@ def _kill(pids: Iterable[int], number: int) -> None:
 
 
 def _wait(job: subprocess.Popen[bytes]) -> None:
-    """Until a job is over; one that does not end is killed."""
+    """Wait for the end of a job; kill it after `END_S`."""
     try:
         job.wait(END_S)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
-"""What dpro accounts for a campaign and predicts for another, beside what the jobs themselves logged.
+"""dpro's account of a campaign and its prediction of another, beside the logs of the jobs.
 
 In: campaigns. Out: errors. The truth of an account is the log that ranks wrote while they trained; that of a
-prediction is the measured goodput of another design, whose failures came when they did.
+prediction is the measured goodput of a campaign of the other design, simulated with its failure times.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from dpro.opening import ensure_finished
 from dpro.store import open_run
 from dpro.units import NS_PER_S, S_PER_H
 
-JOBS = 200  # simulated, since where in a step a failure comes is left to chance
+JOBS = 200  # simulated jobs, since the moment of a failure within a step is random
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a job did, by its own log.
+    """The progress of a job, by its own log.
 
     Attributes:
-        productive_s: in steps that were done for the first time, and are done at the end.
-        whole_s: of that, what it is worth with all ranks: a step of half of them counts half.
-        repeated_s: in steps that were done again, or are still to be.
-        saving_s: in which it stood for a save.
-        wall_s: all the time of the campaign.
+        productive_s: in steps that were done for the first time, and count at the end.
+        whole_s: productive time weighted by the share of ranks: a step of half of them counts half.
+        repeated_s: in steps that were done again, or were lost at the end.
+        saving_s: in which it was stalled by saves.
+        wall_s: duration of the campaign.
     """
 
     productive_s: float
@@ -47,7 +47,7 @@ class Progress:
 
 
 def logged_progress(campaign: Campaign) -> Progress:
-    """What the first rank of a campaign logged.
+    """Compute the progress of a campaign from the log of its first rank.
 
     Args:
         campaign: which.
@@ -75,20 +75,20 @@ def logged_progress(campaign: Campaign) -> Progress:
 
 
 def life(campaign: Campaign) -> JobLife:
-    """The life of a campaign's job, as dpro recorded it."""
+    """Return the life of a campaign's job, as dpro recorded it."""
     ensure_finished(campaign.run)
     return life_of([open_run(campaign.run)])
 
 
 def account_errors(campaign: Campaign, found: JobLife) -> dict[str, float]:
-    """By class, how far dpro's account is from the logs, as a share of the wall time.
+    """Return the error of dpro's account by class, as a share of the wall time.
 
     Args:
         campaign: which.
         found: its life, as dpro recorded it.
     """
     seconds, truth = _seconds(found), logged_progress(campaign)
-    trained = (PRODUCTIVE, STRAGGLER, EVALUATION, WARM_UP)  # the job's log does not part these
+    trained = (PRODUCTIVE, STRAGGLER, EVALUATION, WARM_UP)  # the job's log does not separate these
     trained_s = sum(seconds.get(name, 0.0) for name in trained) - _warm_up_again_s(found)
     return {
         "productive": (trained_s - truth.productive_s) / truth.wall_s,
@@ -97,7 +97,7 @@ def account_errors(campaign: Campaign, found: JobLife) -> dict[str, float]:
 
 
 def _warm_up_again_s(found: JobLife) -> float:
-    """Warm-up of the first rank in steps that an earlier attempt had done, repeated ones to the job's log."""
+    """Sum the first rank's warm-up in steps of earlier attempts, repeated ones to the job's log, in s."""
     steps = found.pieces.filter((pl.col("rank") == found.pieces["rank"].min()) & (pl.col("step") >= 0))
     first = steps.group_by("step").agg(pl.col("attempt").min().alias("first"))
     again = steps.join(first, on="step").filter(
@@ -107,12 +107,12 @@ def _warm_up_again_s(found: JobLife) -> float:
 
 
 def predicted(base: JobLife, design: CampaignDesign, campaign: Campaign, stall_s: float) -> Floats:
-    """[S] the goodput of a design from the stages of a job of another, with the failures that came.
+    """Predict [S] goodputs of a design, from a recorded job of another design, with failures that happened.
 
     Args:
-        base: of the job that it is predicted from.
-        design: what is predicted.
-        campaign: of that design, for when its failures came and how long it lasted.
+        base: the job that the prediction starts from.
+        design: to predict.
+        campaign: of that design, for its failure times and its duration.
         stall_s: what a save in the background stalls.
     """
     recovery = stages_of(base)
@@ -120,12 +120,12 @@ def predicted(base: JobLife, design: CampaignDesign, campaign: Campaign, stall_s
         "stall": stall_s,
         "detect": design.detect_s,
         "repair": design.repair_s / S_PER_H,
-        # A host that failed is missed, and the others are waited for.
+        # The keep-alive timeout of the failed host, then the last call for more hosts.
         "wait": KEEP_ALIVE_S * KEEP_ALIVE_TIMES + LAST_CALL_S,
     }
     for edit in design.edits:
         recovery = changed(recovery, edit.format(**given))
-    # What comes once, before the first start of processes and after the last step, is as in the base.
+    # Launch and finish happen once, before the first start and after the last step; they are as in the base.
     seconds = _seconds(base)
     launch_s, finish_s = seconds.get(LAUNCH, 0.0), seconds.get(FINISH, 0.0)
     times = np.array([each.at_s - campaign.begun_s - launch_s for each in campaign.failures])
@@ -137,7 +137,7 @@ def predicted(base: JobLife, design: CampaignDesign, campaign: Campaign, stall_s
 
 
 def logged(times_s: Floats, of_host: Bools, hangs: Bools | None = None) -> Failures:
-    """Failures that have happened, the same for all jobs; those that meet no process of a job do nothing.
+    """Make failures of recorded ones, for all jobs; they have no effect on a job that is not running.
 
     Args:
         times_s: [F] when, s from the first start of processes.
@@ -160,6 +160,6 @@ def logged(times_s: Floats, of_host: Bools, hangs: Bools | None = None) -> Failu
 
 
 def _seconds(found: JobLife) -> dict[str, float]:
-    """What each class takes of the time of the first rank."""
+    """Return the seconds of the first rank by class."""
     own = found.pieces.filter(rank=0).group_by("class").agg(pl.col("duration_ns").sum())
     return {name: ns / NS_PER_S for name, ns in own.iter_rows()}

@@ -1,4 +1,4 @@
-"""How the jobs of campaigns save and recover, and what that is as a change to another's recovery."""
+"""How the jobs of campaigns save and recover, and each design as a change to another's recovery."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class CampaignDesign:
         name: of the design.
         every: steps from one checkpoint to the next.
         in_background: whether it saves while it trains.
-        detect_s: how long a rank that stands still is left alone.
-        hosts: that it has, a torchrun each.
-        least: hosts that it goes on with while one is away.
-        repair_s: how long a host that failed is away.
-        edits: the same as changes to the recovery of `SHORT`.
+        detect_s: how long a stopped rank goes undetected.
+        hosts: of the job, a torchrun each.
+        least: hosts that suffice to continue while one is away.
+        repair_s: how long a failed host is away.
+        edits: this design as changes to the recovery of `SHORT`.
     """
 
     name: str
@@ -31,8 +31,8 @@ class CampaignDesign:
 
 
 STEP_S, SAVE_S = 0.25, 1.0
-# Of torchrun where it has two hosts: signs of life are this long apart, and this many may be missing; once
-# there are enough hosts, it waits for more of them.
+# torchrun with two hosts: seconds between keep-alives, how many may be missing, and how long it waits for
+# more hosts once there are enough.
 KEEP_ALIVE_S, KEEP_ALIVE_TIMES, LAST_CALL_S = 1, 5, 4
 
 SHORT = CampaignDesign("short interval", 20, False, 3.0, 1, 1, 0.0, ())

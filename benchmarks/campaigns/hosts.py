@@ -1,8 +1,8 @@
-"""Two hosts of a job on one machine: a torchrun each, of which the second is started again after it failed.
+"""Two hosts of a job on one machine: a torchrun each; the second is restarted after it failed.
 
-`python hosts.py FOLDER REPAIR_S LEAST SCRIPT ARGUMENT...`, where LEAST is the number of hosts that the job
-goes on with. It ends when the first host's torchrun ends. The pid of the second is in the file `host-1`, for
-who wants to kill it.
+`python hosts.py FOLDER REPAIR_S LEAST SCRIPT ARGUMENT...`, where LEAST is the number of hosts that suffice to
+continue. It ends when the first host's torchrun ends. The file `host-1` has the pid of the second one, for
+the process that injects failures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ END_S = 10.0
 
 
 def main() -> int:
-    """Start both, and the second again; returns the first one's exit code."""
+    """Start both hosts, and the second again after each failure; return the first one's exit code."""
     folder, repair_s, least = Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,7 +1,7 @@
 """A training job whose steps sleep, and whose shards are written by torch.distributed.checkpoint.
 
-It resumes from the last whole checkpoint in its folder, and writes a log of its own: a line as each step
-ends, and for each save. It goes on until the file `stop` is there. Run by torchrun.
+It resumes from the last complete checkpoint in its folder, and writes its own log: a line as each step ends,
+and for each save. It trains until the file `stop` exists. Run by torchrun.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch.distributed.checkpoint as dcp
 
 
 class Descent(torch.optim.Optimizer):
-    """Gradient descent; the optimizers of torch import the compiler, which takes longer than all the rest."""
+    """Gradient descent; torch's optimizers import the compiler, which takes longer than the rest."""
 
     def __init__(self, parameters: Any) -> None:
-        """It has no state.
+        """Begin without state.
 
         Args:
             parameters: to update.
@@ -31,7 +31,7 @@ class Descent(torch.optim.Optimizer):
         super().__init__(parameters, {})
 
     def add_param_group(self, group: Any) -> None:
-        """Take them as they are."""
+        """Add a group without filling in defaults."""
         self.param_groups.append(group)
 
     @torch.no_grad()
@@ -44,10 +44,10 @@ class Descent(torch.optim.Optimizer):
 
 
 class SlowWriter(dcp.FileSystemWriter):
-    """Writes shards as the library does, after a wait: a file system that is slow."""
+    """Writes shards as the library does, but waits first: a slow file system."""
 
     def __init__(self, path: Path, seconds: float) -> None:
-        """Nothing is written yet.
+        """Begin without writing.
 
         Args:
             path: folder of the checkpoint.
@@ -57,19 +57,19 @@ class SlowWriter(dcp.FileSystemWriter):
         self._seconds = seconds
 
     def write_data(self, *args: Any, **kwargs: Any) -> Any:
-        """Wait, and write."""
+        """Wait, then write."""
         time.sleep(self._seconds)
         return super().write_data(*args, **kwargs)
 
 
 def last_whole(folder: Path) -> Path | None:
-    """The checkpoint of the most steps that was finished."""
+    """Return the folder of the latest complete checkpoint; None if there is none."""
     whole = [path.parent for path in folder.glob("step-*/.metadata")]
     return max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)
 
 
 def main() -> None:
-    """Train until `stop`."""
+    """Train until the file `stop` exists."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--step-s", type=float, required=True)

@@ -1,7 +1,7 @@
-"""Closed forms and published figures, beside what the simulation of jobs that fail says.
+"""Closed forms and published figures, beside the simulation of jobs that fail.
 
-In: a folder with `published_figures.csv` and `spot_availability.parquet`, for two of three. Out: check →
-{n, figures, bar, holds}. Public truth is thin: a few totals, of which some are projections of their authors.
+In: a folder with `published_figures.csv` and `spot_availability.parquet`, for two of three checks. Out: check
+→ {n, figures, bar, holds}. Public truth is thin: a few totals, some of them projections of their authors.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dpro.units import S_PER_H
 
 FIGURES, SPOT = "published_figures.csv", "spot_availability.parquet"
 JOBS = 64
-LOSSES = 1000  # of hosts at full size, in the time that an elastic job is simulated
+LOSSES = 1000  # of hosts at full size, within the time that an elastic job is simulated
 GPUS = 8  # of a host
 RSC_H = {
     1024: "mean time to failure, 1024 GPUs, measured",
     16384: "mean time to failure, 16384 GPUs, projected by its authors",
     131072: "mean time to failure, 131072 GPUs, projected by its authors",
 }
-EXPLAINED = (1024, 16384)  # GPUs, whose times one model has to explain
+EXPLAINED = (1024, 16384)  # numbers of GPUs whose times one model has to explain
 RSC_BAR, CLOSED_BAR, BLOOM_BAR, SPOT_BAR = 5.0, 0.5, 0.5, 10.0
 
 
 def closed_forms() -> dict[str, Any]:
-    """Goodput where failures have no memory beside Daly's closed form, and Young's interval beside others."""
+    """Compare goodput under memoryless failures with Daly's closed form, and Young's interval with others."""
     per_s, stall_s, restart_s = 1 / (4 * S_PER_H), 30.0, 120.0
     intervals = [100, 200, 465, 900, 2000]
     simulated, errors = [], []
@@ -53,7 +53,7 @@ def closed_forms() -> dict[str, Any]:
 
 
 def published_figures(folder: Path) -> dict[str, Any]:
-    """RSC-1, BLOOM and Llama 3: times between failures, the best interval, what a failure may cost.
+    """Compare with RSC-1, BLOOM and Llama 3: times between failures, best interval, cost of an interruption.
 
     Args:
         folder: with `FIGURES`.
@@ -72,7 +72,7 @@ def published_figures(folder: Path) -> dict[str, Any]:
     llama_h = 54 * 24
     interruptions = sum(_value(table, f"interruptions, {kind}") for kind in ("planned", "unexpected"))
     share = _value(table, "effective training time, lower bound")
-    # All that an interruption costs as one start, which another may cut off: the share e^(-rate * start).
+    # The whole cost of an interruption as one start, which another may cut off: the share e^(-rate * start).
     per_s = interruptions / (llama_h * S_PER_H)
     lost_s = -np.log(share) / per_s
     llama = Recovery(1.0, 0, 0.0, 0.0, lost_s, 0.0, 0.0, kept_steps=0)
@@ -98,7 +98,7 @@ def published_figures(folder: Path) -> dict[str, Any]:
 
 
 def spot_availability(folder: Path) -> dict[str, Any]:
-    """Hosts that an elastic job has in the second half of a trace, by rates of the first half.
+    """Predict the hosts of an elastic job in the second half of a trace, by rates of the first half.
 
     Args:
         folder: with `SPOT`.
@@ -114,7 +114,7 @@ def spot_availability(folder: Path) -> dict[str, Any]:
         most = int(hosts.max())
         host_s = float((hosts[:-1] * took_s)[first].sum())
         away_s = most * float(took_s[first].sum()) - host_s
-        # Little's law: hosts that are away are those that were lost, times how long each is.
+        # Little's law: the number of hosts away is the rate of losses times how long each is away.
         elastic = Recovery(
             1.0, 1, 0.0, 0.0, 0.0, 0.0, 0.0, hosts=most, spares=0, replicas=most,
             repair_s=away_s / float(lost[first].sum()),
@@ -136,13 +136,13 @@ def spot_availability(folder: Path) -> dict[str, Any]:
 
 
 def _interval(every: int, recovery: Recovery | None = None) -> Recovery:
-    """A recovery with an interval of checkpoints; that of `closed_forms` where none is given."""
+    """Change the interval of checkpoints of a recovery; without one, of that of `closed_forms`."""
     given = recovery or Recovery(1.0, 1, 30.0, 0.0, 120.0, 0.0, 0.0)
     return Recovery(given.step_s, every, given.stall_s, 0.0, given.start_s, 0.0, 0.0)
 
 
 def _goodput(recovery: Recovery, job_per_s: float, hours: float, host_per_s: float = 0.0) -> float:
-    """Mean goodput of simulated jobs that fail at given rates."""
+    """Return the mean goodput of simulated jobs that fail at the given rates."""
     rng = np.random.default_rng(1)
     failures = exponential(job_per_s, host_per_s, rng)
     return float(simulate(recovery, failures, hours * S_PER_H, rng, JOBS).goodput.mean())

@@ -1,4 +1,4 @@
-"""Errors and coverage of what was predicted beside what was measured."""
+"""Errors of predictions beside measurements, and coverage of their intervals."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 NO_DATA = "no data: the folders lack tables of this, or hold nothing that is unseen"
-HELD = (85.0, 95.0)  # per cent that intervals of 90 may hold
+HELD = (85.0, 95.0)  # per cent of measurements that intervals of 90% may contain
 
 
 def compared(predicted, measured, bar: tuple[float, float | None] | None, note: str = "") -> dict[str, Any]:
-    """One check: how far what was predicted is from what was measured, in per cent.
+    """Make a check of the errors of predictions, in per cent.
 
     Args:
         predicted, measured: [N] of any unit.
-        bar: median and 90th percentile that hold; None where the figure is only reported.
-        note: what a reader must know of it.
+        bar: upper limits of median and 90th percentile; None where the figure is only reported.
+        note: for the reader of the figure.
     """
     predicted, measured = np.asarray(predicted, float), np.asarray(measured, float)
     if not predicted.size:
@@ -36,7 +36,7 @@ def compared(predicted, measured, bar: tuple[float, float | None] | None, note: 
 
 
 def nothing(bar: str, reason: str) -> dict[str, Any]:
-    """A check that could not be made.
+    """Make the row of a check that could not be made.
 
     Args:
         bar: as it is printed.
@@ -48,12 +48,12 @@ def nothing(bar: str, reason: str) -> dict[str, Any]:
 def covered(
     low, high, measured, groups: Sequence[Any] | None = None, reason: str = NO_DATA
 ) -> dict[str, Any]:
-    """One check: what share of what was measured the intervals hold, in per cent.
+    """Make a check of the share of measurements inside their intervals, in per cent.
 
     Args:
         low, high, measured: [N] of one unit.
-        groups: [N] what each belongs to; the least and the largest share of a group is reported, too.
-        reason: why there are none, where there are none.
+        groups: [N] group of each, whose shares are also reported.
+        reason: why there are no measurements, if there are none.
     """
     low, high, measured = (np.asarray(each, float) for each in (low, high, measured))
     bar = f"{HELD[0]:.0f}..{HELD[1]:.0f}% held"
@@ -79,7 +79,7 @@ def covered(
 
 
 def bar_text(bar: tuple[float, float | None] | None) -> str:
-    """How a bar of median and 90th percentile is printed."""
+    """Return a bar of median and 90th percentile as it is printed."""
     if bar is None:
         return "reported"
     return f"{bar[0]:g}" if bar[1] is None else f"{bar[0]:g} / {bar[1]:g}"

@@ -1,13 +1,13 @@
 """Checks of small jobs on another machine: Megatron-LM's regression tests, which wait for their hosts.
 
-Two ways, averaged in log. The first counts what a host has to do: per layer and micro-batch some work, more
-with tensor, context or expert parallelism, with the pipeline's bubble; arithmetic by the sheet's peak is
-added smoothly. Its few numbers are fitted to all jobs of a machine, and what a job misses them by on the one
-machine is, by a learned share, what it misses them by on the other. The second is trees on the same counts
-and on how far the job is from what is usual on the first machine.
+Two predictions are averaged in log. The first counts the host's work: some per layer and micro-batch, more
+with tensor, context or expert parallelism, plus the pipeline's bubble; arithmetic at a share of the sheet's
+peak is added smoothly. Its few numbers are fitted to all jobs of a machine; of a job's residual on the first
+machine, a learned share is carried over to the second. The other prediction is trees on these counts and on
+the job's residual on the first machine.
 
-Of a pair of machines that too few jobs are known on, the data sheets alone speak: arithmetic goes with the
-peaks, the rest of the step is the host's and stays.
+For a pair of machines with too few known jobs, only the data sheets are used: arithmetic scales with the
+peaks, and the rest of the step, the host's, stays.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from benchmarks.device_checks.figures import compared, covered, nothing
 from dpro.replay.cost import HOLDS
 from dpro.replay.cost.kernels.roofline import GPUS
 
-MIN_JOBS = 8  # on both machines, to learn a pair from
-LAUNCH_BOUND = 0.1  # of its peak: a job below that waits for its host
-CHANGED = 0.05  # a difference that is more than noise
+MIN_JOBS = 8  # known on both machines, to learn a pair of machines from
+LAUNCH_BOUND = 0.1  # share of the peak below which a job waits for its host
+CHANGED = 0.05  # relative difference that is more than noise
 CHAIN = (("A100", "H100"), ("H100", "GB200"))
 SOURCES = {"A100": "A100-SXM4-80GB", "H100": "H100", "GB200": "GB200"}
 FILE = "megatron_golden.csv"
-# Jobs of another number of GPUs, and whole recipes, whose hosts do other work.
+# Jobs on another number of GPUs and whole recipes, whose hosts do other work.
 OTHER_WORK = "1node|release|grpo"
-# ms per layer and micro-batch, and what parallelism adds, where nothing is known; then the share of the peak.
+# Priors: ms per layer and micro-batch, the additions of parallelism, and last the share of the peak.
 ASSUMED = np.log([1.0, 1.0, 0.5, 0.3, 1.0, 0.5, 1.0, 0.35])
 FIXED_LAYERS = 20.0  # data, optimizer and logging of a step, in layers
-WEIGHT = 0.3  # of what is assumed of a number
-SPREAD = 0.2  # of misses, in log
-UNKNOWN_HOST = 0.7  # that an unknown host may be faster or slower by, in log: a factor of two
+WEIGHT = 0.3  # of a prior, in the fit
+SPREAD = 0.2  # of residuals, in log
+UNKNOWN_HOST = 0.7  # log of the factor (about two) by which an unknown host may be faster or slower
 TREES: dict[str, Any] = {"n_estimators": 300, "min_samples_leaf": 3, "random_state": 0}
 
 
 class _Tried(NamedTuple):
-    """[N] jobs: ms on the first machine; on the second predicted, with interval, and measured; who waits.
+    """[N] jobs: ms on the first machine; ms on the second predicted, with interval, and measured; who waits.
 
-    `learned` says whether other jobs were known on both machines.
+    `waits` marks jobs that wait for their hosts; `learned` says whether other jobs were known on both.
     """
 
     first: np.ndarray
@@ -56,7 +56,7 @@ class _Tried(NamedTuple):
 
 
 def small_jobs(train: Path, data: Path) -> dict[str, Any]:
-    """Each job of `data` from one machine to the next; learned from other configurations of `train`.
+    """Predict each job of `data` from one machine to the next; learned from other configurations of `train`.
 
     Args:
         train: folder of the jobs that may be learned from.
@@ -83,7 +83,7 @@ def _jobs(folder: Path) -> pl.DataFrame:
 
 
 def _pair(known: pl.DataFrame, tried: pl.DataFrame, device: str, to: str, same: bool) -> _Tried | None:
-    """Jobs from one machine to the next; None where there are none."""
+    """Predict jobs from one machine to the next; None where there are none."""
     pairs, wanted = (
         _both(known, known, device, to),
         _both(pl.concat([known, tried], how="diagonal_relaxed"), tried, device, to),
@@ -106,7 +106,7 @@ def _pair(known: pl.DataFrame, tried: pl.DataFrame, device: str, to: str, same: 
 
 
 def _from_sheets(jobs: pl.DataFrame, device: str, to: str) -> _Tried:
-    """Of machines that too few jobs are known on: from the ratio of the peaks to a host of half the speed."""
+    """Predict with few known jobs; the interval spans the ratio of the peaks to a host of half the speed."""
     first, measured = (jobs[name].to_numpy() for name in ("step_ms", "step_ms_to"))
     here, there = (GPUS[SOURCES[name]].tflops["bf16"] for name in (device, to))
     share = np.minimum(_flop_share(jobs, SOURCES[device]), 1)
@@ -123,7 +123,7 @@ def _both(first: pl.DataFrame, second: pl.DataFrame, device: str, to: str) -> pl
 
 
 def _parts(jobs: pl.DataFrame, same: bool) -> Iterator[tuple[pl.Expr, pl.DataFrame]]:
-    """Jobs to predict, with what not to learn from: their configuration; of another folder, themselves."""
+    """Yield jobs to predict, and which not to learn from: their configuration, or the jobs themselves."""
     if jobs.is_empty():
         return
     if not same:
@@ -134,7 +134,7 @@ def _parts(jobs: pl.DataFrame, same: bool) -> Iterator[tuple[pl.Expr, pl.DataFra
 
 
 def _missed(known: pl.DataFrame, pairs: pl.DataFrame, device: str, to: str) -> np.ndarray:
-    """[N] log of measured over predicted of known jobs, each from other configurations."""
+    """Return [N] log of measured over predicted of known jobs, each predicted from other configurations."""
     missed = [np.zeros(0)]
     for left_out, mine in _parts(pairs, True):
         rest, others = (frame.filter(~left_out) for frame in (pairs, known))
@@ -148,7 +148,7 @@ def _missed(known: pl.DataFrame, pairs: pl.DataFrame, device: str, to: str) -> n
 def _log_ratio(
     known: pl.DataFrame, pairs: pl.DataFrame, jobs: pl.DataFrame, device: str, to: str
 ) -> np.ndarray:
-    """[N] log of the step on the second machine over that on the first.
+    """Predict [N] log of the step on the second machine over that on the first.
 
     Args:
         known: jobs on either machine.
@@ -174,7 +174,7 @@ def _log_ratio(
 
 
 def _usual(known: pl.DataFrame, device: str):
-    """A function from jobs to the log of the milliseconds that such jobs take on a machine."""
+    """Fit a function from jobs to the log of the ms that such jobs usually take on a machine."""
     from scipy.optimize import least_squares
 
     mine = known.filter(pl.col("device") == device, ~pl.col("job").str.contains(OTHER_WORK))
@@ -204,13 +204,13 @@ def _micro_batches(jobs: pl.DataFrame) -> np.ndarray:
 
 
 def _layers(jobs: pl.DataFrame) -> np.ndarray:
-    """[N] layers a rank runs in a step: those of its stage per micro-batch, a third more to recompute."""
+    """Return [N] layers a rank runs in a step: its stage per micro-batch, a third more with recomputation."""
     again = (jobs["recompute"].cast(pl.String).fill_null("") == "full").to_numpy() / 3
     return _micro_batches(jobs) * _column(jobs, "layers", 12) / _column(jobs, "pp", 1) * (1 + again)
 
 
 def _host_work(jobs: pl.DataFrame) -> np.ndarray:
-    """[N, 7] what a host does in a step, in layers: fixed, all, and those with a kind of parallelism."""
+    """Return [N, 7] the host's work in a step, in layers: fixed, total, and per kind of parallelism."""
     pp, micro = _column(jobs, "pp", 1), _micro_batches(jobs)
     layers = _layers(jobs) * (1 + (pp - 1) / micro)  # with the bubble
     t5 = (jobs["job"].str.split("/").list.first() == "t5").to_numpy()  # an encoder and a decoder
@@ -232,7 +232,7 @@ def _features(jobs: pl.DataFrame, usual: np.ndarray) -> np.ndarray:
 
 
 def _flops(jobs: pl.DataFrame) -> np.ndarray:
-    """[N] operations of a GPU: 72 layers tokens hidden² (Narayanan et al., SC21, without attention)."""
+    """Return [N] FLOP per GPU: 72 layers tokens hidden² (Narayanan et al., SC21, without attention)."""
     layers, hidden, length, batch, gpus = (
         _column(jobs, name, usual)
         for name, usual in (

@@ -1,8 +1,8 @@
 """Checks of whole models on another device.
 
-A model on one device, and the shares of its time that products and all else take there, say its time on
-another: by two numbers per device, sustained arithmetic and bandwidth, from the data sheets or learned from
-other models.
+The time of a model on one device, and the shares that products and the rest take of it, predict its time on
+another through two numbers per device, sustained arithmetic and bandwidth, from the data sheets or learned
+from other models.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PAIRS = {
     **{"device": pl.String, "device_to": pl.String},
     **dict.fromkeys(("e2e_ms", "e2e_ms_to", "share"), pl.Float64),
 }
-# Parts of names of modules; what is cut off at the end is so in the source.
+# Parts of module names; some are truncated in the source.
 LINEAR = r"matmul|bmm|addmm|dense|decoder$|key|quer|valu|_proj|fc\d|lm_head|output\.de|out_pro|classifier"
 NOT_LINEAR = r"drop|[Nn]orm|activ|embed|layer_n"
 ONCE = r"lm_head|decoder$|wte|wpe|embed|pooler|cls|ln_f|final_layer_norm$|classifier|arange"
 # Shares of their sheets' fp32 peaks that boards sustain: those of at most 75 W lack the power, and CDNA is
-# between its vector and its matrix peak. Set with these very tables in sight.
+# between its vector and its matrix peak. Chosen with these tables in sight.
 SUSTAINED = {
     "Tesla_T4": 0.6,
     "Tesla_P4": 0.6,
@@ -40,11 +40,11 @@ SUSTAINED = {
     "AMD_Instinct_MI210": 0.7,
 }
 MATRIX_TFLOPS = {"AMD_Instinct_MI100": 46.1, "AMD_Instinct_MI210": GPUS["MI210"].tflops["fp32"]}
-TRUSTED = 1.0  # standard deviation, in log, of a sheet's number, against pairs missed by 10%
+TRUSTED = 1.0  # standard deviation, in log, of a sheet's number; pairs may be missed by 10%
 
 
 def whole_models(train: Path, data: Path) -> dict[str, Any]:
-    """NeuSight's models of `data` from every other device; learned from all other models of both folders."""
+    """Predict NeuSight's models of `data` from every other device, learned from the other models."""
     checks = ("whole models, other models measured there", "whole models, from the sheet")
     bars: tuple[tuple[float, float | None], ...] = ((7, 25), (15, None))
     folders = [train] if train.resolve() == data.resolve() else [train, data]
@@ -81,7 +81,7 @@ def _plain(folder: Path) -> pl.DataFrame:
 
 
 def _pairs(folders: Sequence[Path]) -> pl.DataFrame:
-    """Each model on each two devices, with the share of its time on the first that products take."""
+    """Pair each model's times on every two devices, with the share of products in its time on the first."""
     by = ["device", *MODEL]
     models = pl.concat([_plain(folder) for folder in folders if (folder / MODELS).is_file()]).unique(
         by, maintain_order=True
@@ -110,7 +110,7 @@ def _pairs(folders: Sequence[Path]) -> pl.DataFrame:
 
 
 def _sheets(names: list[str], folders: Sequence[Path]) -> np.ndarray:
-    """[2, D] logarithms of sustained TFLOP/s and of GB/s; NaN of devices without a sheet."""
+    """Return [2, D] logarithms of sustained TFLOP/s and of GB/s; NaN of devices without a sheet."""
     paths = [path for folder in folders if (path := folder / SPECS).is_file()]
     frames = [pl.read_csv(path, infer_schema_length=None) for path in paths]
     rows = {
@@ -127,7 +127,7 @@ def _sheets(names: list[str], folders: Sequence[Path]) -> np.ndarray:
 
 
 def _logs(numbers: np.ndarray, pairs: pl.DataFrame, names: list[str]) -> np.ndarray:
-    """[N] log of the time on the second device over that on the first."""
+    """Return [N] log of the time on the second device over that on the first."""
     here, there = (np.searchsorted(names, pairs[column].to_numpy()) for column in ("device", "device_to"))
     share = pairs["share"].to_numpy()
     compute, memory = np.exp(numbers[:, here] - numbers[:, there])
@@ -147,7 +147,7 @@ def _learned(pairs: pl.DataFrame, names: list[str], sheet: np.ndarray) -> np.nda
 
 
 def traced_model(traces: Path) -> dict[str, Any]:
-    """BERT traced on an H100 and on an MI300X: its step there by the edit `device`."""
+    """Predict BERT's step on an MI300X from its trace on an H100, and compare with a trace there."""
     from dpro.cli.analysis import open_quietly
     from dpro.replay.construction.graph_builder import build_graph
     from dpro.replay.timeline import replay, step_times

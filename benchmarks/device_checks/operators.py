@@ -1,7 +1,7 @@
 """Checks of single operations: unseen shapes, other devices, and devices that were never measured.
 
-`train` is what may be learned from, `data` what is tried. Where both are one folder, shapes and devices are
-left out of it: a part of the shapes of each table, and the devices of one generation at a time.
+`train` is learned from, `data` is tried. If they are one folder, parts of it are left out: some shapes of
+each table, and the devices of one generation at a time.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ GENERATIONS = {
     "B": "Blackwell",
     "G": "Blackwell",
 }
-OWN = 30  # operations of a new device's trace
-TURNS = 3  # as many draws of those
+OWN = 30  # operations from a new device's trace
+TURNS = 3  # draws of these operations
 SUMMED = 8  # operations of a sum
 
 
 def unseen_shapes(
     train: Sequence[DeviceTable], data: Sequence[DeviceTable], same: bool, bar: tuple[float, float], name: str
 ) -> dict[str, Any]:
-    """Shapes that a known device's table lacks, with the intervals of single operations and of sums."""
+    """Predict shapes that a known device's table lacks, with intervals of single operations and of sums."""
     predicted, low, high, measured, of = [], [], [], [], []
     sums: list[tuple[float, float, float, float]] = []
     for mine, tried in _known_pairs(train, data, same):
@@ -73,7 +73,7 @@ def unseen_shapes(
 def _known_pairs(
     train: Sequence[DeviceTable], data: Sequence[DeviceTable], same: bool
 ) -> Iterator[tuple[DeviceTable, DeviceTable]]:
-    """What is learned from and what is tried, of each software of each known device."""
+    """Yield the tables to learn from and to try, for each software of each known device."""
     if same:
         for table in train:
             out = kept_out(table, 1)
@@ -97,8 +97,8 @@ def _known_pairs(
 
 
 def other_device(train: Sequence[DeviceTable], data: Sequence[DeviceTable]) -> dict[str, Any]:
-    """Measured on one device, predicted for another of which there is a table of another software."""
-    merged = {(each.device, each.software): each for each in (*train, *data)}  # of one name, what is tried
+    """Predict operations measured on one device for another, for which there are tables of other software."""
+    merged = {(each.device, each.software): each for each in (*train, *data)}  # `data` wins
     predicted, measured, of = [np.ones(0)], [np.ones(0)], []
     tried = {(each.device, each.software) for each in data}
     for source, target, source_table, target_table in half_pairs(list(merged.values())):
@@ -130,7 +130,7 @@ def other_device(train: Sequence[DeviceTable], data: Sequence[DeviceTable]) -> d
 def never_measured(
     train: Sequence[DeviceTable], data: Sequence[DeviceTable], same: bool, label: str, bars: tuple[Any, Any]
 ) -> dict[str, Any]:
-    """A device of which nothing is known but its sheet, and then with a few operations of its own."""
+    """Predict a device from its sheet alone, and then with a few of its own operations."""
     from_sheet: list[tuple[np.ndarray, ...]] = []
     with_own: list[tuple[np.ndarray, ...]] = []
     of, own_of = [], []
@@ -163,7 +163,7 @@ def never_measured(
 def _left_out(
     train: Sequence[DeviceTable], data: Sequence[DeviceTable], same: bool
 ) -> Iterator[tuple[list[DeviceTable], list[DeviceTable]]]:
-    """Devices to learn from, and those to try; by generation where both are of one folder."""
+    """Yield devices to learn from, and those to try; by generation where both are of one folder."""
     known = {table.device for table in train}
     new = [table for table in data if table.device not in known]
     if not same and new:
@@ -187,7 +187,7 @@ def _predicted(known: KnownCoefficients, table: DeviceTable) -> tuple[np.ndarray
 
 
 def _drawn(table: DeviceTable, turn: int) -> DeviceSample:
-    """Operations as a trace would have them: some tens, that take more than a moment."""
+    """Draw operations as a trace would have them: `OWN` of those longer than `SHORT_US`."""
     long = np.flatnonzero(table.us > SHORT_US)
     return table.rows(np.sort(np.random.default_rng(turn).permutation(long)[:OWN])).sample()
 

@@ -1,7 +1,7 @@
-"""Fits the numbers that ship, from tables that a user has fetched: nothing of the tables themselves is kept.
+"""Fits the numbers that ship, from tables that a user has fetched; the tables themselves are not kept.
 
-For every kind and precision: ten numbers per device, ten that all devices share, and the bands of what they
-miss. Of half credit: what it misses between every two devices, by the tables' ratio, and by the formula's.
+For every kind and precision: ten numbers per device, ten shared by all devices, and the bands of their
+residuals. For half credit: its residuals between every two devices, by the tables' ratio and the formula's.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from dpro.replay.cost.kernels.roofline import GPUS
 
 SOURCE = "fitted to the operation tables of ai-dynamo/aiconfigurator (Apache-2.0)"
 
-LONG_US = 50.0  # shorter operations say more of their software than of a device
-SAME = 0.7  # of how wide the numbers of one device are, those of another are
+LONG_US = 50.0  # shorter operations depend more on software than on the device
+SAME = 0.7  # least width of the shared numbers, as a share of the widths assumed for one device
 
 
 def fitted(tables: Sequence[DeviceTable]) -> dict[Key, KnownCoefficients]:
-    """The numbers of every device, and of all, by kind and precision."""
+    """Fit the numbers of every device, and of all devices together, by kind and precision."""
     found: dict[Key, KnownCoefficients] = {}
     for kind, dtype in sorted({(table.kind, table.dtype) for table in tables}):
         mine = [table for table in tables if (table.kind, table.dtype) == (kind, dtype)]
@@ -49,7 +49,7 @@ def fitted(tables: Sequence[DeviceTable]) -> dict[Key, KnownCoefficients]:
 
 
 def known_of_any(tables: Sequence[DeviceTable]) -> KnownCoefficients:
-    """Fit numbers that all devices share, and how far each device is from what the others say of it."""
+    """Fit numbers that all devices share, and the deviation of each device from a fit to the others."""
     long = [table.rows(table.us > LONG_US) for table in tables if (table.us > LONG_US).any()]
     devices = sorted({table.device for table in long})
     predicted, measured, biases = [], [], []
@@ -67,7 +67,7 @@ def known_of_any(tables: Sequence[DeviceTable]) -> KnownCoefficients:
 
 
 def encoded(known: KnownCoefficients) -> dict[str, object]:
-    """As the file has it: natural units would lose digits, so logarithms, rounded to 1e-4."""
+    """Encode numbers for the file as logarithms rounded to 1e-4; natural units would lose digits."""
     return {
         "numbers": _rounded(known.fit.numbers),
         "widths": _rounded(known.fit.widths),
@@ -80,7 +80,7 @@ def encoded(known: KnownCoefficients) -> dict[str, object]:
 def half_pairs(
     tables: Sequence[DeviceTable],
 ) -> Iterator[tuple[DeviceTable, DeviceTable, DeviceTable, DeviceTable]]:
-    """Measured on one device and on another with one software, and tables of both with another software."""
+    """Yield tables of one software on two devices, and the tables of both devices with another software."""
     place = {(table.device, table.library, table.kind, table.dtype): table for table in tables}
     for (device, library, kind, dtype), source in place.items():
         for (to, same, *rest), target in place.items():
@@ -93,7 +93,7 @@ def half_pairs(
 
 
 def joined(tables: Sequence[DeviceTable]) -> list[np.ndarray]:
-    """[N] rows of each table that are of the same operation in all."""
+    """Return [N] rows of each table, matched so that all are of one operation."""
     names = tables[0].shapes.columns
     frame = tables[0].shapes.with_row_index("row0")
     for number, table in enumerate(tables[1:], 1):
@@ -103,7 +103,7 @@ def joined(tables: Sequence[DeviceTable]) -> list[np.ndarray]:
 
 
 def half_by_tables(tables: Sequence[DeviceTable]) -> tuple[np.ndarray, np.ndarray]:
-    """Said and measured, of every operation of every pair."""
+    """Return predicted and measured us of all pairs' operations, by half credit from the tables' ratio."""
     predicted, measured = [np.ones(0)], [np.ones(0)]
     for four in half_pairs(tables):
         source, target, source_table, target_table = (each.us[at] for each, at in zip(four, joined(four)))
@@ -115,7 +115,7 @@ def half_by_tables(tables: Sequence[DeviceTable]) -> tuple[np.ndarray, np.ndarra
 def half_by_formula(
     tables: Sequence[DeviceTable], known: Mapping[Key, KnownCoefficients], shared: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same by the ten numbers of either device, or by those that all share."""
+    """Predict pairs by half credit from the formula, with each device's numbers or the shared ones."""
     predicted, measured = [np.ones(0)], [np.ones(0)]
     for source in tables:
         for target in tables:
@@ -136,7 +136,7 @@ def half_by_formula(
 def halves(
     tables: Sequence[DeviceTable], known: Mapping[Key, KnownCoefficients]
 ) -> dict[str, list[list[float]]]:
-    """The bands of half credit by each method, of tables of one kind and precision."""
+    """Return the bands of half credit by each method, for tables of one kind and precision."""
     return {
         "tables": _rounded(bands_of(*half_by_tables(tables)).quantiles),
         "fitted": _rounded(bands_of(*half_by_formula(tables, known, shared=False)).quantiles),
@@ -162,7 +162,7 @@ def _rounded(values: np.ndarray) -> list[Any]:
 
 
 def _compact(text: str) -> str:
-    """One list of numbers a line."""
+    """Put each list of numbers on one line."""
     import re
 
     return re.sub(r"\[[-\s\d.,e+\[\]]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text)

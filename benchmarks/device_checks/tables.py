@@ -1,8 +1,8 @@
-"""Measured tables of operations: products and attention, as ai-dynamo/aiconfigurator has them.
+"""Measured tables of operations: products and attention, in the format of ai-dynamo/aiconfigurator.
 
 In: a folder with `gemm.parquet`, `context_attention.parquet` or `generation_attention.parquet`, whose columns
 are device, backend, kernel, dtype, sizes, latency_us. Out: a `DeviceTable` per device, software, kind and
-precision. Devices without a data sheet are left out, and named.
+precision. Devices without a data sheet are left out; `unknown_devices` names them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ SIZES = {
 def read_tables(
     folder: Path, kinds: Collection[str] = tuple(FILES.values()), most: int = 20_000
 ) -> list[DeviceTable]:
-    """All tables in a folder, sorted by device, software, kind and precision.
+    """Read all tables in a folder, sorted by kind, device, software and precision.
 
     Args:
-        folder: where the files lie.
+        folder: of the files.
+        kinds: to read.
+        most: operations of a table; a larger one is sampled.
 
     Raises:
         DproError: a file lacks a column.
@@ -48,7 +50,7 @@ def read_tables(
 
 
 def unknown_devices(folder: Path) -> list[str]:
-    """Names of devices in a folder's tables that `roofline.py` does not know."""
+    """Return the names of devices in a folder's tables that `roofline.py` does not have."""
     names: set[str] = set()
     for file in FILES:
         path = folder / f"{file}.parquet"

@@ -1,13 +1,13 @@
-"""How often `dpro diagnose` is right about jobs that are slow, or are not; simulated, and really injected.
+"""How often `dpro diagnose` is right about slow and healthy jobs; simulated, and really injected.
 
 python -m benchmarks.diagnosis [matrix] [healthy] [smallest] [latency] [injected] [--cases N]
 
 `matrix` draws cases: class of fault x layout (DP, FSDP, TP x PP, MoE) x ranks x severity x noise x missing
 telemetry x clocks, recorded with deep windows or without, writes each as a run directory and runs the
-command on it. The jobs are those of `tests/reference/training_jobs.py`, which knows nothing of detectors.
-`healthy` looks at long healthy jobs again and again, as the watcher does. `smallest` looks for the smallest
-slowdown that is named within 20 steps, `latency` for how many steps larger ones take. `injected` records
-real jobs on this machine. `benchmarks.diagnosis.hangs` does the same of hangs.
+command on it. The jobs are those of `tests/reference/training_jobs.py`, which is independent of detectors.
+`healthy` looks at long healthy jobs again and again, as the watcher does. `smallest` finds the smallest
+slowdown that is named within 20 steps, `latency` the number of steps until larger ones are named. `injected`
+records real jobs on this machine. `benchmarks.diagnosis.hangs` measures hangs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.reference.training_jobs import FAULTS
 
 
 def shown(rows: Iterator[dict[str, Any]], total: int, what: str) -> list[dict[str, Any]]:
-    """All rows, with a line of progress now and then; an interrupt leaves those that there are."""
+    """Collect all rows, with a line of progress now and then; an interrupt ends it early."""
     got = []
     with suppress(KeyboardInterrupt):
         for row in rows:
@@ -42,7 +42,7 @@ def shown(rows: Iterator[dict[str, Any]], total: int, what: str) -> list[dict[st
 
 
 def main() -> None:
-    """Measure, write the rows as JSON and the tables as Markdown."""
+    """Measure, write the rows as JSON, and print the tables as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("parts", nargs="*", default=["matrix"])
     parser.add_argument("--cases", type=int, default=200, help="of each class of the matrix")
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _ask_hta(python: str, rows: list[dict[str, Any]], traces: Path | None) -> None:
-    """Add what HTA says of those that have traces."""
+    """Add the ranks that HTA names to rows that have traces."""
     traced = [row for row in rows if "traces" in row]
     if traces is not None and traced:
         for row, ranks in zip(traced, named_by_hta(python, [traces / row["traces"] for row in traced])):

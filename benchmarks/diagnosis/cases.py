@@ -1,7 +1,7 @@
 """Cases of the matrix: class of fault x layout x ranks x severity x noise x missing telemetry x clocks.
 
 In: a seed and a fault. Out: a job of `tests/reference/training_jobs.py`, how it is recorded, and whether that
-recording holds what shows the fault. What is drawn besides the fault is the same for all faults of a seed.
+recording shows the fault. Everything else that is drawn is equal for all faults of a seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEVERITIES = (1.05, 1.1, 1.2, 1.5, 2.0, 5.0)
 RANKS = {"windows": ((4, 16, 64), (48, 48, 4)), "calls": ((4, 16, 64, 512), (38, 38, 20, 4))}
 MISSING = (0.0, 0.1, 0.3)
 STEPS = 80
-WINDOW_EVERY, WINDOW_STEPS, FIRST_WINDOW = 12, 2, 5  # two steps in a window is what `record` does
+WINDOW_EVERY, WINDOW_STEPS, FIRST_WINDOW = 12, 2, 5  # two steps in a window is the default of `record`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Case:
 
     Attributes:
         seen: `windows`, or `calls` alone.
-        shows: whether the recording holds what shows the fault.
+        shows: whether the recording has evidence of the fault.
     """
 
     job: Job
@@ -46,7 +46,7 @@ class Case:
 
 
 def draw(seed: int, fault: str) -> Case:
-    """One case; what is drawn besides the fault is the same for all faults of a seed."""
+    """Draw one case; everything but the fault is equal for all faults of a seed."""
     rng = random.Random(f"slow {seed}")
     seen = rng.choice(("windows", "calls"))
     size = rng.choices(*RANKS[seen])[0]
@@ -76,7 +76,7 @@ def draw(seed: int, fault: str) -> Case:
 
 
 def shows(job: Job, recording: Recording, seen: str) -> bool:
-    """Whether what is recorded holds the fault at all."""
+    """Return whether the recording has evidence of the fault at all."""
     if job.fault in ("regression", ""):
         return True
     if job.fault == "imbalance":
@@ -96,7 +96,7 @@ def shows(job: Job, recording: Recording, seen: str) -> bool:
 
 
 def _shows_imbalance(job: Job, recording: Recording, seen: str) -> bool:
-    """Whether it can be seen that work is uneven: how much there is, or whole stages that take longer."""
+    """Return whether uneven work is visible: by its recorded amount, or as stages that take longer."""
     here = [rank for rank in range(job.num_ranks) if rank not in recording.lost]
     if job.layout == "tp_pp":
         return seen == "windows" and np.unique(mesh_of(job.layout, job.num_ranks).pp[here]).size > 1
@@ -109,7 +109,7 @@ def _shows_imbalance(job: Job, recording: Recording, seen: str) -> bool:
 
 
 def _shows_network(job: Job, recording: Recording, seen: str) -> bool:
-    """Whether equal groups, or earlier steps, are there to compare with; timed, or in hosts that wait."""
+    """Return whether equal groups or earlier steps allow a comparison, by times or by waiting hosts."""
     if seen == "windows" or recording.timed:
         return job.since > 0 or _like_groups(job, recording) >= 2
     hosts_show_it = not job.gpu and job.layout != "tp_pp" and recording.skew != "unknown"
@@ -117,24 +117,24 @@ def _shows_network(job: Job, recording: Recording, seen: str) -> bool:
 
 
 def _peers(job: Job, recording: Recording) -> list[int]:
-    """Recorded ranks that do the same as the victim."""
+    """Return recorded ranks of the victim's stage."""
     mesh = mesh_of(job.layout, job.num_ranks)
     same_stage = np.flatnonzero(mesh.pp == mesh.pp[job.victim])
     return [int(rank) for rank in same_stage if rank != job.victim and rank not in recording.lost]
 
 
 def _comparable(job: Job, recording: Recording, rank: int) -> bool:
-    """Whether a rank's clock is known, and all ranks it waits for, save where all ranks wait for the same."""
+    """Return whether a rank's clock and all ranks of its groups, except those of all ranks, are recorded."""
     leader = rank // hosts_apart(job.num_ranks) * hosts_apart(job.num_ranks)
     if recording.skew == "compared" and leader and {0, leader} & {*recording.lost}:
-        return False  # the one that compared the host's clock, or with whose clock
+        return False  # its host's clock was compared with the first rank's by the leader
     groups = mesh_of(job.layout, job.num_ranks).groups.values()
     mine = [row for kind in groups for row in kind if rank in row and row.size < job.num_ranks]
     return not any(np.isin(row, recording.lost).any() for row in mine)
 
 
 def _like_groups(job: Job, recording: Recording) -> int:
-    """Number of equal groups, whole in the recording, with the victim in one; the largest of any kind."""
+    """Count equal groups that are completely recorded, the victim in one; the largest number of any kind."""
     mesh, largest = mesh_of(job.layout, job.num_ranks), 0
     for kind, groups in mesh.groups.items():
         hosts = groups // hosts_apart(job.num_ranks)

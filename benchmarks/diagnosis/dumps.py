@@ -3,9 +3,9 @@
 python -m benchmarks.diagnosis.dumps [--ranks 1024] [--entries 20 2000] [--frames 0] [--rounds 3] [--json]
 
 The dumps are those of a made-up job: tensor parallelism in groups of 8, data parallelism across them and over
-all, of which one rank stops calling at the end. Entries can have stack frames, as PyTorch writes them.
+all ranks; one rank stops calling at the end. Entries can have stack frames, as PyTorch writes them.
 The command is measured as a user runs it, from start to verdict: seconds on the clock (best of the rounds)
-and of processor time, children included; next to it the time to unpickle the same files.
+and of CPU time, children included; next to it the time to unpickle the same files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BEGIN_NS = 1_700_000_000_000_000_000
 
 
 def groups_of(rank: int, num_ranks: int) -> dict[str, list[int]]:
-    """The groups that a rank is in, by name."""
+    """Return the members of each group of a rank, by the group's name."""
     block, place = divmod(rank, TENSOR_PARALLEL)
     first = block * TENSOR_PARALLEL
     return {
@@ -38,7 +38,7 @@ def groups_of(rank: int, num_ranks: int) -> dict[str, list[int]]:
 
 
 def dump_of(rank: int, num_ranks: int, num_entries: int, num_frames: int, stuck: int) -> dict[str, Any]:
-    """A dump: eight calls in the tensor-parallel group, then two across, and one of all now and then."""
+    """Make a dump: eight calls in the tensor-parallel group, two across, and one of all in every 50."""
     groups = groups_of(rank, num_ranks)
     everybody, inside, across = groups
     count = dict.fromkeys(groups, 0)
@@ -91,7 +91,7 @@ def dump_of(rank: int, num_ranks: int, num_entries: int, num_frames: int, stuck:
 
 
 def measure(folder: Path, cache: Path) -> tuple[float, float, str]:
-    """Seconds on the clock and of processor time, and the first line of the output."""
+    """Run the command; return seconds on the clock, CPU seconds, and the first line of the output."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "dpro", "diagnose", str(folder)],

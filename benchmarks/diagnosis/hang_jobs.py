@@ -4,7 +4,7 @@ python -m benchmarks.diagnosis.hang_jobs [--repeats N]
 
 Jobs are `tests/hanging.py` on gloo: four ranks, two pipelines of two stages with data parallelism, or data
 parallelism alone. Each repeat injects each fault into another rank. Right means the class and exactly the
-rank (both, of two that receive from each other), and nothing else.
+rank (both ranks where two receive from each other), and no other finding.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ CLASSES = {
     "skip": "hang.mismatch", "order": "hang.mismatch", "size": "hang.mismatch", "dtype": "hang.mismatch",
     "deadlock": "hang.mismatch", "leave": "hang.mismatch", "exit": "hang.mismatch", "raise": "dead.rank",
 }  # fmt: skip
-# Gloo ends a process that is sent more than it expects: then the rank is gone, and the job does not hang.
+# Gloo ends a process that receives more than it expects: the rank is gone, and the job does not hang.
 ABORTED = ("size", "dtype")
 RANKS = 4
 LAYOUTS = {"pipelines": [], "data parallel": ["--flat"]}
 
 
 def cases(repeats: int) -> Iterator[tuple[str, str, int]]:
-    """Layout, fault and rank; those of a repeat differ in rank from those of the one before."""
+    """Yield layout, fault and rank; each repeat uses other ranks than the one before."""
     for repeat in range(repeats):
         for number, layout in enumerate(LAYOUTS):
             for place, fault in enumerate(CLASSES):
@@ -39,7 +39,7 @@ def cases(repeats: int) -> Iterator[tuple[str, str, int]]:
 
 
 def judged(layout: str, fault: str, rank: int) -> tuple[str, str]:
-    """`right`, `silent`, `wrong` or `failed`, and the findings."""
+    """Run a job; return `right`, `silent`, `wrong` or `failed`, and its findings or error."""
     ranks = sorted({rank, rank ^ 1}) if fault == "deadlock" else [rank]
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -3,7 +3,7 @@
 python -m benchmarks.diagnosis.hangs [--cases N] [--seed N] [--ranks N] [--ring N] [--json]
 
 Cases are drawn as in the tests: DP, FSDP, TP x PP, MoE; 4, 16 or 64 ranks; nine kinds of faults; dumps of any
-version, whole or active entries only, some clipped, some taken too early; one is lost in half of the cases.
+version, whole or active entries only, some clipped, some taken too early; in half of the cases one is lost.
 PyTorch's analyser names ranks but no class: it is right if it names exactly the ranks at fault, near if they
 are among those it names. Then the command itself is timed on a folder of dumps.
 """
@@ -33,7 +33,7 @@ from tests.reference.hanging_model import FAULTS, LAYOUTS
 
 
 def draw(seed: int, kind: str | None, folder: Path) -> tuple[Case, int]:
-    """One case: what is drawn besides the kind is the same for all kinds of a seed."""
+    """Draw one case; everything but the kind of fault is equal for all kinds of a seed."""
     rng = random.Random(f"benchmark {seed}")
     layout, size = rng.choice(LAYOUTS), rng.choice((4, 16, 64))
     if kind == "deadlock" and size == 4:
@@ -42,7 +42,7 @@ def draw(seed: int, kind: str | None, folder: Path) -> tuple[Case, int]:
 
 
 def named_by_torch(folder: Path) -> set[int] | None:
-    """Ranks that PyTorch's analyser names at each group's first failed collective; None if it raised."""
+    """Return ranks that PyTorch's analyser names at each group's first failed collective; None on errors."""
     from torch.distributed.flight_recorder.components.builder import build_db
     from torch.distributed.flight_recorder.components.config_manager import JobConfig
     from torch.distributed.flight_recorder.components.loader import read_dir
@@ -53,7 +53,7 @@ def named_by_torch(folder: Path) -> set[int] | None:
         with quiet, contextlib.redirect_stderr(io.StringIO()):
             arguments = JobConfig().parse_args([str(folder), "--allow-incomplete-ranks"])
             database = build_db(*_details(read_dir(arguments), arguments))
-    except BaseException:  # it exits at times
+    except BaseException:  # the analyser calls `exit` at times
         return None
     named: set[int] = set()
     seen: set[str] = set()
@@ -120,7 +120,7 @@ def _print_row(name: str, found: Counter[str]) -> None:
 
 
 def speed(num_ranks: int, ring: int) -> None:
-    """Time `dpro diagnose` on a folder of dumps, import included, and PyTorch's analyser on the same."""
+    """Time `dpro diagnose` on a folder of dumps, import included."""
     job = hanging_jobs.run_job(random.Random(1), "tp_pp", num_ranks, "host", steps=3)
     for works in job.works.values():
         del works[:-ring]
@@ -159,7 +159,7 @@ def main() -> None:
 
 
 def check(counts: Mapping[str, Mapping[str, int]]) -> dict[str, object]:
-    """The decided cases of each fault, and whether none is judged wrong: {n, figures, bar, holds}."""
+    """Check that no decided case is judged wrong: {n, figures by fault, bar, holds}."""
     wrong = sum(found["decided wrong"] for found in counts.values())
     n = sum(found["decided"] for found in counts.values())
     return {"n": n, "figures": {"wrong": wrong, "by_fault": counts}, "bar": 0, "holds": wrong == 0}

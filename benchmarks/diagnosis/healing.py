@@ -1,13 +1,13 @@
-"""What healing one rank at a time takes per rank, by the number of ranks.
+"""CPU time and memory of healing one rank at a time, per rank, by the number of ranks.
 
 python -m benchmarks.diagnosis.healing [--ranks 64 256 1024 10240] [--whole 1024] [--json]
 
-The jobs are those of `benchmarks/diagnosis/large.py`, of eight steps, one rank of which is slow, written in
-one part per rank as recordings are. `find_stragglers` compares the work of all ranks, and replays the job
-with each healed that may save enough: in the whole graph, up to as many ranks as `--whole` says, and in
-condensed ranks, which other processes build again. Each size runs in a process of its own: CPU seconds, and
-by how many MB the process grows beyond what it holds before. Flat means at most 1.25 times as much CPU time
-per rank as at the best of the sizes before.
+The jobs are those of `benchmarks/diagnosis/large.py`, of eight steps, with one slow rank, written in one part
+per rank as recordings are. `find_stragglers` compares the work of all ranks, and replays the job with each
+rank healed that may save enough: in the whole graph, up to as many ranks as `--whole` says, and in condensed
+ranks, which other processes build again. Each size runs in its own process. Measured are CPU seconds, and by
+how many MB the process grows. Flat means at most 1.25 times as much CPU time per rank as at the best of the
+smaller sizes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STEPS, WINDOWS, SEVERITY = 8, ((2, 2), (5, 2)), 2.0
 
 @dataclass(frozen=True)
 class Figures:
-    """What one way takes.
+    """Cost of healing in one way.
 
     Attributes:
         seconds: of CPU time.
@@ -75,7 +75,7 @@ def write_job(folder: Path, num_ranks: int) -> Run:
 
 
 def measured(num_ranks: int, whole: bool) -> dict[str, Figures]:
-    """What healing takes in this process, by way.
+    """Measure healing in this process, by way.
 
     Args:
         num_ranks: of the job.
@@ -83,7 +83,7 @@ def measured(num_ranks: int, whole: bool) -> dict[str, Figures]:
     """
     with tempfile.TemporaryDirectory() as place:
         small, run = (write_job(Path(place) / str(size), size) for size in (4, num_ranks))
-        find_stragglers(Baseline(build_graph(small).graph))  # libraries are loaded, loops compiled
+        find_stragglers(Baseline(build_graph(small).graph))  # loads libraries and compiles loops
         found = {}
         if whole:
             graph = build_graph(run).graph
@@ -109,7 +109,7 @@ def _figures(heal: Callable[[], list[Finding]]) -> Figures:
 
 
 def _of_children() -> float:
-    """CPU seconds of processes that have ended."""
+    """Return CPU seconds of child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,9 +1,9 @@
 """Real jobs on gloo in which a rank sleeps or computes longer, recorded and judged by the commands.
 
-The job is `cpu_job.py`: its layers sleep, so that more ranks than cores take the time they should. How much
-longer a step of the slow rank takes is what the job's options say; matrix products are as long as the
-machine makes them. Jobs are run in an order that differs from repeat to repeat, so that what else the machine
-does affects all equally; its load, and how long steps really were, are in the table.
+The job is `cpu_job.py`: its layers sleep, so that more ranks than cores take the time they should. The job's
+options set how much longer the slow rank sleeps; the duration of matrix products depends on the machine. Each
+repeat runs the jobs in another order, so that other load on the machine affects all equally; the table shows
+this load and the real length of steps.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _judged(kind: str, num_ranks: int, how: str, times: float, victim: int) -> d
 
 
 def injected_table(rows: list[dict[str, Any]], wilson: Any, table: Any) -> str:
-    """Named right, another named and silent, by fault."""
+    """Make the table of jobs named right, another rank named, and silent, by fault."""
     body = []
     for key in dict.fromkeys((row["how"], row["times"]) for row in rows):
         mine = [row for row in rows if (row["how"], row["times"]) == key]

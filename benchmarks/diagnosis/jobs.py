@@ -1,12 +1,12 @@
-"""How often what is said of real jobs, each with a fault that is known, is right.
+"""How often diagnoses of real jobs with known faults are right.
 
 python -m benchmarks.diagnosis.jobs [--only NAME …] [--load N] [--list] [--keep FOLDER] [--json]
 
 Jobs are those of `tests/faults/table.py`, on gloo: each is recorded by `dpro record`, ended where it hangs,
-diagnosed, and graded: the first finding names the rank and the class, its cost, and the place; no other rank
-is named with a confidence above 0.7; of a healthy job nothing is said. `--load` runs this many processes
-beside them that compute; where these or others use all cores, that the host is crowded may be said. `--list`
-prints each job with what was said. `--json` prints one object: check → {n, figures, bar, holds}.
+diagnosed, and graded: the first finding names rank and class, its cost, and what is at fault; no other rank
+is named with a confidence above 0.7; a healthy job has no findings. `--load` runs this many busy processes
+beside the jobs; while all cores are used, a finding that the host is crowded is accepted. `--list` prints
+each job with its findings. `--json` prints one object: check → {n, figures, bar, holds}.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from tests.jobs import RECORD, ROOT, environment
 
 WITHIN = 0.15  # of the true cost
 SURE = 0.7  # confidence from which a wrong rank counts
-WAIT_S = 180  # for a job that is over
-CROWDED = "more threads than cores"  # what is true of a host with a load beside the job
+WAIT_S = 180  # for a recorder that has to end
+CROWDED = "more threads than cores"  # true of the host while a load runs beside the job
 
 
 @dataclass(frozen=True)
 class Grade:
-    """What of a job's diagnosis is right.
+    """Grades of a job's diagnosis.
 
     Attributes:
         right: whether the first finding has a right class and exactly the ranks.
-        cost: whether its cost is within `WITHIN`; None where that is not known, or it is not right.
-        place: whether it says what is at fault; None likewise.
+        cost: whether its cost is within `WITHIN`; None where the true cost is not known or `right` is false.
+        place: whether it names what is at fault; None where that is not known or `right` is false.
         wrong_rank: whether another rank is named with a confidence above `SURE`.
-        alarm: whether anything is said of a healthy job.
+        alarm: whether a healthy job has findings.
         said: the findings in short.
     """
 
@@ -61,13 +61,13 @@ class Grade:
 
 
 def graded(job: FaultJob, document: Mapping[str, Any], cost_ms: float | None, loaded: bool = False) -> Grade:
-    """Grade what was said of a job.
+    """Grade the diagnosis of a job.
 
     Args:
         job: with the truth.
         document: as of `dpro diagnose --json`.
         cost_ms: what the fault cost per step; None where that is not known.
-        loaded: whether processes ran beside it that use all cores, which may be said.
+        loaded: whether processes beside it used all cores, so that findings about the host are accepted.
     """
     findings = document["findings"]
     if loaded and "core" not in job.place:
@@ -95,7 +95,7 @@ def graded(job: FaultJob, document: Mapping[str, Any], cost_ms: float | None, lo
 
 
 def _named_first(findings: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-    """The ranks that are named first: of what ended the job, all that are named as surely."""
+    """Return the ranks of the first finding; of what ended the job, of all findings that are as sure."""
     first = findings[0]
     ended = first["class"].startswith(("hang.", "dead."))
     same = [
@@ -107,7 +107,7 @@ def _named_first(findings: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
 
 
 def _named(finding: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ranks that a finding blames; none where it is about the job or its host."""
+    """Return the ranks that a finding blames; empty where it is about the job or its host."""
     return (
         tuple(sorted(finding["ranks"])) if finding["component"]["kind"] in ("rank", "ranks", "stage") else ()
     )
@@ -126,7 +126,7 @@ def recorded(job: FaultJob, run: Path) -> None:
 
     Args:
         job: which.
-        run: where to.
+        run: run directory to make.
 
     Raises:
         RuntimeError: it could not be recorded.
@@ -153,10 +153,10 @@ def recorded(job: FaultJob, run: Path) -> None:
 
 
 def diagnosed(run: Path) -> dict[str, Any]:
-    """What `dpro diagnose` says of a run.
+    """Return the document of `dpro diagnose` for a run.
 
     Raises:
-        RuntimeError: it says nothing.
+        RuntimeError: the command failed.
     """
     done = subprocess.run(
         [sys.executable, "-m", "dpro", "diagnose", str(run), "--no-history", "--json"],
@@ -186,7 +186,7 @@ def graded_job(job: FaultJob, loaded: bool, keep: Path | None = None) -> Grade:
 
 
 def true_cost(job: FaultJob, folder: Path) -> float | None:
-    """What a fault cost per step, ms: what it should, by how much longer it took on a busy machine."""
+    """Return the cost of a fault per step, in ms, scaled by its measured duration on a busy machine."""
     took = [float(path.read_text()) for path in folder.glob("took-*")]
     if job.cost_ms is None or not took or not job.measured:
         return job.cost_ms
@@ -195,7 +195,7 @@ def true_cost(job: FaultJob, folder: Path) -> float | None:
 
 @contextmanager
 def load(number: int) -> Iterator[None]:
-    """Have this many processes compute."""
+    """Run this many busy processes beside the block."""
     words = [sys.executable, "-S", "-c", "while True: pass"]
     beside = [subprocess.Popen(words) for _ in range(number)]
     try:
@@ -207,7 +207,7 @@ def load(number: int) -> Iterator[None]:
 
 
 def checks_of(grades: Sequence[Grade], loaded: bool) -> dict[str, dict[str, Any]]:
-    """Check → its figures, its bar, and whether that holds."""
+    """Compute each check: figures, bar, and whether it holds."""
     faulty = [grade for grade in grades if not grade.healthy]
     healthy = [grade for grade in grades if grade.healthy]
     costs = [grade.cost for grade in faulty if grade.cost is not None]
@@ -234,7 +234,7 @@ def _share(held: Sequence[bool], bar: float, most: bool = False) -> dict[str, An
 
 
 def main() -> None:
-    """Run the jobs, one at a time, and print how often what is said is right."""
+    """Run the jobs, one at a time, and print how often their diagnoses are right."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="jobs whose name contains one of these")
     parser.add_argument("--load", type=int, default=0, help="processes beside the jobs that compute")

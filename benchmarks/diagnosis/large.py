@@ -2,9 +2,9 @@
 
 python -m benchmarks.diagnosis.large [--ranks 64 256] [--layout tp_pp] [--fault compute] [--rounds 2]
 
-The jobs are those of `tests/reference/training_jobs.py`: thirty steps, of which two windows of two steps are
-recorded in depth. The command is measured from start to verdict with an empty cache: seconds on the clock and
-of processor time (best of the rounds).
+The jobs are those of `tests/reference/training_jobs.py`: thirty steps, with two deep windows of two steps.
+The command is measured from start to verdict with an empty cache: seconds on the clock and of CPU time (best
+of the rounds).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             run = write_run(Path(place) / "run", job, run_job(job), Recording("compared", seed=SEED))
             rows = open_run(run).rows()
-            # Built graphs are kept, so each round has a cache of its own.
+            # Built graphs are cached, so each round begins with an empty cache.
             rounds = [measure(run, Path(place) / f"cache{n}") for n in range(options.rounds)]
         took, busy = (min(each[at] for each in rounds) for at in (0, 1))
         facts = {

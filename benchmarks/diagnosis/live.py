@@ -1,7 +1,7 @@
-"""Simulated jobs, seen as the watcher sees them: the latency of alarms, and how many are false.
+"""Simulated jobs, as the watcher sees them: the latency of alarms, and how many are false.
 
-Each look is given the calls of the latest steps, as many as the watcher keeps; who is late is judged by the
-code that the watcher runs.
+Each look gets the calls of the latest steps, as many as the watcher keeps; late ranks are found by the code
+that the watcher runs.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, PASSES, SPANS, STE
 from tests.reference.training_jobs import LAYOUTS, NOISES, Job, Log, Machine
 from tests.reference.training_records import Recording, frames_of
 
-CHUNK = 20  # steps from one look to the next of long jobs
+CHUNK = 20  # steps between looks at long jobs
 Frames = dict[str, pl.DataFrame]
 
 
 @dataclasses.dataclass
 class Stream:
-    """A job as the watcher sees it: what is new, and what it keeps of what it saw."""
+    """A job as the watcher sees it: its new records, and the ones that the watcher keeps."""
 
     machine: Machine
     calls: deque[pl.DataFrame]  # as `dpro.extensions.watch.late` keeps them
@@ -41,11 +41,11 @@ class Stream:
     messages: bool = False
 
     def counters(self) -> pl.DataFrame:
-        """Those of the latest steps."""
+        """Return the counters of the latest steps."""
         return pl.concat([each[COUNTERS.name] for each in self.rest])
 
     def advance(self, first: int, count: int) -> None:
-        """Let the job make some steps."""
+        """Run some steps of the job."""
         self.machine.log = Log()
         for step in range(first, first + count):
             self.machine.step(step)
@@ -56,7 +56,7 @@ class Stream:
         self.past.append(new[STEPS.name])
 
     def look(self) -> list[Finding]:
-        """The findings of late ranks by now."""
+        """Return the current findings of late ranks."""
         steps = pl.concat([each[STEPS.name] for each in self.rest])
         known = pl.concat(self.calls)
         calls = known.join(since_of(steps, known), on="rank")
@@ -72,13 +72,13 @@ class Stream:
 
 
 def begin(job: Job, chunk: int) -> Stream:
-    """A job before its first step; it is looked at every `chunk` steps."""
+    """Make a job before its first step; it is looked at every `chunk` steps."""
     kept = deque[pl.DataFrame](maxlen=MAX_AGAIN // chunk + 1)
     return Stream(Machine(job), kept, deque(maxlen=HISTORY // chunk), OwnTimes(), [])
 
 
 def latency(job: Job, most: int) -> int | None:
-    """Steps from the first slow one to the look that names it; None if none does, -1 if another is named.
+    """Count steps from the first slow one to the look that names it; None if none does, -1 if another is.
 
     Args:
         job: with a fault since a step.
@@ -98,7 +98,7 @@ def latency(job: Job, most: int) -> int | None:
 
 
 def healthy(seed: int, num_steps: int) -> dict[str, Any]:
-    """One long healthy job: its alarms, of looks at late ranks and of the whole series at the end."""
+    """Run a long healthy job; return alarms of looks at late ranks, and of the whole series at the end."""
     layout, noise = LAYOUTS[seed % len(LAYOUTS)], NOISES[seed % len(NOISES)]
     job = Job(layout, 16 if seed % 2 else 4, num_steps, noise=noise, seed=seed)
     stream, alarms, alarmed = begin(job, CHUNK), [], False
@@ -119,7 +119,7 @@ def healthy(seed: int, num_steps: int) -> dict[str, Any]:
 
 
 def smallest(seeds: range) -> Iterator[dict[str, Any]]:
-    """Small slowdowns, looked for within 20 steps, at 5% noise of pieces of work, and also of whole steps."""
+    """Yield latencies of small slowdowns within 20 steps, at 5% noise of work, and also of whole steps."""
     for step_noise in (False, True):
         for severity in (1.03, 1.05, 1.07, 1.1, 1.15):
             for layout in ("dp", "fsdp", "moe"):
@@ -131,7 +131,7 @@ def smallest(seeds: range) -> Iterator[dict[str, Any]]:
 
 
 def latencies(seeds: range) -> Iterator[dict[str, Any]]:
-    """Steps until a straggler is named, by how slow it is."""
+    """Yield the number of steps until a straggler is named, by how slow it is."""
     for severity in (1.2, 1.5, 2.0, 5.0):
         for seed in seeds:
             job = Job(("dp", "fsdp", "moe")[seed % 3], 16 if seed % 2 else 4, 0, noise=NOISES[seed % 5],
@@ -140,7 +140,7 @@ def latencies(seeds: range) -> Iterator[dict[str, Any]]:
 
 
 def live_tables(rows: dict[str, list[dict[str, Any]]], wilson: Any, table: Any) -> str:
-    """The rows of this file as Markdown."""
+    """Return the rows of this module as Markdown."""
     parts = []
     if rows.get("healthy"):
         long = rows["healthy"]

@@ -1,7 +1,7 @@
-"""What `dpro diagnose` says of drawn cases, and whether that is right.
+"""`dpro diagnose` on drawn cases, and whether its findings are right.
 
-In: cases of `cases`. Out: a row per case: the job, the findings, the true cost, what simpler rules name, and
-the verdict.
+In: cases of `cases`. Out: a row per case: the job, the findings, the true cost, the ranks that simpler rules
+name, and the verdict.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpro.store import open_run
 from tests.reference.training_jobs import Job, Log, run_job
 from tests.reference.training_records import write_run
 
-MAX_TRACES = 16  # ranks of a job of which traces are written for another tool
+MAX_TRACES = 16  # ranks of the largest job whose traces are written for another tool
 RIGHT_CLASS = {
     "compute": ("slow.compute",),
     "host": ("slow.host",),
@@ -35,7 +35,7 @@ RIGHT_CLASS = {
 
 
 def judge(case: Case, folder: Path) -> dict[str, Any]:
-    """Run the job, write it down, ask the command and the rules; what came of it, for the report."""
+    """Run the job, write its run, ask the command and the rules; return the row for the report."""
     log = run_job(case.job)
     run = write_run(folder / "run", case.job, log, case.recording)
     begin = time.perf_counter()
@@ -69,7 +69,7 @@ def judge(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def cost_of(job: Job, log: Log) -> float | None:
-    """What the fault really costs per step since it is there, ms: against the same job without it."""
+    """Return a fault's true cost per step since it began, in ms: the difference to the job without it."""
     if not job.fault or job.fault == "imbalance":
         return None
     healthy = run_job(dataclasses.replace(job, fault="", severity=1.0))
@@ -82,7 +82,7 @@ def _mean_step(log: Log, since: int) -> float:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """`right`, `component` (the right part, another class), `silent`, or `wrong`; of the first finding."""
+    """Judge the first finding: `right`, `component` (the right part, another class), `silent`, or `wrong`."""
     counted = [each for each in row["findings"] if not accepted_besides(row, each)]
     if not counted:
         return "right" if not row["fault"] else "silent"
@@ -93,14 +93,14 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def accepted_besides(row: dict[str, Any], finding: dict[str, Any]) -> bool:
-    """What is true, and not the point: a job slower than it was, or one that was made to pause."""
+    """Return whether a finding is true but not the fault: the job became slower, or was made to pause."""
     became_slow = row["fault"] not in ("", "regression") and row["since"] > 0
     pauses = row["noise"] == "periodic" and finding["class"] == "pauses"
     return pauses or (became_slow and finding["class"] == "slow.regression")
 
 
 def at_fault(row: dict[str, Any], finding: dict[str, Any]) -> bool:
-    """Whether a finding names the part that is at fault."""
+    """Return whether a finding names the part that is at fault."""
     fault, component = row["fault"], finding["component"]
     if fault in ("regression", "input"):
         wanted = {"regression": "step time", "input": "the input pipeline"}[fault]
@@ -108,7 +108,7 @@ def at_fault(row: dict[str, Any], finding: dict[str, Any]) -> bool:
     if fault == "imbalance":
         return finding["class"].startswith("imbalance.")
     if fault == "network":
-        classes = (*RIGHT_CLASS[fault], "slow.fabric")  # of a single group only that it is the network
+        classes = (*RIGHT_CLASS[fault], "slow.fabric")  # of a single group only the network
         return finding["class"] in classes and row["victim"] in finding["ranks"]
     return bool(fault) and finding["ranks"] == [row["victim"]]
 
@@ -120,7 +120,7 @@ def matrix(cases: int, seed: int, only: list[str], traces: Path | None) -> Itera
         cases: of each class.
         seed: of the first.
         only: the classes.
-        traces: where to leave Kineto traces of jobs on GPUs, None for nowhere.
+        traces: folder for Kineto traces of jobs on GPUs; None for no traces.
     """
     for number in range(seed, seed + cases):
         for fault in only:

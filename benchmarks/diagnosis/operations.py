@@ -2,11 +2,11 @@
 
 python -m benchmarks.diagnosis.operations [--cases N] [--seed N] [--json]
 
-Pipelines of the reference generator (`tests/pipelines.py`, which knows nothing of detectors): 1 to 4 stages,
-2 to 4 data-parallel ranks, 4 to 12 micro-batches, 8 to 16 steps, noise of 0.5 to 3% per operation, late
-launches or none. Sequence lengths have a long tail (lognormal, cut off at the longest that fits), and the
-time of a micro-batch grows with the length and its square. A fault counts as one to be named if the job
-without it takes at least 3% less; what costs less may be named or not.
+Pipelines of the reference generator (`tests/pipelines.py`, independent of detectors): 1 to 4 stages, 2 to 4
+data-parallel ranks, 4 to 12 micro-batches, 8 to 16 steps, noise of 0.5 to 3% per operation, late launches or
+none. Sequence lengths have a long tail (lognormal, cut off at the longest that fits), and the time of a
+micro-batch grows with the length and its square. A fault has to be named if the job without it takes at least
+3% less; a smaller one may be named or not.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from dpro.replay.construction.graph_builder import build_graph
 from tests.pipelines import Job, written
 
 KINDS = ("", "data", "stage", "worker", "data+stage", "data+worker", "stage+worker")
-COSTS = 0.03  # of the step: what has to be named
+COSTS = 0.03  # of the step: a fault of this cost has to be named
 BAR = 0.95  # of precision and of recall
 Fault = tuple[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawnJob:
-    """A job, and what is wrong with it: class and component, and the job without that."""
+    """A job with faults; for each fault, by class and component, the job without it."""
 
     job: Job
     faults: dict[Fault, Job]
 
 
 def lengths(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Lengths of micro-batches relative to the longest that fits: a long tail."""
+    """Draw lengths of micro-batches relative to the longest that fits: a long tail."""
     return np.minimum(random.lognormal(-1.5, random.uniform(0.5, 1.0), shape), 1.0)
 
 
 def draw(seed: int, kind: str) -> DrawnJob:
-    """One case; what is drawn besides the fault is the same for all kinds of a seed."""
+    """Draw one case; everything but the faults is equal for all kinds of a seed."""
     random = np.random.default_rng([seed, 14])
     stages = int(random.integers(2 if "stage" in kind else 1, 5))
     num_dp, batches, steps = (int(random.integers(*each)) for each in ((2, 5), (4, 13), (8, 17)))
@@ -90,7 +90,7 @@ def _with(
 
 
 def step_ms(job: Job) -> float:
-    """The mean step."""
+    """Return the mean step, in ms."""
     ends: dict[int, float] = {}
     for row in job.run():
         ends[row["step"]] = max(ends.get(row["step"], 0.0), row["start_ts"] + row["duration"])
@@ -98,7 +98,7 @@ def step_ms(job: Job) -> float:
 
 
 def judge(seed: int, kind: str) -> dict[str, object]:
-    """Draw, diagnose, compare."""
+    """Draw a job, diagnose it, and compare the findings with its faults."""
     drawn = draw(seed, kind)
     whole = step_ms(drawn.job)
     costs = {fault: whole - step_ms(job) for fault, job in drawn.faults.items()}

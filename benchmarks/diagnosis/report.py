@@ -1,4 +1,4 @@
-"""The rows of the diagnosis benchmark as tables."""
+"""Tables of the diagnosis benchmark's rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STRAGGLERS = ("compute", "host")
 
 
 def wilson(right: int, total: int) -> str:
-    """`right/total (low-high%)` with the 95% interval of Wilson (1927)."""
+    """Return `right/total (low-high%)` with the 95% interval of Wilson (1927)."""
     if not total:
         return "-"
     z, p = 1.96, right / total
@@ -22,18 +22,18 @@ def wilson(right: int, total: int) -> str:
 
 
 def count(rows: Iterable[Row], *verdicts: str) -> int:
-    """How many were judged so."""
+    """Count the rows with one of these verdicts."""
     return sum(row["verdict"] in verdicts for row in rows)
 
 
 def table(head: list[str], body: Iterable[list[Any]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n"
 
 
 def by_class(rows: list[Row]) -> str:
-    """Right, silent and wrong by class and by what was recorded."""
+    """Return the table of right, silent and wrong verdicts by class and recorded data."""
     body = []
     for seen in ("windows", "calls"):
         for fault in dict.fromkeys(row["fault"] for row in rows):
@@ -58,7 +58,7 @@ def by_class(rows: list[Row]) -> str:
 
 
 def by(rows: list[Row], name: str, key: Callable[[Row], Any]) -> str:
-    """Stragglers: precision and recall by one axis, beside the rules."""
+    """Return the table of stragglers that were named, and wrong verdicts, by one axis."""
     body = []
     for value in sorted({key(row) for row in rows}, key=str):
         mine = [row for row in rows if key(row) == value]
@@ -67,7 +67,7 @@ def by(rows: list[Row], name: str, key: Callable[[Row], Any]) -> str:
 
 
 def precision_and_recall(rows: list[Row], min_slowdown: float, min_share: float) -> str:
-    """Of stragglers from a severity and a cost on, and of alarms where no rank is slow; ours and the rules'.
+    """Return precision and recall of stragglers, and false alarms without slow ranks; dpro's and the rules'.
 
     Args:
         rows: all cases.
@@ -96,15 +96,15 @@ def precision_and_recall(rows: list[Row], min_slowdown: float, min_share: float)
 
 
 def share(row: Row) -> float:
-    """What a fault really costs, as a share of the step."""
+    """Return the true cost of a fault, as a share of the step."""
     return (row["true_cost_ms"] or 0.0) / row["step_ms"]
 
 
 def named_ranks(row: Row, name: str) -> set[int]:
-    """Ranks that are called slow."""
+    """Return the ranks that dpro or a rule calls slow."""
     if name != "dpro":
         ranks = row["rules"][name]
-        return set(ranks) if isinstance(ranks, list) else set()  # it raised
+        return set(ranks) if isinstance(ranks, list) else set()  # a rule that raised has a message instead
     of_ranks = [each for each in row["findings"] if each["component"]["kind"] in ("rank", "ranks")]
     return {
         rank for each in of_ranks if each["class"] in ("slow.compute", "slow.host") for rank in each["ranks"]
@@ -112,7 +112,7 @@ def named_ranks(row: Row, name: str) -> set[int]:
 
 
 def abstentions(rows: list[Row]) -> str:
-    """How often nothing was said: of faults that the recording shows, and of those that it does not."""
+    """Return how often a fault had no finding, where the recording shows it and where it does not."""
     faulty = [row for row in rows if row["fault"]]
     shown = [row for row in faulty if row["shows"]]
     others = [row for row in faulty if not row["shows"]]
@@ -123,7 +123,7 @@ def abstentions(rows: list[Row]) -> str:
 
 
 def macro_f1(rows: list[Row]) -> float:
-    """Mean over classes of the F1 of the class that is said, over all cases that the recording shows."""
+    """Return the mean over classes of the F1 of the named class, over all cases that the recording shows."""
     pairs = [(row["fault"] or "healthy", said(row)) for row in rows if row["shows"]]
     scores = []
     for name in {truth for truth, _ in pairs}:
@@ -134,7 +134,7 @@ def macro_f1(rows: list[Row]) -> float:
 
 
 def said(row: Row) -> str:
-    """The class of a case by its findings, in the words of the faults."""
+    """Return the class that a case's findings name, in the words of the faults."""
     if row["verdict"] in ("right", "silent"):
         return (row["fault"] or "healthy") if row["verdict"] == "right" else "healthy"
     first = row["findings"][0]
@@ -151,7 +151,7 @@ def said(row: Row) -> str:
 
 
 def costs(rows: list[Row]) -> str:
-    """How far stated costs are from what the fault really costs."""
+    """Return the quantiles of stated costs over true costs."""
     ratios = [
         each["cost_ms_per_step"] / row["true_cost_ms"]
         for row in rows
@@ -169,7 +169,7 @@ def costs(rows: list[Row]) -> str:
 
 
 def markdown(rows: list[Row]) -> str:
-    """All tables."""
+    """Return all tables."""
     stragglers = [row for row in rows if row["fault"] in STRAGGLERS and row["shows"]]
     errors = Counter(row["error"] for row in rows if row["error"])
     parts = [by_class(rows)]

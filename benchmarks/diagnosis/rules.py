@@ -1,12 +1,12 @@
-"""What simpler rules and another tool say of the same recordings: ranks they would call slow.
+"""Ranks that simpler rules and another tool would call slow, on the same recordings.
 
 `relative` is the rule of NVIDIA's resiliency extension: a rank's score is its speed relative to the best
-rank, and below 0.75 it is a straggler. `twice` is DLRover's: more than two times the median. Both are given
-each rank's own work, without waiting, where the recording has it: a kernel's (on the CPU: an operator's)
-typical time, weighted by what it takes in all; without deep windows the time from a step's beginning to its
-last call, which is what a timed section of the training loop is. Holistic Trace Analysis (HTA) reads Kineto
-traces of GPUs, which are written here for it, with the names of kernels that it knows; it is asked for the
-one likeliest rank of each step.
+rank, and below 0.75 it is a straggler. `twice` is DLRover's: more than two times the median. Both get each
+rank's own work, without waiting, where the recording has it: a kernel's (on the CPU: an operator's) typical
+time, weighted by its total; without deep windows the time from a step's beginning to its last call, as a
+timed section of the training loop would measure it. Holistic Trace Analysis (HTA) reads Kineto traces of
+GPUs, which are written here with the kernel names that it expects; it is asked for the one likeliest rank of
+each step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ for folder in sys.argv[1:]:
 
 
 def own_work(run: Run) -> pl.DataFrame:
-    """`rank`, `name`, `typical` (ns), `total` (ns): what rules compare."""
+    """Return the times that the rules compare: `rank`, `name`, `typical` and `total`, in ns."""
     spans = run.table(SPANS)
     if spans.is_empty():
         return _sections(run)
@@ -66,7 +66,7 @@ def _sections(run: Run) -> pl.DataFrame:
 
 
 def relative(work: pl.DataFrame) -> set[int]:
-    """Ranks whose score is below 0.75."""
+    """Return the ranks whose score is below `MIN_SCORE`."""
     best = pl.col("typical").min().over("name")
     scored = work.with_columns(best=best).group_by("rank").agg(
         score=(pl.col("best") / pl.col("typical") * pl.col("total")).sum() / pl.col("total").sum()
@@ -75,13 +75,13 @@ def relative(work: pl.DataFrame) -> set[int]:
 
 
 def twice(work: pl.DataFrame) -> set[int]:
-    """Ranks that take more than two times the median."""
+    """Return the ranks that take more than `MAX_TIMES` the median."""
     times = work.group_by("rank").agg(pl.col("typical").sum())
     return set(times.filter(pl.col("typical") > MAX_TIMES * pl.col("typical").median())["rank"])
 
 
 def write_kineto(run: Run, folder: Path) -> None:
-    """One trace per rank, of the first deep window."""
+    """Write one trace per rank, of the first deep window."""
     folder.mkdir(parents=True)
     steps = run.table(STEPS).filter(pl.col("window") == 0)
     spans = run.table(SPANS).filter(pl.col("window") == 0)
@@ -100,7 +100,7 @@ def write_kineto(run: Run, folder: Path) -> None:
 
 def _event(row: dict) -> dict:
     if row["kind"] == "kernel":
-        name = row["name"].replace("ncclDevKernel", "ncclKernel")  # it does not know what NCCL calls them now
+        name = row["name"].replace("ncclDevKernel", "ncclKernel")  # HTA does not know NCCL's newer names
         event = _row("kernel", name, row["start_ns"], row["duration_ns"], 0, row["stream"])
         return event | {"args": {"stream": row["stream"], "correlation": row["correlation"], "device": 0}}
     kinds = {"cpu_op": "cpu_op", "runtime": "cuda_runtime", "annotation": "user_annotation"}
@@ -116,6 +116,6 @@ def _row(kind: str, name: str, start: int, duration: int, process: int, thread: 
 
 
 def named_by_hta(python: str, folders: list[Path]) -> list[list[int] | str]:
-    """For each folder of traces the ranks HTA names (of all steps), or what it raised."""
+    """Return for each folder of traces the ranks that HTA names (over all steps), or its error."""
     done = subprocess.run([python, "-c", HTA_PROGRAM, *map(str, folders)], capture_output=True, text=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line[:1] in '["']

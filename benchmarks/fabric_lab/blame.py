@@ -1,9 +1,9 @@
-"""Faults that are injected into a lab, and what of the fabric dpro blames for what messages show.
+"""Faults injected into a lab, and the components that dpro blames for slow or lossy messages.
 
-In: a lab and a seed. Out: for each fault what was named. Between all hosts of different leaves messages are
+In: a lab and a seed. Out: for each fault what was named. Messages between all hosts of different leaves are
 sent over two connections each, some at a time, by whatever paths the kernel hashes them to. A message shows a
-fault where it is slower than max-min fairness says, or where TCP had to send much of it again. Which messages
-a slow component slows down fairness says, too: one that meets others is slow already.
+fault where it is slower than max-min fairness predicts, or where TCP had to send much of it again. Fairness
+also predicts which messages a slow component slows down: one that shares its links is slow already.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from dpro.replay.cost.fabric.network import Fabric, fabric_of
 FAULTS = ("slow cable", "lossy cable", "slow port", "lossy port", "slow switch")
 NONE = "none"
 LOSS = 0.01  # of packets
-CUT = (0.25, 0.5)  # of a cable's rate, that is left
-SLOW = 0.75  # of the rate that a message should have
+CUT = (0.25, 0.5)  # range of the share of a cable's rate that a fault leaves
+SLOW = 0.75  # of the fair rate of a message, below which it is slow
 PER_PAIR = 2  # connections
-TIMES = 2  # that each message is sent: what is slow once is noise
+TIMES = 2  # that each message is sent, since what is slow once is noise
 MESSAGE_BYTES = 2 << 20
 
 
@@ -55,9 +55,9 @@ class NamedFault:
 
     Attributes:
         kind: one of `FAULTS`, or `NONE`.
-        fault: the component at fault, empty where there is none.
-        named: sets of components that were named, each of which cannot be distinguished.
-        indistinct: components that the same messages cross as what is at fault.
+        fault: the component at fault; empty without a fault.
+        named: sets of named components; those of a set cannot be distinguished.
+        indistinct: components that are crossed by the same messages as the one at fault.
     """
 
     kind: str
@@ -67,7 +67,7 @@ class NamedFault:
 
     @property
     def right(self) -> bool:
-        """Whether the component was named at the level that can be distinguished, and nothing else."""
+        """Whether the component was named at the level that can be distinguished, and no other."""
         if not self.fault:
             return not self.named
         return len(self.named) == 1 and self.fault in self.named[0] and self.named[0] <= self.indistinct
@@ -80,12 +80,11 @@ class LabTraffic:
     Attributes:
         made: the lab.
         components: of its fabric.
-        rounds: by round, the flows that send at once, as places in the other fields.
+        rounds: by round, the flows that send at once, as indices into the other fields.
         open: connection of each flow.
         links: [F, L] whether a flow crosses a link.
         expected: [F] bytes per second, by max-min fairness.
-        slowed: [F, C] whether a component with a part of its rate slows a flow down: the share of `CUT` with
-            which it does.
+        slowed: [F, C] share of the rates in `CUT` at which a component slows a flow down.
     """
 
     made: Lab
@@ -99,7 +98,7 @@ class LabTraffic:
 
 @contextmanager
 def traffic(made: Lab, draw: random.Random) -> Iterator[LabTraffic]:
-    """Connect all hosts of different leaves, and say which path each connection takes.
+    """Connect all hosts of different leaves, and find the path of each connection.
 
     Args:
         made: the lab, healthy.
@@ -109,7 +108,7 @@ def traffic(made: Lab, draw: random.Random) -> Iterator[LabTraffic]:
     rounds = []
     for pairs in _rounds(made) * PER_PAIR:
         rounds.append(tuple(range(len(flows), len(flows) + len(pairs))))
-        for begin, end in pairs:  # a queue of its own for each
+        for begin, end in pairs:  # each flow gets its own queue
             port = 40_000 + 256 * draw.randrange(80) + len(flows) % 256
             flows.append(Flow(begin, end, port, 6000 + len(flows)))
     fabric = fabric_of(made.topology())
@@ -128,7 +127,7 @@ def traffic(made: Lab, draw: random.Random) -> Iterator[LabTraffic]:
 
 
 def _links_of(fabric: Fabric, paths: Sequence[Sequence[int]]) -> csr_matrix:
-    """[P, L] probability that what takes a path crosses a link: cables side by side share it.
+    """Return [P, L] probability that traffic on a path crosses a link; parallel cables share it.
 
     Args:
         paths: nodes of each path, each cabled to the next.
@@ -144,7 +143,7 @@ def _links_of(fabric: Fabric, paths: Sequence[Sequence[int]]) -> csr_matrix:
 
 
 def _rates(links: csr_matrix, rounds: Sequence[Sequence[int]], gbps: Floats) -> Floats:
-    """[F] bytes per second, by max-min fairness of the flows of each round."""
+    """Return [F] bytes per second, by max-min fairness of the flows of each round."""
     rates = np.zeros(links.shape[0])
     for each in rounds:
         own = links[list(each)]
@@ -154,15 +153,15 @@ def _rates(links: csr_matrix, rounds: Sequence[Sequence[int]], gbps: Floats) -> 
 
 
 def of_cases(made: Lab, draw: random.Random, cases: int) -> Iterator[NamedFault]:
-    """Faults of all kinds in turn, with a healthy case after each round of them.
+    """Yield faults of all kinds in turn, with a healthy case after each round of kinds.
 
     Args:
         made: the lab.
-        draw: all that is drawn.
+        draw: source of all random choices.
         cases: faults.
     """
     with traffic(made, draw) as sent:
-        sent_all(sent)  # the first after connecting lose some, until each knows its rate
+        sent_all(sent)  # the first messages lose segments, until each connection knows its rate
         for number in range(cases):
             yield of_fault(sent, FAULTS[number % len(FAULTS)], draw)
             if number % len(FAULTS) == len(FAULTS) - 1:
@@ -170,7 +169,7 @@ def of_cases(made: Lab, draw: random.Random, cases: int) -> Iterator[NamedFault]
 
 
 def judged(rows: Sequence[NamedFault]) -> dict[str, dict[str, Any]]:
-    """Check → figures.
+    """Compute the checks: share of right cases, by kind, bar, and whether it holds.
 
     Args:
         rows: of faults, and of healthy cases.
@@ -196,7 +195,7 @@ def judged(rows: Sequence[NamedFault]) -> dict[str, dict[str, Any]]:
 
 
 def _rounds(made: Lab) -> list[list[tuple[int, int]]]:
-    """Pairs of hosts of different leaves; in a round no host sends or receives twice."""
+    """Return pairs of hosts of different leaves by round; no host sends or receives twice in a round."""
     left = [pair for pair in permutations(range(made.hosts), 2) if len(set(map(made.leaf_of, pair))) > 1]
     rounds = []
     while left:
@@ -215,7 +214,7 @@ def _path(made: Lab, flow: Flow) -> tuple[str, ...]:
 
 
 def of_fault(sent: LabTraffic, kind: str, draw: random.Random) -> NamedFault:
-    """Inject a fault, send all messages, and say what is named.
+    """Inject a fault, send all messages, and return what is named.
 
     Args:
         sent: connections.
@@ -232,7 +231,7 @@ def of_fault(sent: LabTraffic, kind: str, draw: random.Random) -> NamedFault:
 
 
 def sent_all(sent: LabTraffic) -> list[SentMessage]:
-    """Messages over each connection, round by round: the time of the fastest, the segments of all."""
+    """Send messages over each connection, round by round; return the fastest time and the segments of all."""
     found: dict[int, list[SentMessage]] = {}
     for each in sent.rounds * TIMES:
         for at, message in zip(each, moved_at_once([sent.open[at] for at in each], MESSAGE_BYTES)):
@@ -242,7 +241,7 @@ def sent_all(sent: LabTraffic) -> list[SentMessage]:
 
 
 def _inject(made: Lab, kind: str, draw: random.Random) -> str:
-    """The component at fault, in the words of its kind."""
+    """Inject a fault and return the component at fault, in the words of its kind; "" for `NONE`."""
     leaf, spine, host = draw.randrange(made.leaves), draw.randrange(made.spines), draw.randrange(made.hosts)
     left = draw.uniform(*CUT)
     if kind == "slow cable":
@@ -282,7 +281,7 @@ def _cables_of_switch(made: Lab, name: str) -> tuple[str, list[CableEnd]]:
 
 
 def _named(sent: LabTraffic, messages: Sequence[SentMessage]) -> set[frozenset[str]]:
-    """What is blamed for rates, and for segments that were sent again."""
+    """Return the components blamed for low rates, and for segments that were sent again."""
     rates = np.array([MESSAGE_BYTES / each.seconds for each in messages])
     segments = np.array([(each.segments, each.retransmitted) for each in messages])
     slow = blame_shown(sent.components, sent.slowed, votes(rates < SLOW * sent.expected))
@@ -292,7 +291,7 @@ def _named(sent: LabTraffic, messages: Sequence[SentMessage]) -> set[frozenset[s
 
 
 def _crossed_equally(sent: LabTraffic, fault: str) -> frozenset[str]:
-    """Components that exactly the same messages cross as a component, with it."""
+    """Return the components that exactly the same messages cross as a component, including it."""
     dense = sent.links.toarray()
     crossed = {each.words: tuple(dense[:, list(each.links)].sum(axis=1)) for each in sent.components}
     return frozenset(name for name, column in crossed.items() if column == crossed[fault])

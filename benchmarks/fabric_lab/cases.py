@@ -1,8 +1,8 @@
-"""Cases: what is drawn, what dpro predicts of it, and what the lab measures.
+"""Cases drawn from a seed: dpro's predictions, and the lab's measurements.
 
 In: a lab and a seed. Out: rows of predicted and measured rates or seconds. Paths are those that the kernel
-says it takes; everything else is of `dpro.replay.cost.fabric`: next hops, planned paths, max-min fair rates.
-What TCP adds follows from how it works: headers, and acknowledgements on the way back.
+reports; everything else is from `dpro.replay.cost.fabric`: next hops, planned paths, max-min fair rates. The
+overhead of TCP follows from how it works: headers, and acknowledgements on the way back.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from dpro.replay.cost.fabric.connections import max_min_rates
 from dpro.replay.cost.fabric.flows import Flows, Load, flows_of, loaded
 from dpro.replay.cost.fabric.network import NO_LINK, Choice, Fabric, Routes, fabric_of, paths, routes_of
 
-HEADERS = 66  # bytes: TCP with timestamps, IP, Ethernet; all that an acknowledgement has
-PAYLOAD = (MTU - HEADERS + 14) / (MTU + 14)  # of what a cable carries
+HEADERS = 66  # bytes: TCP with timestamps, IP, Ethernet; the whole of an acknowledgement
+PAYLOAD = (MTU - HEADERS + 14) / (MTU + 14)  # of the bytes that a cable carries
 CONDITIONS = ("hash", "planned", "half rate", "link down")
 FAULTS = ("half rate", "link down")
 FIRST_PORT, TRIED = 40_000, 400
 MEASURED_S = 4.0
-FULL = 0.97  # of a cable, by data: acknowledgements are the rest
-SETTLED = 4  # rounds: each changes rates by a hundredth of what the last one did
+FULL = 0.97  # of a cable, by data; acknowledgements take the rest
+SETTLED = 4  # rounds; each changes rates by a hundredth of the change of the round before
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure.
+    """A predicted and a measured figure.
 
     Attributes:
         what: flows, all-reduce or step.
@@ -51,7 +51,7 @@ class Compared:
 
     @property
     def error_pct(self) -> float:
-        """By how much the measured one is off."""
+        """Error of the prediction relative to the measurement, without sign."""
         return 100 * abs(self.predicted / self.measured - 1)
 
 
@@ -72,7 +72,7 @@ def under(made: Lab, condition: str, draw: random.Random) -> None:
 
 
 def of_flows(made: Lab, condition: str, draw: random.Random) -> list[Compared]:
-    """Several flows at once between hosts of different leaves, the rate of each.
+    """Compare the rates of several flows at once between hosts of different leaves.
 
     Args:
         made: the lab.
@@ -88,7 +88,7 @@ def of_flows(made: Lab, condition: str, draw: random.Random) -> list[Compared]:
     )
     if condition == "planned":
         ports = _planned_ports(made, pairs, found, routes)
-    else:  # a queue of its own for each flow
+    else:  # each flow gets its own queue
         ports = [FIRST_PORT + 256 * draw.randrange(50) + number for number in range(len(pairs))]
     flows = [Flow(*pair, port, 6000 + number) for number, (pair, port) in enumerate(zip(pairs, ports))]
     load = loaded(found, routes, _as_taken(made, flows, fabric, routes))
@@ -101,7 +101,7 @@ def of_flows(made: Lab, condition: str, draw: random.Random) -> list[Compared]:
 
 
 def of_job(made: Lab, condition: str, draw: random.Random, work: StepWork, steps: int) -> Compared:
-    """A job with a rank on each host: its median step, or its all-reduce where it does nothing else.
+    """Compare the median step of a job with a rank on each host, or its all-reduce if it does nothing else.
 
     Args:
         made: the lab.
@@ -130,10 +130,10 @@ def of_job(made: Lab, condition: str, draw: random.Random, work: StepWork, steps
 
 
 def rates_beside_acknowledgements(load: Load, capacity: Floats, batch: int) -> Floats:
-    """[C] max-min fair rates of what links carry beside the acknowledgements of what comes the other way.
+    """Compute [C] max-min fair rates on links that also carry acknowledgements of the opposite traffic.
 
-    These are few, and have a queue of their own: they take what they need, whatever else is on a link. They
-    take the path of their data back: the hash of addresses and ports is the same both ways.
+    Acknowledgements are few and have their own queue, so they take what they need before other traffic. They
+    return on the path of their data, since the hash of addresses and ports is symmetric.
 
     Args:
         load: of data on links.
@@ -142,7 +142,7 @@ def rates_beside_acknowledgements(load: Load, capacity: Floats, batch: int) -> F
     """
     flow = np.repeat(np.arange(load.indptr.size - 1), np.diff(load.indptr))
     half = capacity.size // 2
-    back = (load.links + half) % capacity.size  # a cable's other way
+    back = (load.links + half) % capacity.size  # the opposite direction of a cable
     each = load.share * HEADERS / (batch * (MTU + 14))
     rates = max_min_rates(load, capacity)
     for _ in range(SETTLED):
@@ -152,7 +152,7 @@ def rates_beside_acknowledgements(load: Load, capacity: Floats, batch: int) -> F
 
 
 def _pairs(made: Lab, draw: random.Random) -> list[tuple[int, int]]:
-    """Hosts that send to hosts of another leaf; a host sends at most twice."""
+    """Draw hosts that send to hosts of another leaf; a host sends at most twice."""
     hosts = list(range(made.hosts)) * 2
     draw.shuffle(hosts)
     found = []
@@ -163,7 +163,7 @@ def _pairs(made: Lab, draw: random.Random) -> list[tuple[int, int]]:
 
 
 def _planned_ports(made: Lab, pairs: Sequence[tuple[int, int]], found: Flows, routes: Routes) -> list[int]:
-    """Source ports by which the kernel takes the planned paths, each with a queue of its own."""
+    """Find source ports by which the kernel takes the planned paths, each with its own queue."""
     network = routes.network
     plan = planned(found, routes, network.gbps)
     way = paths(routes, found.begin, found.end, plan.choice())
@@ -180,7 +180,7 @@ def _planned_ports(made: Lab, pairs: Sequence[tuple[int, int]], found: Flows, ro
 
 
 def _as_taken(made: Lab, flows: Sequence[Flow], fabric: Fabric, routes: Routes) -> Choice:
-    """The choice that the kernel makes at each leaf."""
+    """Return the choice that the kernel makes at each leaf."""
     spines = [taken(made, *flow) for flow in flows]
 
     def choose(rows: np.ndarray, here: np.ndarray, number: np.ndarray) -> np.ndarray:
@@ -196,14 +196,14 @@ def _as_taken(made: Lab, flows: Sequence[Flow], fabric: Fabric, routes: Routes) 
 
 
 def _together(load: Load) -> Load:
-    """All communications as one: a ring is as fast as its slowest flow."""
+    """Merge all communications into one, since a ring is as fast as its slowest flow."""
     links, at = np.unique(load.links, return_inverse=True)
     return Load(np.array([0, links.size]), links, np.bincount(at, load.share).astype(float))
 
 
 def _both_ways(fabric: Fabric, load: Load, rates: np.ndarray) -> bool:
-    """Whether some cable is full in both directions."""
+    """Return whether some cable is full in both directions."""
     carried = np.bincount(load.links, load.share * np.repeat(rates, np.diff(load.indptr)), fabric.source.size)
     full = carried >= FULL * fabric.gbps
-    half = full.size // 2  # the second half of the links are the first the other way
+    half = full.size // 2  # the second half of the links are the opposite directions of the first
     return bool((full[:half] & full[half:]).any())

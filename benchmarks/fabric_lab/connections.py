@@ -1,7 +1,7 @@
-"""Connections that stay, as those of a job do, and what each takes to move a message.
+"""Connections that stay open, like those of a job, and what each message takes.
 
-In: a lab, and flows. Out: for each round of messages that are sent at once, what the sender's kernel and the
-receiver's clock say of each.
+In: a lab, and flows. Out: for each round of messages sent at once, the segments that the sender's kernel
+counts and the time that the receiver measures.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _TCP_INFO_BYTES, _RETRANSMITTED, _SEGMENTS = 232, 100, 156  # of `struct tcp_inf
 
 
 class SentMessage(NamedTuple):
-    """What moving a message took.
+    """Time and segments of a sent message.
 
     Attributes:
-        seconds: from the word to begin to its last byte.
-        segments: that were sent, with those that were sent again.
-        retransmitted: segments that were sent again.
+        seconds: from the signal to begin to its last byte.
+        segments: sent, including those sent again.
+        retransmitted: segments sent again.
     """
 
     seconds: float
@@ -37,7 +37,7 @@ class SentMessage(NamedTuple):
 
 
 class LabConnection(NamedTuple):
-    """A connection between two hosts: its ends."""
+    """The two ends of a connection between hosts."""
 
     sends: socket.socket
     receives: socket.socket
@@ -45,7 +45,7 @@ class LabConnection(NamedTuple):
 
 @contextmanager
 def connections(made: Lab, flows: Sequence[Flow]) -> Iterator[list[LabConnection]]:
-    """A connection for each flow.
+    """Open a connection for each flow; close all at the end.
 
     Args:
         made: the lab.
@@ -118,6 +118,6 @@ def moved_at_once(used: Sequence[LabConnection], num_bytes: int) -> list[SentMes
 
 
 def _counted(connection: socket.socket) -> tuple[int, int]:
-    """Segments with data that were sent, and those that were sent again."""
+    """Return the numbers of data segments sent, and of segments sent again."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
     return struct.unpack_from("I", info, _SEGMENTS)[0], struct.unpack_from("I", info, _RETRANSMITTED)[0]

@@ -26,7 +26,7 @@ TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class StepWork:
-    """What each rank does in a step.
+    """The work of each rank in a step.
 
     Attributes:
         compute_ms: that it sleeps.
@@ -41,7 +41,7 @@ class StepWork:
 
 @dataclass(frozen=True)
 class RunningJob:
-    """A job that waits for the word to begin.
+    """A job that waits for the signal to begin.
 
     Attributes:
         ring: the flows of its all-reduces.
@@ -52,7 +52,7 @@ class RunningJob:
     processes: tuple[subprocess.Popen[str], ...]
 
     def seconds(self) -> float:
-        """Let it run; the median step of the slowest rank."""
+        """Run the steps; return the median over steps of the slowest rank's time, in s."""
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.write("\n")
@@ -71,7 +71,7 @@ def job(made: Lab, work: StepWork, steps: int) -> Iterator[RunningJob]:
     Args:
         made: the lab.
         work: what a step does.
-        steps: how many are measured; one more comes before them.
+        steps: how many are measured, after a first one that is not.
     """
     port = random.randrange(20000, 30000)
     arguments = [str(each) for each in (work.compute_ms, work.num_bytes, work.reductions, steps)]
@@ -86,7 +86,7 @@ def job(made: Lab, work: StepWork, steps: int) -> Iterator[RunningJob]:
                 "MASTER_PORT": str(port),
                 "GLOO_SOCKET_IFNAME": "eth0",
                 "OMP_NUM_THREADS": "1",
-                "TORCH_CPP_LOG_LEVEL": "ERROR",  # that hosts have no names
+                "TORCH_CPP_LOG_LEVEL": "ERROR",  # hides that hosts have no names
             }
             command = ["ip", "netns", "exec", made.host(host), sys.executable, str(RANK), *arguments]
             processes.append(
@@ -105,7 +105,7 @@ def job(made: Lab, work: StepWork, steps: int) -> Iterator[RunningJob]:
 
 
 def _ring(made: Lab, store: int) -> tuple[Flow, ...]:
-    """The connections by which each rank sends to the one before it."""
+    """Find the connections by which each rank sends to the one before it."""
     flows = []
     for sender in range(made.hosts):
         receiver = (sender - 1) % made.hosts

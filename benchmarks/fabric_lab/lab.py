@@ -1,11 +1,11 @@
 """Hosts, leaves and spines as network namespaces, joined by cables with a rate in each direction.
 
-In: a number of hosts, leaves and spines. Out: `Lab`, while a block runs; nothing of it is left afterwards.
-What a lab whose process was killed left behind is removed before the next one is built (`lifetime`).
-Each cable is a pair of virtual devices. Both ends are shaped: packets are put by their source port into one
-of 256 queues that take turns, so flows share a cable evenly, as max-min fairness has it (with one queue for
-all, the kernel's congestion control decides who gets what). Leaves choose among spines by a hash over
-addresses and ports that does not depend on the device (policy 3).
+In: a number of hosts, leaves and spines. Out: `Lab`, for the duration of a block, which removes it
+completely. The remains of a lab whose process was killed are removed before the next one is built
+(`lifetime`). Each cable is a pair of virtual devices. Both ends are shaped: packets are put by their source
+port into one of 256 queues that take turns, so flows share a cable evenly, as max-min fairness assumes (with
+one queue for all, the kernel's congestion control would decide each flow's share). Leaves choose among spines
+by a hash over addresses and ports that does not depend on the device (policy 3).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ QUEUES = 256
 MTU = 1500
 CLONE_NEWNET = 0x40000000
 SEED = 12345  # of the hash
-PINNED = 100  # of rules and tables that name a spine
-# By rate of a cable, Mbit/s: bytes of a segment, kB of a burst, bytes that wait in a queue.
-# Below these no flow reaches its share, with a turn shorter than a burst shares are not even.
+PINNED = 100  # priority of rules and first number of tables that name a spine
+# By rate of a cable, Mbit/s: bytes of a segment, kB of a burst, bytes that wait in a queue. With smaller ones
+# no flow reaches its share; with a turn shorter than a burst, shares are uneven.
 RATES = {
     50: (6000, 8, 100_000),
     100: (6000, 8, 100_000),
@@ -46,16 +46,16 @@ class CableEnd(NamedTuple):
 
 @dataclass
 class Lab:
-    """A fabric that runs.
+    """A running fabric.
 
     Attributes:
-        name: what the names of its namespaces begin with.
+        name: prefix of the names of its namespaces.
         hosts, leaves, spines: how many.
         host_mbit, spine_mbit: of a cable of a host, and of one between switches.
         failed: cables between switches that are down, as (leaf, spine).
-        rates: Mbit/s of cables between switches that were changed.
-        cut: ends of cables whose rate was changed otherwise, with the rate that they had.
-        lossy: ends of cables that lose part of what comes in.
+        rates: Mbit/s of cables between switches that were changed by `slow`.
+        cut: ends of cables whose rate was changed by `limit`, with their original rate.
+        lossy: ends of cables that lose part of the incoming packets.
     """
 
     name: str
@@ -70,32 +70,32 @@ class Lab:
     lossy: set[CableEnd] = field(default_factory=set)
 
     def host(self, number: int) -> str:
-        """The namespace of a host."""
+        """Return the namespace of a host."""
         return f"{self.name}h{number}"
 
     def leaf(self, number: int) -> str:
-        """The namespace of a leaf."""
+        """Return the namespace of a leaf."""
         return f"{self.name}l{number}"
 
     def spine(self, number: int) -> str:
-        """The namespace of a spine."""
+        """Return the namespace of a spine."""
         return f"{self.name}s{number}"
 
     def leaf_of(self, host: int) -> int:
-        """The leaf of a host: hosts are dealt in order."""
+        """Return the leaf of a host; each leaf has consecutive hosts."""
         return host * self.leaves // self.hosts
 
     def address(self, host: int) -> str:
-        """The address of a host."""
+        """Return the address of a host."""
         return f"10.{self.leaf_of(host) + 1}.{host + 1}.2"
 
     @property
     def batch(self) -> int:
-        """Segments that the kernel of a host hands over at a time, and acknowledges at once."""
+        """Segments that a host's kernel passes on at a time, and acknowledges at once."""
         return RATES[_like(self.host_mbit)][0] // MTU
 
     def topology(self) -> TopologyFile:
-        """The fabric as dpro describes one, with what has failed and changed left out or changed."""
+        """Return the fabric as dpro describes one, without failed cables and with changed rates."""
         hosts = HostEntry(f"h[0-{self.hosts - 1}]", 1, 100.0, 1, float(self.host_mbit) / 1e3)
         switches = [
             SwitchEntry(f"l[0-{self.leaves - 1}]", "leaf"),
@@ -121,34 +121,34 @@ class Lab:
             self._route(each)
 
     def slow(self, leaf: int, spine: int, mbit: int) -> None:
-        """Give a cable another rate, both ways."""
+        """Change the rate of a cable, both ways."""
         self.rates[leaf, spine] = mbit
         for where, device in ((self.leaf(leaf), f"s{spine}"), (self.spine(spine), f"l{leaf}")):
             _tc([f"qdisc del dev {device} root"], where)
             _tc(_shaping(device, mbit), where)
 
     def slow_port(self, host: int, mbit: int) -> None:
-        """Give the cable of a host another rate, both ways; `heal` leaves it so."""
+        """Change the rate of a host's cable, both ways; `heal` does not undo it."""
         for where, device in ((self.host(host), "eth0"), (self.leaf(self.leaf_of(host)), f"h{host}")):
             _tc([f"qdisc del dev {device} root"], where)
             _tc(_shaping(device, mbit), where)
 
     def port_ends(self, host: int) -> tuple[CableEnd, CableEnd]:
-        """The ends of a host's cable: at the host, and at its leaf."""
+        """Return the ends of a host's cable: at the host, and at its leaf."""
         return CableEnd(self.host(host), "eth0"), CableEnd(self.leaf(self.leaf_of(host)), f"h{host}")
 
     def cable_ends(self, leaf: int, spine: int) -> tuple[CableEnd, CableEnd]:
-        """The ends of a cable between switches: at the leaf, and at the spine."""
+        """Return the ends of a cable between switches: at the leaf, and at the spine."""
         return CableEnd(self.leaf(leaf), f"s{spine}"), CableEnd(self.spine(spine), f"l{leaf}")
 
     def limit(self, end: CableEnd, mbit: int) -> None:
-        """Have an end of a cable send at another rate until the fabric is healed."""
+        """Change the rate at which an end of a cable sends, until `heal`."""
         of_host = end.device.startswith(("eth", "h"))
         self.cut.setdefault(end, self.host_mbit if of_host else self.spine_mbit)
         self._limit(end, mbit)
 
     def lose(self, end: CableEnd, share: float) -> None:
-        """Have an end of a cable drop a share of the packets that come in, each of several segments."""
+        """Have an end of a cable drop a share of the incoming packets, each of several segments."""
         # Classic BPF: a random word; below the share of its range the packet is dropped (2), else it passes.
         program = f"4,32 0 0 4294963256,53 1 0 {int(share * 2**32)},6 0 0 2,6 0 0 0"
         device = f"dev {end.device}"
@@ -163,7 +163,7 @@ class Lab:
         _tc_one(f"class change dev {end.device} parent 1: classid 1:fff htb {rate}", end.where)
 
     def pin(self, spines: Mapping[tuple[int, int], int]) -> None:
-        """Have the flows between two hosts take one spine, both ways; all others go by hash.
+        """Pin the flows between two hosts to one spine, both ways; all others go by hash.
 
         Args:
             spines: by two hosts of different leaves, their spine.
@@ -181,7 +181,7 @@ class Lab:
                 _ip(f"rule add pref {PINNED} {ends} lookup {table}", self.leaf(leaf))
 
     def heal(self) -> None:
-        """Undo all failures, losses and changed rates."""
+        """Undo failures, losses and rates changed by `slow` or `limit`."""
         for end, mbit in self.cut.items():
             self._limit(end, mbit)
         for end in self.lossy:
@@ -198,7 +198,7 @@ class Lab:
             self._route(leaf)
 
     def _route(self, leaf: int) -> None:
-        """Routes of a leaf to the hosts of the others, over all spines that reach them."""
+        """Set the routes of a leaf to the hosts of other leaves, over all spines that reach them."""
         for other in range(self.leaves):
             if other == leaf:
                 continue
@@ -212,7 +212,7 @@ class Lab:
 
 @contextmanager
 def lab(hosts: int, leaves: int, spines: int, host_mbit: int, spine_mbit: int) -> Iterator[Lab]:
-    """Build a fabric, and take it away again.
+    """Build a fabric, and remove it at the end.
 
     Args:
         hosts, leaves, spines: how many.
@@ -283,7 +283,7 @@ def _cable(begin: str, begin_device: str, end: str, end_device: str, mbit: int) 
 
 
 def _like(mbit: int) -> int:
-    """The rate in `RATES` whose queues suit a rate."""
+    """Return the rate in `RATES` whose queues suit a rate."""
     return min((each for each in RATES if each >= mbit), default=max(RATES))
 
 
@@ -313,11 +313,14 @@ def _words(text: str) -> list[str]:
 
 
 def run(command: list[str], given: str | None = None) -> str:
-    """What a command prints.
+    """Run a command and return its output.
 
     Args:
         command: its words.
         given: on its standard input.
+
+    Raises:
+        CalledProcessError: it failed; the end of its errors is printed.
     """
     done = subprocess.run(command, input=given, capture_output=True, text=True)
     if done.returncode:
@@ -340,7 +343,7 @@ def _tc(lines: list[str], where: str) -> None:
 
 @contextmanager
 def inside(name: str) -> Iterator[None]:
-    """Have this thread open its sockets in a namespace; it is back where it was afterwards."""
+    """Move this thread into a namespace, where it opens sockets, and back at the end."""
     setns = ctypes.CDLL(None, use_errno=True).setns
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     other = os.open(f"/run/netns/{name}", os.O_RDONLY)
@@ -355,7 +358,7 @@ def inside(name: str) -> Iterator[None]:
 
 
 def taken(made: Lab, begin: int, end: int, port: int, to_port: int) -> str:
-    """The spine that the kernel sends a flow over, by asking it; empty within a leaf.
+    """Ask the kernel for the spine of a flow; empty within a leaf.
 
     Args:
         made: the lab.

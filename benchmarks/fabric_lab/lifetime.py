@@ -1,9 +1,9 @@
-"""How long the namespaces of a lab live: as long as the process that made them, and no longer.
+"""Lifetime of a lab's namespaces: exactly that of the process that made them.
 
-In: nothing. Out: a name for a lab that says which process made it, and what of earlier labs is left over. A
-process that gets a signal to end takes its lab away first; what one that is killed leaves, the next lab
-removes. Only namespaces that a lab named are ever removed, and only if its process is gone: its number may
-have been given to another process, so the name has the time at which it began, too.
+In: nothing. Out: a name for a lab that identifies its process, and the namespaces left over by earlier labs.
+A process that gets a signal to end removes its lab first; the lab of a killed process is removed by the next
+one. Only namespaces that a lab named are ever removed, and only if its process is gone. Since process numbers
+are reused, the name also has the time at which the process began.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from types import FrameType
 
 NAMED = re.compile(r"dpro(\d+)t(\d+)[hls]\d+")
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-_BEGAN = 19  # of what follows the name in /proc/PID/stat: proc_pid_stat(5)
+_BEGAN = 19  # position after the name in /proc/PID/stat: proc_pid_stat(5)
 
 
 def lab_name() -> str:
-    """What the names of the namespaces of this process begin with."""
+    """Return the prefix of the names of this process's namespaces."""
     pid = os.getpid()
     return f"dpro{pid}t{_began(pid)}"
 
 
 def _began(pid: int) -> int:
-    """When a process began, clock ticks since the machine did; -1 where there is no such process."""
+    """Return when a process began, in clock ticks since boot; -1 where there is no such process."""
     try:
         facts = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -39,7 +39,7 @@ def _began(pid: int) -> int:
 
 
 def left_over(names: list[str]) -> list[str]:
-    """Those names of namespaces that a lab gave whose process is gone."""
+    """Return the names of namespaces that a lab gave whose process is gone."""
     found = ((name, NAMED.fullmatch(name)) for name in names)
     return [name for name, match in found if match and _began(int(match[1])) != int(match[2])]
 
@@ -51,7 +51,7 @@ def remove_left_over() -> None:
 
 
 def remove(names: list[str]) -> None:
-    """Remove namespaces, as far as they are there."""
+    """Remove namespaces; missing ones are ignored."""
     for name in names:
         with suppress(OSError):
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
@@ -59,16 +59,16 @@ def remove(names: list[str]) -> None:
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Have signals that end this process raise SystemExit, so that what `finally` says is done.
+    """Turn signals that end this process into SystemExit, so that `finally` blocks run.
 
-    Signals that are ignored stay so. Handlers belong to the main thread: elsewhere nothing changes.
+    Ignored signals stay ignored. Handlers belong to the main thread: in others nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def end(number: int, _: FrameType | None) -> None:
-        for each in ENDING:  # a second one does not interrupt what the first has begun
+        for each in ENDING:  # a second signal does not interrupt the clean-up of the first
             signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 

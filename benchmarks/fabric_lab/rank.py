@@ -1,6 +1,6 @@
-"""A rank of a job in the lab: steps that compute for a while and then reduce, timed.
+"""A rank of a job in the lab: timed steps that compute for a while and then reduce.
 
-In: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and arguments: ms of computing, bytes, reductions a step,
+In: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and arguments: ms of computing, bytes, reductions per step,
 steps. Out: one line of JSON: seconds of each step but the first.
 """
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 
 def main() -> None:
-    """Run the steps."""
+    """Run the steps and print their times."""
     compute_ms, num_bytes, reductions, steps = (int(each) for each in sys.argv[1:5])
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     data = torch.zeros(num_bytes // 4)

@@ -1,4 +1,4 @@
-"""Start a rank of a job on each host of a lab, in an order that is given.
+"""Starts a rank of a job on each host of a lab, in a given order.
 
 python benchmarks/fabric_lab/ranks.py NAMESPACE/HOST,… ADDRESS PORT -- COMMAND…        (root)
 
@@ -14,7 +14,7 @@ import sys
 
 
 def main() -> None:
-    """Run them."""
+    """Start all ranks, wait for them, and exit."""
     places, address, port = sys.argv[1:4]
     command = sys.argv[5:]
     ranks = []
@@ -29,7 +29,7 @@ def main() -> None:
             "MASTER_PORT": port,
             "GLOO_SOCKET_IFNAME": "eth0",
             "OMP_NUM_THREADS": "1",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # that hosts have no names
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # hides that hosts have no names
         }
         named = ["unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh", *command]
         ranks.append(subprocess.Popen(["ip", "netns", "exec", space, *named], env=environment))

@@ -1,8 +1,8 @@
-"""Jobs that are recorded in a lab under a condition each, and the one predicted from the other.
+"""Jobs recorded in a lab under one condition each, and one predicted from another.
 
-In: a folder. Out: the step that edits of one recording predict, and that of the other. Ranks are on the hosts
-in an order in which each neighbour is behind another leaf, so that the ring crosses the spines; which spine
-the flows between two hosts take is laid down in the leaves before the job begins, and kept with its run.
+In: a folder. Out: steps predicted by edits of one recording, beside the recorded ones of the other. The order
+of ranks on hosts puts each neighbour behind another leaf, so that the ring crosses the spines; the spine of
+the flows between two hosts is pinned in the leaves before the job begins, and kept with its run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WORK = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What a job is recorded under.
+    """The conditions under which a job is recorded.
 
     Attributes:
         name: of the run.
@@ -62,7 +62,7 @@ DOWN = Setting("down", spines=TOGETHER, down=(0, 1))
 HALF = Setting("half", spines=APART, slow=((0, 0),))
 NARROW = Setting("narrow", spines=APART, slow=((0, 0), (0, 1), (1, 0), (1, 1)))
 SETTINGS = (PLANNED, COLLIDED, NEAR, DOWN, HALF, NARROW)
-# Before, after, and the edit that predicts the one from the other; {after} stands for the latter's folder.
+# Before, after, and the edit that predicts the step after; {after} is replaced by the folder of that run.
 EDITS_BAR_PCT = 5.0
 PAIRS = (
     (COLLIDED, PLANNED, "paths"),
@@ -78,14 +78,14 @@ PAIRS = (
 
 @dataclass(frozen=True)
 class PairOfRuns:
-    """A prediction and what it predicts.
+    """A prediction and the runs that it compares.
 
     Attributes:
         work: what the job does.
         before, after: names of settings.
-        edit: what predicts the one from the other.
+        edit: predicts the step after from the run before.
         before_ms, predicted_ms, after_ms: median steps.
-        held: whether the interval has the measured one.
+        held: whether the interval contains the measured step.
     """
 
     work: str
@@ -99,12 +99,12 @@ class PairOfRuns:
 
     @property
     def error_pct(self) -> float:
-        """By how much the predicted one is off."""
+        """Error of the prediction, with sign."""
         return 100 * (self.predicted_ms / self.after_ms - 1)
 
 
 def judged(rows: Sequence[PairOfRuns]) -> dict[str, dict[str, Any]]:
-    """Check -> figures; the worst counts.
+    """Compute the check over all pairs; its largest error counts.
 
     Args:
         rows: as from `compared`.
@@ -117,12 +117,12 @@ def judged(rows: Sequence[PairOfRuns]) -> dict[str, dict[str, Any]]:
 
 
 def record(made: Lab, run: Path, setting: Setting, words: Sequence[str]) -> None:
-    """Record a job of `cpu_job.py`, a rank on each host, unless it is there.
+    """Record a job of `cpu_job.py`, a rank on each host, unless it is recorded already.
 
     Args:
         made: the lab.
         run: the folder to make.
-        setting: what it is recorded under.
+        setting: the conditions.
         words: arguments of the job.
     """
     if (run / "manifest.json").exists():
@@ -147,7 +147,7 @@ def record(made: Lab, run: Path, setting: Setting, words: Sequence[str]) -> None
 
 
 def _entries(made: Lab, setting: Setting) -> Iterator[PathEntry]:
-    """The paths that were laid down, as dpro writes them."""
+    """Yield the pinned paths, as dpro writes them."""
     for pair, spine in (setting.spines or {}).items():
         for one, other in (pair, pair[::-1]):
             up, down = made.leaf_of(one), made.leaf_of(other)
@@ -155,12 +155,12 @@ def _entries(made: Lab, setting: Setting) -> Iterator[PathEntry]:
 
 
 def recordings(made: Lab, folder: Path, settings: Sequence[Setting] = SETTINGS) -> None:
-    """Record what is not there yet.
+    """Record what is missing.
 
     Args:
         made: the lab.
         folder: of the runs.
-        settings: under which.
+        settings: to record under.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for work, words in WORK.items():
@@ -171,12 +171,12 @@ def recordings(made: Lab, folder: Path, settings: Sequence[Setting] = SETTINGS) 
 
 
 def complete(folder: Path) -> bool:
-    """Whether all recordings are there."""
+    """Return whether all recordings exist."""
     return all((place_of(folder, work, setting) / PATHS).exists() for work in WORK for setting in SETTINGS)
 
 
 def place_of(folder: Path, work: str, setting: Setting) -> Path:
-    """The folder of a recording.
+    """Return the folder of a recording.
 
     Args:
         folder: of the runs.
@@ -187,7 +187,7 @@ def place_of(folder: Path, work: str, setting: Setting) -> Path:
 
 
 def compared(folder: Path) -> list[PairOfRuns]:
-    """What each edit predicts of a recording, against the other recording."""
+    """Predict each edit from one recording, and compare it with the other recording."""
     found = []
     for work in WORK:
         for before, after, edit in PAIRS:
@@ -215,5 +215,5 @@ def _predicted(run: Path, edit: str) -> Prediction:
 
 
 def _step_ms(run: Path) -> float:
-    """The median step of the window, as measured, ms."""
+    """Return the median measured step of the window, in ms."""
     return float(Analysis(open_run(run)).trust.steps["measured_ns"].median()) / 1e6  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Flows between hosts of a lab, and the goodput of each.
 
-In: pairs of hosts with ports. Out: bytes per second of each, counted where they arrive, while all run.
+In: pairs of hosts with ports. Out: bytes per second of each, counted at the receiver, while all run.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Flow(NamedTuple):
 
 @contextmanager
 def before_other_work() -> Iterator[None]:
-    """Run this process, and what it starts, before all that has no real-time priority.
+    """Run this process and its children before all processes without real-time priority.
 
-    A host that waits for a core sends nothing, so cables are idle: that is the machine, and not the fabric.
-    Senders and receivers sleep most of the time. Nice values do not help between sessions (sched(7)).
+    A host that waits for a core leaves its cables idle, which is an effect of the machine and not of the
+    fabric. Senders and receivers sleep most of the time. Nice values do not help between sessions (sched(7)).
     """
     own = os.sched_getscheduler(0), os.sched_getparam(0)
     with suppress(PermissionError):
@@ -50,7 +50,7 @@ def before_other_work() -> Iterator[None]:
 
 
 def goodput(made: Lab, flows: Sequence[Flow], seconds: float) -> list[float]:
-    """Goodput of each flow, bytes per second, while all run.
+    """Measure the goodput of each flow, in bytes per second, while all run.
 
     Args:
         made: the lab.

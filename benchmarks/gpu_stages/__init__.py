@@ -1,1 +1,1 @@
-"""What only a GPU can say of dpro: the stages of `benchmarks/gpu.py`, and the jobs that they run."""
+"""Checks that need a GPU: the stages of `benchmarks/gpu.py`, and the jobs that they run."""

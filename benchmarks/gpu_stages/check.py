@@ -1,8 +1,8 @@
-"""One check of a stage: what it is given, and how it says what it found, line by line.
+"""One check of a stage: its inputs, and how it reports its results, line by line.
 
-A check runs in a process of its own and may start others. What it has said so far is on disk at every moment,
-so that a check which is ended at its limit, or whose process the driver takes with it, loses nothing but the
-line it was at. Only the standard library is used here: a check decides for itself whether it needs torch.
+A check runs in its own process and may start others. Its results are on disk at every moment, so that a check
+that is ended at its limit, or whose process hangs or dies in the driver, loses only the line that it was
+working on. Only the standard library is used here: a check decides for itself whether it needs torch.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ROOT = STAGES.parents[1]
 JOBS = STAGES / "jobs"
 DPRO = [sys.executable, "-m", "dpro"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node"]
-PATIENCE = 3  # times as long may all take in a rehearsal, which shares a busy machine with others
-TAIL = 2000  # characters of what a process wrote that are kept
+PATIENCE = 3  # factor on all limits in a rehearsal, which shares a busy machine with others
+TAIL = 2000  # characters of a process's output that are kept
 LARGEST_TAR = 15_000_000  # bytes
-MAX_TARS = 3  # of a stage; what has no room in them is left out, and said to be
+MAX_TARS = 3  # of a stage; runs that do not fit are left out, with a line that says so
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Check:
 
     Attributes:
         stage: that it is part of.
-        name: of it, unique within the stage.
+        name: of the check, unique within the stage.
         asks: the question, in one line.
         run: answers it.
         limit_s: after which it is ended.
@@ -65,7 +65,7 @@ class EndedProcess:
 
     Attributes:
         code: its exit code; negative for a signal, None where it was ended at its limit.
-        stdout, stderr: what it wrote.
+        stdout, stderr: its output.
         wall_s: how long it took.
     """
 
@@ -75,10 +75,10 @@ class EndedProcess:
     wall_s: float
 
     def ensure(self) -> EndedProcess:
-        """Nothing, unless it failed.
+        """Return this process, or raise if it failed.
 
         Raises:
-            RuntimeError: it did; the message has the end of what it wrote.
+            RuntimeError: it failed; the message has the end of its output.
         """
         if self.code != 0:
             how = "did not end within its limit" if self.code is None else f"ended with {self.code}"
@@ -86,7 +86,7 @@ class EndedProcess:
         return self
 
     def last_json(self) -> dict[str, Any]:
-        """The last line of stdout that is a JSON object.
+        """Return the last line of stdout that is a JSON object.
 
         Raises:
             RuntimeError: there is none.
@@ -100,15 +100,15 @@ class EndedProcess:
 
 @dataclass
 class Bench:
-    """What a check works with.
+    """The tools of a check: processes, files, and lines of results.
 
     Attributes:
         results: the file of its lines.
-        folder: of its own, for runs and other files.
+        folder: for its runs and other files.
         runs: the folder where recorded runs are kept, in archives.
         dry: whether this is a rehearsal on the CPU: small sizes, nothing measured.
         deadline: on the monotonic clock, when it is ended.
-        lines: said so far, by name.
+        lines: its results, by name.
     """
 
     results: Path
@@ -120,24 +120,24 @@ class Bench:
 
     @property
     def left_s(self) -> float:
-        """Seconds until it is ended."""
+        """Seconds until the check is ended."""
         return self.deadline - time.monotonic()
 
     @property
     def device(self) -> str:
-        """What jobs are to train on."""
+        """The device that jobs train on."""
         return "cpu" if self.dry else "cuda"
 
     def say(
         self, name: str, /, *, n: int = 1, bar: str = "", holds: bool | None = None, **figures: object
     ) -> None:
-        """Write a line down, in place of the one of that name.
+        """Write a line of results, replacing the one of that name.
 
         Args:
             name: of what was measured.
-            n: how many times it was.
-            bar: what it is held against, in words; empty where it is a fact and no more.
-            holds: whether it does; unknown in a rehearsal, unless the line is that of an error.
+            n: number of measurements.
+            bar: that it is compared with, in words; empty for a mere fact.
+            holds: whether the bar holds; unknown in a rehearsal, unless the line is that of an error.
             figures: by name with unit.
         """
         if self.dry and "error" not in figures:
@@ -146,7 +146,7 @@ class Bench:
         write_json(self.results, {"lines": self.lines})
 
     def attempt(self, name: str, work: Callable[[], None]) -> None:
-        """Do a part of the check; where it fails, that is its line, and the check goes on."""
+        """Do a part of the check; if it fails, its line has the error, and the check goes on."""
         try:
             work()
         except Exception as error:
@@ -159,7 +159,7 @@ class Bench:
 
         Args:
             command: the words of it.
-            limit_s: after which it and what it started are ended.
+            limit_s: after which it and its process group are killed.
             variables: added to its environment.
         """
         begun = time.monotonic()
@@ -185,7 +185,7 @@ class Bench:
         limit_s: float = 120.0,
         variables: Mapping[str, object] | None = None,
     ) -> tuple[Path, EndedProcess]:
-        """Record a job into a folder of its own; commands that read the run wait until it is whole.
+        """Record a job into a new folder; commands that read the run wait until it is complete.
 
         Args:
             name: of the folder.
@@ -200,10 +200,10 @@ class Bench:
         return run, done
 
     def ask(self, command: str, run: Path, *options: object, limit_s: float = 120.0) -> dict[str, Any]:
-        """What a command of dpro says of a run, as JSON.
+        """Run a command of dpro on a run, and return its JSON.
 
         Raises:
-            RuntimeError: it says nothing.
+            RuntimeError: the command failed or printed no JSON.
         """
         done = self.dpro(command, run, "--json", *options, limit_s=limit_s)
         if done.code not in (0, 1):  # 1: `diagnose` has findings
@@ -211,7 +211,7 @@ class Bench:
         return done.last_json()
 
     def keep(self, run: Path) -> None:
-        """Put a recorded run away, in an archive of the stage that has room for it, or say that none has."""
+        """Keep a recorded run in the first archive of the stage with room for it; if none has, add a line."""
         self.dpro("info", run)  # waits until the tables are written, which is after the job's end
         stage, _, check = self.results.stem.partition("-")
         parcel = self.folder / "parcel.tar"
@@ -226,16 +226,16 @@ class Bench:
         self.say(f"{run.name} not kept", archive_bytes=parcel.stat().st_size)
 
     def job(self, script: str, *arguments: object) -> list[str]:
-        """The command of a job on one rank."""
+        """Return the command of a job on one rank."""
         return [sys.executable, str(JOBS / script), "--device", self.device, *map(str, arguments)]
 
     def few(self, usual: int, dry: int) -> int:
-        """A size: the usual one, or that of a rehearsal."""
+        """Return the usual size, or that of a rehearsal."""
         return dry if self.dry else usual
 
 
 def _append(path: Path, parcel: Path) -> None:
-    """Add the files of one archive to another, which is whole at every moment."""
+    """Add the files of one archive to another, which is complete at every moment."""
     with (
         written_whole(path.parent.resolve(), path.name) as whole,
         tarfile.open(fileobj=whole, mode="w") as target,
@@ -249,7 +249,7 @@ def _append(path: Path, parcel: Path) -> None:
 
 
 def job_environment(variables: Mapping[str, object] | None = None) -> dict[str, str]:
-    """The environment of jobs: this checkout, and none of a launcher around us."""
+    """Return the environment of jobs: this checkout, without variables of a launcher around this process."""
     dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     before = environment.get("PYTHONPATH", "")
@@ -259,13 +259,13 @@ def job_environment(variables: Mapping[str, object] | None = None) -> dict[str, 
 
 
 def write_json(path: Path, document: object) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     with written_whole(path.parent.resolve(), path.name) as file:
         file.write((json.dumps(document, indent=1) + "\n").encode())
 
 
 def supports(option: str, command: str = "record") -> bool:
-    """Whether a command of dpro knows an option."""
+    """Return whether a command of dpro has an option."""
     done = subprocess.run(
         [*DPRO, command, "--help"], env=job_environment(), capture_output=True, text=True, timeout=60
     )
@@ -273,7 +273,7 @@ def supports(option: str, command: str = "record") -> bool:
 
 
 def _plain(figures: Mapping[str, object]) -> dict[str, object]:
-    """Figures as JSON: short floats, no infinities, texts that end."""
+    """Convert figures to JSON: six digits of floats, None for infinities and NaN, the end of long texts."""
     return {name: _plain_value(value) for name, value in figures.items()}
 
 

@@ -1,6 +1,6 @@
-"""The device that facts are asked of: a GPU, or, in a rehearsal, the CPU behind the same few names.
+"""The device of checks: a GPU, or, in a rehearsal, the CPU behind the same few names.
 
-What differs between the two is here and nowhere else, so that a rehearsal runs the very lines of each check.
+All differences between the two are here, so that a rehearsal runs the very lines of each check.
 Import it only in a process that may load torch.
 """
 
@@ -21,7 +21,7 @@ class FirstGpu:
     backend = "nccl"
 
     def __init__(self) -> None:
-        """Make it current, and measure how long its spinning kernel spins."""
+        """Make the GPU current, and measure the rate of its spinning kernel."""
         torch.cuda.set_device(0)
         torch.cuda._sleep(1_000_000)
         begin, end = self.event(), self.event()
@@ -33,7 +33,7 @@ class FirstGpu:
         self._cycles_per_ms = 50_000_000 / max(begin.elapsed_time(end), 1e-3)
 
     def event(self) -> Any:
-        """A timing event."""
+        """Return a timing event."""
         return torch.cuda.Event(enable_timing=True)
 
     def sync(self) -> None:
@@ -41,7 +41,7 @@ class FirstGpu:
         torch.cuda.synchronize()
 
     def stream(self) -> Any:
-        """A stream of its own."""
+        """Return a new stream."""
         return torch.cuda.Stream()
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
@@ -53,12 +53,12 @@ class FirstGpu:
         torch.cuda._sleep(int(ms * self._cycles_per_ms))
 
     def used_bytes(self) -> int:
-        """Memory of the device that is in use, by whoever."""
+        """Return the bytes of the device's memory that any process uses."""
         free, total = torch.cuda.mem_get_info()
         return int(total - free)
 
     def captured(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture work as a graph in the usual way, which waits for all work before; what replays it."""
+        """Capture work as a graph in the usual way, which waits for earlier work; return its replay."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -71,7 +71,7 @@ class FirstGpu:
         return graph.replay
 
     def captured_amid(self, work: Callable[[], None], mode: str) -> Callable[[], None]:
-        """Capture work while other work is in flight, as jobs with several streams do; what replays it."""
+        """Capture work while other work is in flight, as jobs with several streams do; return its replay."""
         graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         with torch.cuda.stream(side):
             graph.capture_begin(capture_error_mode=mode)
@@ -83,7 +83,7 @@ class FirstGpu:
 
 
 class _Moment:
-    """What an event is where work is done at once."""
+    """Stands in for an event where work is done at once."""
 
     def __init__(self) -> None:
         self._at_s = 0.0
@@ -102,7 +102,7 @@ class _Moment:
 
 
 class _Line:
-    """What a stream is there."""
+    """Stands in for a stream where work is done at once."""
 
     def wait_stream(self, _other: Any) -> None:
         pass
@@ -121,18 +121,18 @@ class Rehearsal:
     backend = "gloo"
 
     def event(self) -> Any:
-        """A moment."""
+        """Return a stand-in for an event."""
         return _Moment()
 
     def sync(self) -> None:
-        """All is done already."""
+        """Do nothing: all work is done already."""
 
     def stream(self) -> Any:
-        """Nothing of the kind."""
+        """Return a stand-in for a stream."""
         return _Line()
 
     def on(self, _stream: Any) -> AbstractContextManager[Any]:
-        """Nothing changes."""
+        """Change nothing."""
         return nullcontext()
 
     def spin(self, ms: float) -> None:
@@ -140,7 +140,7 @@ class Rehearsal:
         time.sleep(ms / 1e5)
 
     def used_bytes(self) -> int:
-        """None."""
+        """Return 0."""
         return 0
 
     def captured(self, work: Callable[[], None]) -> Callable[[], None]:
@@ -149,12 +149,12 @@ class Rehearsal:
         return work
 
     def captured_amid(self, work: Callable[[], None], _mode: str) -> Callable[[], None]:
-        """The same."""
+        """Do the work, and again for each replay; the mode has no effect."""
         return self.captured(work)
 
 
 def device_of(dry: bool) -> FirstGpu | Rehearsal:
-    """The device of a check.
+    """Return the device of a check.
 
     Args:
         dry: whether it is a rehearsal.
@@ -163,7 +163,7 @@ def device_of(dry: bool) -> FirstGpu | Rehearsal:
 
 
 def timed(device: FirstGpu | Rehearsal, step: Callable[[], None], steps: int) -> tuple[float, float]:
-    """Milliseconds per step by the device's events, and by the host's clock from idle to idle."""
+    """Measure ms per step by the device's events, and by the host's clock from idle to idle."""
     device.sync()
     begin, end = device.event(), device.event()
     begun = time.perf_counter()
@@ -178,7 +178,7 @@ def timed(device: FirstGpu | Rehearsal, step: Callable[[], None], steps: int) ->
 
 @contextmanager
 def stopwatch() -> Iterator[list[float]]:
-    """A list that has the milliseconds that the block took, once it is over."""
+    """Yield a list that gets the ms of the block when it ends."""
     took: list[float] = []
     begun = time.perf_counter()
     try:

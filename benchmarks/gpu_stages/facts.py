@@ -1,7 +1,7 @@
-"""Facts of profiling a GPU: what recording rests on, and what it does to a job that trains on.
+"""Facts of profiling a GPU: what recording rests on, and how it affects a job that goes on training.
 
-Each check is a process: a profiler that was started once changes the process for good, and a driver that
-takes one with it takes no other.
+Each check is a process: a profiler that was started once changes the process for good, and a check that hangs
+or dies in the driver must not take others with it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CUDA_EVENT_ACTIVITY = 36  # CUPTI_ACTIVITY_KIND_CUDA_EVENT of cupti_activity.h
 
 
 def versions(bench: Bench) -> None:
-    """What is installed, and what this PyTorch can do."""
+    """Report the installed versions, and the abilities of this PyTorch."""
     import torch
     from torch.autograd.profiler import _ExperimentalConfig
 
@@ -67,7 +67,7 @@ def _nccl_version() -> str:
 
 
 def analysis(bench: Bench) -> None:
-    """Whether dpro itself works here: what it needs may be of other versions."""
+    """Check that dpro itself works here, where its dependencies may have other versions."""
     run = ROOT / "sample_traces" / "slow_rank"
     said = bench.ask("replay", run, limit_s=100)
     found = bench.ask("diagnose", run, limit_s=60)["findings"]
@@ -79,7 +79,7 @@ def analysis(bench: Bench) -> None:
 
 
 def nvml(bench: Bench) -> None:
-    """What the sampler reads of a busy GPU, at its usual period and at twenty times that."""
+    """Report what the sampler reads of a busy GPU, at its usual period and at twenty times that."""
     from gpu_stages.device import device_of
 
     from dpro.collectors.telemetry.nvml import NvidiaGpus
@@ -115,7 +115,7 @@ def nvml(bench: Bench) -> None:
 
 
 def _refused_fields() -> list[str]:
-    """The field values that this driver has none for, with what it says instead."""
+    """Return the field values that this driver refuses, with its errors."""
     import pynvml
 
     from dpro.collectors.telemetry import nvml as reader
@@ -130,11 +130,11 @@ def _refused_fields() -> list[str]:
     ]
 
 
-# What a window costs, and what steps cost after it.
+# Costs of a window, and of steps after it.
 
 
 def a_step(device: FirstGpu | Rehearsal, bound: str, dry: bool) -> Callable[[], None]:
-    """A step that launches much and computes little, or the other way round."""
+    """Make a step that launches many kernels and computes little (`launch`), or the opposite."""
     import torch
 
     if bound == "launch":
@@ -188,7 +188,7 @@ def window_costs(bench: Bench, bound: str, graph: bool, sync_events: bool) -> No
 
 
 def detaching(bench: Bench, bound: str, graph: bool) -> None:
-    """Steps after windows that tear CUPTI down, against those before the first one."""
+    """Compare steps after windows that tear CUPTI down with those before the first one."""
     os.environ["TEARDOWN_CUPTI"] = "1"
     from gpu_stages.device import device_of, timed
 
@@ -202,7 +202,7 @@ def detaching(bench: Bench, bound: str, graph: bool) -> None:
     usual_ms, costs, after = statistics.median(before), [], []
     for _ in range(rounds):
         costs.append(_window(bench.folder / "window.json", device, step, sync=True))
-        timed(device, step, max(steps // 10, 1))  # CUPTI is torn down within a call that follows
+        timed(device, step, max(steps // 10, 1))  # CUPTI is torn down within a later call
         after.append(timed(device, step, steps)[0] / usual_ms)
     parts = {part: statistics.median(cost[part] for cost in costs) for part in costs[0]}
     bench.say(
@@ -257,7 +257,7 @@ def detaching_often(bench: Bench) -> None:
 def _window(
     path: Path, device: FirstGpu | Rehearsal, step: Callable[[], None], sync: bool, busy: bool = False
 ) -> dict[str, float]:
-    """The milliseconds that the parts of a window of two steps take, and what it saw.
+    """Measure the parts of a window of two steps, in ms, and count its events.
 
     Args:
         path: of its file.
@@ -295,7 +295,7 @@ def _window(
 
 
 def kineto(device: FirstGpu | Rehearsal, sync_events: bool) -> Any:
-    """The profiler's lower half, as windows use it."""
+    """Make the profiler below torch.profiler, as windows use it."""
     from torch.autograd.profiler import _ExperimentalConfig, profile
 
     on_gpu = device.name == "cuda"
@@ -309,24 +309,24 @@ def kineto(device: FirstGpu | Rehearsal, sync_events: bool) -> Any:
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
-    """The events of a Kineto file."""
+    """Read the events of a Kineto file."""
     found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8", errors="replace"))[
         "traceEvents"
     ]
     return found
 
 
-# What a window sees.
+# Contents of a window.
 
 
 def queued_kernels(bench: Bench) -> None:
-    """Start a window while kernels wait in the queue: which of them are in the trace?"""
+    """Start a window while kernels wait in the queue, and report which of them are in the trace."""
     import torch
     from gpu_stages.device import device_of
 
     device, path = device_of(bench.dry), bench.folder / "queued.json"
     early, late = torch.ones(1000, device=device.name), torch.ones(1000, device=device.name)
-    torch.neg(early, out=early)  # loaded now: a kernel's first launch may wait for the queue
+    torch.neg(early, out=early)  # loads the kernels now, since a kernel's first launch may wait for the queue
     torch.exp(late, out=late)
     for number in range(2):  # the second window starts with CUPTI attached
         device.sync()
@@ -358,7 +358,7 @@ def queued_kernels(bench: Bench) -> None:
 
 
 def sync_correlation(bench: Bench, own_activity: bool) -> None:
-    """Streams that wait for events: does the trace say which record each of them waited for?"""
+    """Let streams wait for events, and report whether the trace says which record each wait was for."""
     import torch
     from gpu_stages.device import device_of, stopwatch
 
@@ -398,9 +398,9 @@ def sync_correlation(bench: Bench, own_activity: bool) -> None:
 
 
 def _record_events() -> Callable[[], object]:
-    """Turn CUPTI's own activity for events on, which Kineto leaves off; returns how to end it.
+    """Turn on CUPTI's activity for events, which Kineto leaves off; return the function that turns it off.
 
-    Windows do not: PyTorch's own reader of Kineto does not know these activities, and writes a line for each.
+    Windows leave it off: PyTorch's Kineto reader does not know these activities, and writes a line for each.
     """
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     cupti = ctypes.CDLL(next(line.split()[-1] for line in maps if "libcupti.so" in line))
@@ -409,7 +409,7 @@ def _record_events() -> Callable[[], object]:
 
 
 def step_events(bench: Bench) -> None:
-    """What an event at each step's end costs the host, and whether it is ready two steps later."""
+    """Measure the host's cost of an event at each step's end, and whether it is ready two steps later."""
     import torch
     from gpu_stages.device import device_of
 
@@ -440,7 +440,7 @@ def step_events(bench: Bench) -> None:
 
 def _window_checks() -> list[Check]:
     variants = [
-        # First what jobs get today, then what could be changed.
+        # First the settings that jobs get today, then ones that could be changed.
         ("launch", False, True), ("gpu", False, True), ("launch", True, True), ("launch", False, False),
         ("gpu", True, True),
     ]  # fmt: skip

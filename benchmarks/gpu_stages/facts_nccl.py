@@ -1,4 +1,4 @@
-"""Facts of PyTorch's flight recorder on NCCL: what a dump does to a process that uses its GPU.
+"""Facts of PyTorch's flight recorder on NCCL: how a dump affects a process that uses its GPU.
 
 One rank is enough: its collectives have entries, states and events like any others. The dumps are made as the
 recorder makes them, on a thread that has never used CUDA, and by the plain binding for comparison.
@@ -28,7 +28,7 @@ RING = 2000
 
 @contextmanager
 def one_rank(bench: Bench, timing: bool = False) -> Iterator[FirstGpu | Rehearsal]:
-    """A process group of one rank, with the flight recorder on."""
+    """Run the block in a process group of one rank, with the flight recorder on."""
     os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", str(RING))
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(RING))
     if timing:
@@ -46,7 +46,7 @@ def one_rank(bench: Bench, timing: bool = False) -> Iterator[FirstGpu | Rehearsa
 
 
 def plain_dump(device: FirstGpu | Rehearsal) -> Callable[[], bytes]:
-    """The binding that pickles the ring, holding Python's lock."""
+    """Return the binding that pickles the ring while it has Python's lock."""
     import torch
 
     c10d = torch._C._distributed_c10d
@@ -56,17 +56,17 @@ def plain_dump(device: FirstGpu | Rehearsal) -> Callable[[], bytes]:
 
 
 def ways_to_dump(device: FirstGpu | Rehearsal) -> dict[str, Callable[[], bytes | None]]:
-    """The plain binding, and the recorder's own way, which keeps away from captures and knows its GPU."""
+    """Return the plain binding, and the recorder's way, which avoids captures and sets its GPU."""
     ways: dict[str, Callable[[], bytes | None]] = {"binding": plain_dump(device)}
     try:
         ways["recorder"] = _recorders_way(device)
-    except Exception as error:  # it was changed: the binding is measured all the same
+    except Exception as error:  # an incompatible recorder: the binding is measured all the same
         print(f"the recorder's own way is not there: {type(error).__name__}: {error}", flush=True)
     return ways
 
 
 def _recorders_way(device: FirstGpu | Rehearsal) -> Callable[[], bytes | None]:
-    """What the recorder does in a job, without the rest of it; None where a dump is left for later."""
+    """Set up the recorder's dumping without the rest of it; a dump that is put off returns None."""
     import torch
 
     from dpro.collectors.inside import captures
@@ -85,13 +85,13 @@ def _recorders_way(device: FirstGpu | Rehearsal) -> Callable[[], bytes | None]:
 
 
 def entries_of(dump: bytes) -> list[dict[str, Any]]:
-    """The entries of a pickled dump, which this process has made."""
+    """Return the entries of a pickled dump, which this process has made."""
     found: list[dict[str, Any]] = pickle.loads(dump).get("entries", [])
     return found
 
 
 def ring(bench: Bench) -> None:
-    """What entries look like before, during and after their kernels."""
+    """Report entries before, during and after their kernels."""
     import torch
     import torch.distributed as dist
 
@@ -114,7 +114,7 @@ def ring(bench: Bench) -> None:
 
 
 def timing(bench: Bench) -> None:
-    """The same with start events: TORCH_NCCL_ENABLE_TIMING=1."""
+    """Report entries with start events: TORCH_NCCL_ENABLE_TIMING=1."""
     import torch
     import torch.distributed as dist
 
@@ -134,7 +134,7 @@ def timing(bench: Bench) -> None:
 
 
 class _Gaps(threading.Thread):
-    """The longest time for which another thread of Python got no turn."""
+    """Measures the longest time for which another Python thread got no turn."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -149,7 +149,7 @@ class _Gaps(threading.Thread):
 
 
 def _on_a_thread(work: Callable[[], object], limit_s: float) -> tuple[float, str]:
-    """How many milliseconds work took on a new thread, and what it raised; None in time is said."""
+    """Run work on a new thread; return its ms, and its error, which may be that it exceeded the limit."""
     said: list[str] = []
 
     def guarded() -> None:
@@ -168,7 +168,7 @@ def _on_a_thread(work: Callable[[], object], limit_s: float) -> tuple[float, str
 
 
 def dump_costs(bench: Bench) -> None:
-    """A dump of a full ring, with and without unfinished work: time, Python's lock, and memory of the GPU."""
+    """Measure dumps of a full ring, with and without unfinished work: time, Python's lock, GPU memory."""
     import torch
     import torch.distributed as dist
 
@@ -179,7 +179,7 @@ def dump_costs(bench: Bench) -> None:
             for _ in range(bench.few(RING - unfinished, 20)):
                 dist.all_reduce(value)
             device.sync()
-            time.sleep(bench.few(2, 0))  # the watchdog retires what is done
+            time.sleep(bench.few(2, 0))  # the watchdog retires finished entries
             device.spin(1500 if unfinished else 0.1)
             for _ in range(unfinished):  # few enough for the queue of a stream
                 dist.all_reduce(value)
@@ -196,7 +196,7 @@ def dump_costs(bench: Bench) -> None:
 
 
 def _json_dump(device: FirstGpu | Rehearsal) -> dict[str, Callable[[], bytes | None]]:
-    """The binding that writes JSON, where this PyTorch has it."""
+    """Return the binding that writes JSON, where this PyTorch has it; else nothing."""
     import torch
 
     name = "_dump_nccl_trace_json" if device.name == "cuda" else "_dump_fr_trace_json"
@@ -219,7 +219,7 @@ def _gaps() -> Iterator[_Gaps]:
 
 
 def dump_during_sync(bench: Bench) -> None:
-    """A dump while the training thread is in cudaDeviceSynchronize."""
+    """Dump while the training thread is in cudaDeviceSynchronize."""
     import torch
     import torch.distributed as dist
 
@@ -244,7 +244,7 @@ def dump_during_sync(bench: Bench) -> None:
 
 
 def dump_during_capture(bench: Bench, mode: str, way: str) -> None:
-    """Dump without pause while a graph is captured: does the capture live through it?"""
+    """Dump without pause while a graph is captured, and check that the capture succeeds."""
     import torch
     import torch.distributed as dist
 
@@ -290,7 +290,7 @@ def dump_during_capture(bench: Bench, mode: str, way: str) -> None:
 
 
 def captured_collective(bench: Bench) -> None:
-    """A collective within a graph: is it in the ring, once or with each replay?"""
+    """Report whether a collective within a graph is in the ring, once or with each replay."""
     import torch
     import torch.distributed as dist
 

@@ -1,10 +1,10 @@
-"""What recording costs a job on a GPU: in one process, and by whole jobs in turns, plain, again and recorded.
+"""Cost of recording a job on a GPU: in one process, and by whole jobs in turns, plain, again and recorded.
 
-In one process the recorder is turned off and on by turns, which leaves out what differs between processes.
+In one process the recorder is alternately off and on, which excludes differences between processes.
 
-The script times itself by its own events on the GPU and by the host's clock. Each round runs every way
-once, in an order of its own; a ratio is that of a way to the mean of the round's two plain jobs. The two
-plain jobs of a round against each other are the noise that a bar of half a per cent has to be read against.
+The script times itself by its own events on the GPU and by the host's clock. Each round runs all ways once,
+in a new order; a ratio is that of a way to the mean of the round's two plain jobs. The difference between
+these two is the noise, beside which a bar of half a per cent has to be read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from gpu_stages.check import Bench, Check, supports
 
 NEVER = 10**9
-ONCE = ("profiler by hand", "a window every 50 steps")  # ways without a bar: one round is enough
+ONCE = ("profiler by hand", "a window every 50 steps")  # ways without a bar, for which one round is enough
 BARS = {"always-on": 1.005, "default windows": 1.01}
 # Student's t for 95%, by the number of rounds.
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
@@ -27,7 +27,7 @@ KEYS = {"event": "event_mean_ms", "wall": "wall_mean_ms"}
 
 
 def ways_of(dry: bool) -> dict[str, list[Any] | None]:
-    """Options of `dpro record` by way; None is a job that is not recorded."""
+    """Return options of `dpro record` by way; None is a job that is not recorded."""
     never = ["--no-windows"] if supports("--no-windows") else ["--every", NEVER, "--skip", NEVER]
     ways: dict[str, list[Any] | None] = {
         "plain": None,
@@ -43,12 +43,12 @@ def ways_of(dry: bool) -> dict[str, list[Any] | None]:
 
 
 def arguments_of(bench: Bench, job: str, steps: int) -> list[object]:
-    """The words of a job."""
+    """Return the arguments of a job."""
     return [job, "--steps", steps, *(["--tiny"] if bench.dry else ["--bf16", "--fused"] * (job == "gpt"))]
 
 
 def in_turns(bench: Bench, job: str, steps: int, rounds: int) -> None:
-    """Run a job in all ways, round after round, for as long as there is time."""
+    """Run a job in all ways, round after round, as long as time allows."""
     arguments = arguments_of(bench, job, bench.few(steps, 12))
     ways = ways_of(bench.dry)
     measured: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
@@ -71,7 +71,7 @@ def _measure(
     arguments: list[object],
     measured: dict[str, list[dict[str, float]]],
 ) -> None:
-    """Run a job once in some ways, and say what is known now."""
+    """Run a job once in some ways, and report the results so far."""
     for way in order:
         try:
             measured[way].append(one_job(bench, way, ways[way], arguments))
@@ -84,7 +84,7 @@ def _measure(
 
 
 def one_job(bench: Bench, way: str, options: list[Any] | None, arguments: list[object]) -> dict[str, float]:
-    """What a job says of its own steps."""
+    """Run a job in one way, and return its own figures."""
     command = bench.job("train.py", *arguments, *(["--by-hand"] if way == "profiler by hand" else []))
     if options is None:
         return bench.run(command).ensure().last_json()
@@ -96,7 +96,7 @@ def one_job(bench: Bench, way: str, options: list[Any] | None, arguments: list[o
 
 
 def switched(bench: Bench, job: str, steps: int, turn: int) -> None:
-    """Turn the recorder of one process off and on: what its work in the training thread adds to a step."""
+    """Turn the recorder of one process off and on; report what its work in the thread adds to a step."""
     turn = bench.few(turn, 6)
     arguments = [*arguments_of(bench, job, bench.few(steps, 60)), "--switch-every", turn]
     run, done = bench.record("run", bench.job("train.py", *arguments), ["--no-windows"])
@@ -124,7 +124,7 @@ def by_action(bench: Bench, job: str, steps: int) -> None:
 
 
 def report(bench: Bench, measured: dict[str, list[dict[str, float]]]) -> None:
-    """A line per way and clock of the rounds so far."""
+    """Report a line per way and clock, over the rounds so far."""
     plain, again = measured["plain"], measured["plain again"]
     for clock, key in KEYS.items():
         noise = [two[key] / one[key] for one, two in zip(plain, again)]
@@ -149,7 +149,7 @@ def report(bench: Bench, measured: dict[str, list[dict[str, float]]]) -> None:
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """Student's 95% interval of the mean of the ratios' logarithms; without bounds for a single one."""
+    """Return Student's 95% interval of the ratios' geometric mean; without bounds for a single ratio."""
     if len(ratios) < 2:
         return 0.0, math.inf
     logs = [math.log(ratio) for ratio in ratios]

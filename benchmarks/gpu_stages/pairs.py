@@ -1,7 +1,7 @@
 """Changes to real jobs of a GPU: predicted by the replay, measured by dpro, and timed by the script itself.
 
-Each change is tried by `dpro try` on a job that it should matter to, once as the job is, whose host runs
-far ahead of the GPU, and once with `.item()` in each step, which makes the host wait. A larger batch is no
+`dpro try` makes each change to a job that it should matter to: once to the plain job, whose host runs far
+ahead of the GPU, and once with `.item()` in each step, which makes the host wait. A larger batch is not a
 change that dpro makes: the script does, and `dpro whatif` predicts it.
 """
 
@@ -18,7 +18,7 @@ from gpu_stages.check import Bench, Check
 STEPS = 120
 GPT: list[object] = ["gpt", "--layers", 6, "--batch", 4, "--length", 512]
 LOADED: list[object] = ["resnet", "--bf16", "--batch", 64, "--loader", "--sample-work", 2]
-# The change, and the job it is made to.
+# The change, and the job to which it is made.
 CHANGES: dict[str, tuple[str, list[object]]] = {
     "fused-optimizer": ("optimizer:impl=fused", [*GPT, "--bf16"]),
     "bf16": ("precision:dtype=bf16", GPT),
@@ -38,7 +38,7 @@ INSIDE = "what was measured is within the predicted interval, and within 5% of t
 
 
 def arguments_of(bench: Bench, job: list[object], item: bool) -> list[object]:
-    """The words of a job."""
+    """Return the arguments of a job."""
     words = [*job, "--steps", bench.few(STEPS, 40), *(["--item-every", 1] if item else [])]
     if bench.dry:
         words += ["--tiny"]
@@ -50,12 +50,12 @@ def arguments_of(bench: Bench, job: list[object], item: bool) -> list[object]:
 
 
 def variables(bench: Bench) -> dict[str, object]:
-    """A ledger of its own, so that no try widens the interval of the next one."""
+    """Return variables that give each check a new ledger, so that no try widens the next one's interval."""
     return {"XDG_DATA_HOME": bench.folder / "data"}
 
 
 def tried(bench: Bench, change: str, job: list[object], item: bool) -> None:
-    """Try a change, and hold what dpro measured against the script's own events."""
+    """Try a change, and compare dpro's measurement with the script's own events."""
     command = bench.job("train.py", *arguments_of(bench, job, item))
     folder = bench.folder / "try"
     edit = REHEARSED.get(change, change) if bench.dry else change
@@ -86,10 +86,10 @@ def tried(bench: Bench, change: str, job: list[object], item: bool) -> None:
 
 
 def truth(folder: Path, side: str) -> float:
-    """Milliseconds per step by the script's own events: median over its runs.
+    """Return ms per step by the script's own events: median over its runs.
 
     Raises:
-        RuntimeError: a script has said nothing.
+        RuntimeError: no script printed its times.
     """
     medians = []
     for log in sorted(folder.glob(f"{side}-*.log")):
@@ -103,7 +103,7 @@ def truth(folder: Path, side: str) -> float:
 
 
 def larger_batch(bench: Bench, item: bool) -> None:
-    """Twice the batch: predicted from the one recording, measured in the other."""
+    """Double the batch: predict it from one recording, and measure it in the other."""
     sides: dict[str, Any] = {}
     for name, size in (("before", 4), ("after", 8)):
         job = ["gpt", "--layers", 6, "--length", 512, "--bf16", "--batch", size]

@@ -1,7 +1,7 @@
-"""Ending all that was started: ranks and sidecars are in sessions of their own, which no group reaches.
+"""Ends all processes of a check: ranks and sidecars are in separate sessions, which no group signal reaches.
 
-Every process that the benchmark starts carries a mark in its environment, which its children inherit. What
-still carries the mark of a check when that is over is a leftover of it, whoever its parent is by then.
+Every process that the benchmark starts has a mark in its environment, which its children inherit. A process
+that has the mark of a finished check is a leftover of it, whatever its parent is then.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ MARK = "DPRO_GPU_CHECK"
 
 
 def new_mark() -> str:
-    """A mark that no other process has."""
+    """Return a mark that no other process has."""
     return uuid.uuid4().hex
 
 
 def marked(environment: dict[str, str], mark: str | None = None) -> dict[str, str]:
-    """An environment with a mark: the one given, or that of this process."""
+    """Return an environment with a mark: the given one, or that of this process."""
     mark = mark or os.environ.get(MARK, "")
     return environment | ({MARK: mark} if mark else {})
 
 
 def carriers(mark: str) -> list[int]:
-    """The processes that carry a mark and live, without this one."""
+    """Return the live processes that have a mark, without this one."""
     wanted, found = f"{MARK}={mark}".encode(), []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -41,7 +41,7 @@ def carriers(mark: str) -> list[int]:
 
 
 def end_carriers(mark: str, patience_s: float = 0.0) -> int:
-    """Kill all that carry a mark.
+    """Kill all processes that have a mark.
 
     Args:
         mark: theirs.
@@ -54,7 +54,7 @@ def end_carriers(mark: str, patience_s: float = 0.0) -> int:
     while (left := carriers(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     killed = set()
-    for _ in range(20):  # what is being started just now shows at the next look
+    for _ in range(20):  # a process that is being started shows at the next look
         if not left:
             break
         for pid in left:
@@ -74,12 +74,12 @@ def run_to_limit(
     stdout: BinaryIO,
     stderr: BinaryIO,
 ) -> int | None:
-    """Run a process in a session of its own to its end, or to a limit, and end what is left of its group.
+    """Run a process in a new session to its end, or to a limit, and kill the rest of its group.
 
     Args:
         command: the words of it.
         limit_s: after which it is ended.
-        environment: its own.
+        environment: of the process.
         folder: that it works in.
         stdout, stderr: files that it writes to.
 
@@ -104,7 +104,7 @@ def run_to_limit(
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of the group of a process, and wait for the process, but not for ever."""
+    """Kill the rest of a process's group, and wait up to 10 s for the process."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):  # a process within the driver may not end at all

@@ -1,7 +1,7 @@
-"""Two ranks on one GPU with a fault each, and jobs that recording must not break: what dpro says of them.
+"""Two ranks on one GPU with a fault each, and jobs that recording must not break: dpro's findings.
 
-Where NCCL allows it the ranks talk by NCCL, else by gloo on tensors of the GPU; the first check to come
-finds out, and says so.
+Ranks use NCCL where it allows two on one GPU, else gloo on tensors of the GPU; the first check that needs to
+know finds out, and reports it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from gpu_stages.check import JOBS as FOLDER
 from gpu_stages.check import TORCHRUN, Bench, Check, supports
 
 BACKEND = "backend.txt"
-OPEN = 0.5  # confidence of what is one of two
+OPEN = 0.5  # confidence where two causes are possible
 
 
 def two_ranks(bench: Bench, backend: str, *arguments: object) -> list[str]:
-    """The command of a job of two ranks."""
+    """Return the command of a job of two ranks."""
     command = [*TORCHRUN, "2", "--master-port", str(_free_port()), str(FOLDER / "two_ranks.py")]
     command += ["--device", bench.device, "--backend", backend, *map(str, arguments)]
     return [*command, *(["--tiny"] if bench.dry else [])]
@@ -33,7 +33,7 @@ def _free_port() -> int:
 
 
 def backend_of(bench: Bench) -> str:
-    """NCCL where two ranks get through on one GPU, else gloo; found out once per call of the benchmark."""
+    """Return nccl if two ranks work on one GPU, else gloo; found out once per call of the benchmark."""
     known = bench.results.parents[1] / BACKEND
     if not known.exists():
         name = "gloo"
@@ -47,7 +47,7 @@ def backend_of(bench: Bench) -> str:
 
 
 def slow(bench: Bench, fault: str, options: list[str], expected: tuple[str, ...]) -> None:
-    """A rank that is slow, or none: is it blamed, and for the right reason?"""
+    """Record a job with a slow rank, or none, and check the blamed rank and class."""
     lacking = [option for option in options if option.startswith("--no-w") or option.startswith("--nccl-t")]
     lacking = [option for option in lacking if not supports(option)]
     if lacking:
@@ -70,10 +70,10 @@ def blamed(
     may_be_open: bool = False,
     **figures: object,
 ) -> None:
-    """Hold the findings of a run against what was wrong with rank 1, if anything.
+    """Compare the findings of a run with the fault of rank 1, if any.
 
     Args:
-        may_be_open: whether the recording cannot show it: then nothing else may be said for sure.
+        may_be_open: whether the recording cannot show the fault; then findings of low confidence are right.
     """
     said = bench.ask("diagnose", run, limit_s=90)
     findings = [(each["class"], each["ranks"], each["confidence"]) for each in said["findings"]]
@@ -94,18 +94,18 @@ def blamed(
 
 
 def hang(bench: Bench, fault: str, expected: tuple[str, ...], *options: str) -> None:
-    """A rank that stands still: the job is ended, and its recording says which and why."""
+    """End a job in which a rank hangs, and check that the recording shows the rank and the class."""
     backend = backend_of(bench)
     command = two_ranks(bench, backend, "--fault", fault, "--end-after-s", 14)
     run, done = bench.record("run", command, ["--every", 1000, *options], 75)
     bench.keep(run)
-    # Where NCCL times nothing, a device that never came to a call looks like one that waits in it.
+    # Without NCCL's times, a device that never reached a call looks like one that waits in it.
     may_be_open = fault == "spin" and "--nccl-timing" not in options
     blamed(bench, run, expected, backend, may_be_open, exit_code=done.code, wall_s=done.wall_s)
 
 
 def capture(bench: Bench, warmups: int) -> None:
-    """A whole step captured while windows are due and dumps are made: does the job go on as it would?"""
+    """Capture a whole step while windows are due and dumps are made; check that the job is not affected."""
     command = bench.job("captured.py", "--warmups", warmups, "--steps", bench.few(400, 20))
     plain = bench.run(command, 60).ensure().last_json()
     options = ["--skip", 2, "--every", 4, "--window-steps", 2]
@@ -120,7 +120,7 @@ def capture(bench: Bench, warmups: int) -> None:
 
 
 def scheduled(bench: Bench) -> None:
-    """The user's own torch.profiler with a warm-up phase, beside windows of ours."""
+    """Record a job whose own torch.profiler has a warm-up phase; check that its traces are complete."""
     command = bench.job("scheduled.py")
     plain = bench.run(command, 60).ensure().last_json()
     for skip in (2, 3, 4, 5):
@@ -137,13 +137,13 @@ def scheduled(bench: Bench) -> None:
 
 
 def torn_down(bench: Bench) -> None:
-    """Windows and profilers that end with the job, where CUPTI is torn down after each: does the job end?
+    """Check that a job ends if CUPTI is torn down after a window or profiler that ends with the job.
 
-    Kineto does that within the next call of CUDA, and there is none.
+    Kineto tears CUPTI down within the next call of CUDA, and there is none.
     """
     variables = {"TEARDOWN_CUPTI": 1}
     own = bench.job("scheduled.py")
-    window = bench.job("scheduled.py", "--no-profiler", "--steps", 16)  # ends within one
+    window = bench.job("scheduled.py", "--no-profiler", "--steps", 16)  # ends within a window
     done = bench.run(own, 25, variables)
     bench.say("the user's profiler, not recorded", exit_code=done.code, wall_s=done.wall_s)
     for name, command in (("the user's profiler", own), ("a window", window)):
@@ -158,7 +158,7 @@ def torn_down(bench: Bench) -> None:
 
 
 def held(bench: Bench, *words: str) -> None:
-    """A job that drops its privileges, or whose CUPTI another profiler holds, ends as it would."""
+    """Check that a job that drops its privileges, or has another profiler at CUPTI, is not affected."""
     command = bench.job("held.py", "--steps", bench.few(120, 60), *words)
     plain = bench.run(command, 60).ensure().last_json()
     for options in (["--skip", 2, "--every", 15, "--window-steps", 2], ["--no-windows"]):
@@ -174,7 +174,7 @@ def held(bench: Bench, *words: str) -> None:
 
 
 def many_windows(bench: Bench) -> None:
-    """A hundred windows in one process: do later ones see what the first ones saw?"""
+    """Record a hundred windows in one process, and check that later ones have the kernels of the first."""
     import polars as pl
 
     from dpro.schema import SPANS, STEPS
@@ -192,7 +192,7 @@ def many_windows(bench: Bench) -> None:
     work = spans.filter(pl.col("kind") == ("cpu_op" if bench.dry else "kernel"))
     begins = steps.sort("start_ns").select("start_ns", "window")
     placed = work.join_asof(begins, on="start_ns").drop_nulls("window")
-    whole = steps.group_by("window").len().filter(pl.col("len") == 2)  # the job's end cuts the last one
+    whole = steps.group_by("window").len().filter(pl.col("len") == 2)  # the job's end cuts the last window
     placed = placed.join(whole, on="window", how="semi").sort("start_ns")
     windows_seen = placed.group_by("window").agg(
         kernels=pl.len(), first_us=pl.col("duration_ns").first() / 1e3,

@@ -1,7 +1,7 @@
-"""How well recorded jobs of a GPU replay: the graph against what was measured, by kind of job.
+"""How well recorded jobs of a GPU replay: the graph against measured times, by kind of job.
 
-Each job is recorded with a few windows; what `dpro replay` says of the run is held against the bars that
-predictions stand or fall with. The runs are kept: they are of our own making, and may become goldens.
+Each job is recorded with a few windows; the figures of `dpro replay` are compared with the bars for trusted
+predictions. The runs are kept, since they are the project's own and may become goldens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JOBS: dict[str, list[object]] = {
 
 
 def replay(bench: Bench, name: str) -> None:
-    """Record a job, replay it, and hold the replay against its bars."""
+    """Record a job, replay it, and compare the replay with its bars."""
     arguments: list[object] = [*JOBS[name], "--steps", bench.few(160, 14), *(["--tiny"] if bench.dry else [])]
     options: list[object] = WINDOWS if not bench.dry else ["--every", 6, "--window-steps", 3]
     variables = {"TORCH_COMPILE_DISABLE": 1} if bench.dry else {}
@@ -45,12 +45,12 @@ def replay(bench: Bench, name: str) -> None:
 
 
 def step_times(bench: Bench, run: Path, truth: dict[str, Any]) -> None:
-    """The recorder's step times against the script's own events, of the same steps."""
+    """Compare the recorder's step times with the script's own events, of the same steps."""
     from dpro.schema import STEPS
     from dpro.store import open_run
 
     steps = open_run(run).table(STEPS)
-    outside = steps.filter(steps["step"] >= 10)  # with those in windows, which the script times, too
+    outside = steps.filter(steps["step"] >= 10)  # including steps in windows, which the script times, too
     times, column = outside["duration_ns"], "duration_ns"
     if "gpu_step_ns" in steps.columns and outside["gpu_step_ns"].fill_null(-1).max() > 0:
         times, column = outside["gpu_step_ns"].drop_nulls(), "gpu_step_ns"
@@ -64,7 +64,7 @@ def step_times(bench: Bench, run: Path, truth: dict[str, Any]) -> None:
 
 
 def fit(bench: Bench, run: Path) -> None:
-    """What replaying says: each figure of its grade beside its bar."""
+    """Replay a run, and report each figure of its grade beside its bar."""
     said = bench.ask("replay", run, limit_s=90)
     for figure in said["trust"]["figures"]:
         known = figure["value"] is not None
@@ -81,7 +81,7 @@ def fit(bench: Bench, run: Path) -> None:
 
 
 def window(bench: Bench, run: Path) -> None:
-    """What each step of a window holds: does the first see less than the others?"""
+    """Count the spans in each step of a window; a first step with fewer would show here."""
     import polars as pl
 
     from dpro.schema import SPANS, STEPS

@@ -1,7 +1,7 @@
-"""Run checks one after the other, each in a process of its own, and put together what they say.
+"""Runs checks one after the other, each in its own process, and collects their results.
 
-In: checks, and what an earlier run has said. Out: one document, written after each check. A check that fails
-is a failed check, and one past its limit is ended: the others run. What was finished before is left out.
+In: checks, and the document of earlier calls. Out: one document, written after each check. A check that fails
+or is ended at its limit does not keep the others from running. Finished checks are left out.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gpu_stages.processes import end_carriers, marked, new_mark, run_to_limit
 
 FORMAT = 1
 WHOLE, FAILED, CUT = "whole", "failed", "cut short"
-MIN_S = 5.0  # with less time left than this no check is begun
-SIDECAR_S = 5.0  # for which what a check leaves behind may go on
+MIN_S = 5.0  # with less time left, no check is begun
+SIDECAR_S = 5.0  # for which processes that a check leaves behind may go on
 
 Document = dict[str, Any]
 
@@ -39,13 +39,13 @@ def run_checks(
     dry: bool,
     report: Callable[[str], None],
 ) -> None:
-    """Run checks, and add what they say to a document.
+    """Run checks, and add their results to a document.
 
     Args:
         checks: in the order in which they are run.
-        document: with what is known so far; what is whole in it is not asked again.
+        document: results so far; checks that are whole in it are not run again.
         output: the folder of the document and of recorded runs.
-        work: a folder for what is not kept.
+        work: a folder for temporary files.
         limit_s: for all of them together.
         dry: whether this is a rehearsal.
         report: called with a line on each check.
@@ -69,7 +69,7 @@ def run_checks(
 
 
 def run_check(check: Check, output: Path, work: Path, limit_s: float, dry: bool) -> Document:
-    """Run one check to its end or its limit, and say what came of it."""
+    """Run one check to its end or its limit; return its status, time and lines, and any error."""
     work = work / check.stage / check.name
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -97,7 +97,7 @@ def run_check(check: Check, output: Path, work: Path, limit_s: float, dry: bool)
 
 
 def run_here(check: Check, results: Path, output: Path, limit_s: float, dry: bool) -> int:
-    """Run a check in this process; its exit code."""
+    """Run a check in this process; return its exit code."""
     folder = results.parent / "files"
     folder.mkdir(parents=True, exist_ok=True)
     bench = Bench(results, folder, output, dry, time.monotonic() + limit_s)
@@ -111,10 +111,10 @@ def run_here(check: Check, results: Path, output: Path, limit_s: float, dry: boo
 
 
 def open_document(paths: Iterable[Path]) -> Document:
-    """What was said so far: documents put together, later ones first asked.
+    """Merge earlier documents; a later one wins, except over a whole check.
 
     Raises:
-        SystemExit: a file is no document of this program.
+        SystemExit: a file is not a document of this program.
     """
     document: Document = {"format": FORMAT, "machine": {}, "dry_run": None, "stages": {}}
     for path in paths:
@@ -134,14 +134,14 @@ def open_document(paths: Iterable[Path]) -> Document:
 
 
 def _merge(known: Document, checks: Mapping[str, Document]) -> None:
-    """A whole answer is not replaced by one that is not."""
+    """Merge checks; a whole one is not replaced by one that is not."""
     for name, found in checks.items():
         if known.get(name, {}).get("status") != WHOLE or found["status"] == WHOLE:
             known[name] = found
 
 
 def machine() -> Document:
-    """What this machine is, as far as can be known without torch."""
+    """Return facts of this machine that can be known without torch."""
     facts: Document = {
         "python": platform.python_version(),
         "kernel": platform.release(),

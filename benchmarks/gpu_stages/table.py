@@ -1,4 +1,4 @@
-"""What checks said, as tables for people: Markdown, one row per line of a check."""
+"""Results of checks as tables for people: Markdown, one row per line of a check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDEST = 160
 
 
 def rows(document: Mapping[str, Any]) -> Iterator[str]:
-    """The document as Markdown."""
+    """Yield the document as Markdown."""
     machine = ", ".join(f"{name} {_value(value)}" for name, value in document["machine"].items() if value)
     yield f"{'Rehearsed, nothing measured' if document['dry_run'] else 'Measured'} on: {machine or 'unknown'}"
     for stage, checks in document["stages"].items():
@@ -21,7 +21,7 @@ def rows(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def summary(document: Mapping[str, Any]) -> dict[str, int]:
-    """How many lines hold, do not, and are facts; how many checks are not whole."""
+    """Count checks, those that are not whole, and lines that hold, that do not, and that are facts."""
     checks = [check for each in document["stages"].values() for check in each.values()]
     holds = [line["holds"] for check in checks for line in check["lines"].values()]
     return {

@@ -1,4 +1,4 @@
-"""The checks: which table, which bar, which yardsticks beside it."""
+"""Checks of published tables: for each its table, its bar, and the yardsticks beside it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Bar = tuple[float | None, ...]
 
 
 def _pairs(folder: Path, name: str, make: Callable[[pl.DataFrame], Table], bar: Bar) -> dict[str, Any]:
-    """All pairs of a table's groups."""
+    """Check predictions of all pairs of rows within a table's groups."""
     rows = tables.read(folder, name)
     if rows is None:
         return judged({"n": 0, "reason": f"no {name} in {folder}"}, bar, {})
@@ -47,7 +47,7 @@ def _pairs(folder: Path, name: str, make: Callable[[pl.DataFrame], Table], bar: 
 
 
 def _simumax(folder: Path) -> dict[str, Any]:
-    """Pairs, and beside them the source's simulator on the rows themselves and on the same pairs."""
+    """Check pairs; add the source's simulator on each row, and on these pairs, as yardsticks."""
     bar = (4.0, 8.0, 99.0, HELD)
     found = _pairs(folder, "simumax_b200", tables.simumax, bar)
     if found["n"]:
@@ -62,7 +62,7 @@ def _simumax(folder: Path) -> dict[str, Any]:
 
 
 def _simumax_memory(folder: Path) -> dict[str, Any]:
-    """Memory that was allocated, predicted without calibration."""
+    """Compare predicted with allocated memory, without calibration."""
     rows = tables.read(folder, "simumax_b200")
     if rows is None:
         return judged({"n": 0, "reason": f"no simumax_b200 in {folder}"}, (), {})
@@ -79,7 +79,7 @@ def _simumax_memory(folder: Path) -> dict[str, Any]:
 
 
 def _ultrascale_fits(folder: Path) -> dict[str, Any]:
-    """Whether a configuration ran: the share that is said right, as `order_pct`."""
+    """Check whether a configuration would run: the share of right answers, as `order_pct`."""
     bar = (None, None, 96.0, None)
     rows = tables.read(folder, "ultrascale_nanotron")
     if rows is None:
@@ -102,7 +102,7 @@ def _ultrascale_fits(folder: Path) -> dict[str, Any]:
 
 
 def _larger_clusters(folder: Path) -> dict[str, Any]:
-    """MLPerf: the smallest system of each accelerator calibrates, all larger ones are predicted."""
+    """Check MLPerf: the smallest system of each accelerator calibrates, and all larger ones are predicted."""
     bar = (1.5, 2.5, None, HELD)
     rows = tables.read(folder, "mlperf_training_runs")
     if rows is None:

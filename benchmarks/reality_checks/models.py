@@ -1,4 +1,4 @@
-"""Models that published tables name, by their public configurations; clusters, by what is known of them."""
+"""Models that published tables name, by their public configurations; clusters, by their known properties."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DENSE: Mapping[str, tuple[int, int, int, int, int, int]] = {
     "qwen332b": (64, 5120, 64, 8, 25600, 151936),
     "gpt3175b": (96, 12288, 96, 96, 49152, 51200),
 }
-# The same, and experts, experts per token, width of one, shared ones, dense layers.
+# The columns of DENSE, then experts, experts per token, width of an expert, shared experts, dense layers.
 MIXED: Mapping[str, tuple[int, ...]] = {
     "mixtral8x7b": (32, 4096, 32, 8, 14336, 32000, 8, 2, 14336, 0, 0),
     "mixtral8x22b": (56, 6144, 48, 8, 16384, 32768, 8, 2, 16384, 0, 0),
@@ -37,8 +37,8 @@ LATENT: Mapping[str, tuple[int, ...]] = {
     "deepseekv2lite": (27, 2048, 16, 10944, 102400, 64, 6, 1408, 2, 1, 0),
     "deepseekv3": (61, 7168, 128, 18432, 129280, 256, 8, 2048, 1, 3, 1536),
 }
-# nanotron's models of the ultrascale page: layers, hidden, heads, ffn. That keys and values have as many
-# heads as queries, and 131,072 words, follows from its printed utilisation.
+# nanotron's models of the ultrascale page: layers, hidden, heads, ffn. Its printed utilisation implies as
+# many heads for keys and values as for queries, and 131,072 words.
 ULTRASCALE: Mapping[str, tuple[int, int, int, int]] = {
     "1B": (16, 2048, 32, 8192),
     "3B": (28, 3072, 24, 8192),
@@ -49,7 +49,7 @@ ULTRASCALE: Mapping[str, tuple[int, int, int, int]] = {
 
 
 def named(name: str, layers: int | None, sequence: int) -> Model | None:
-    """A model by its name, shortened to this many layers; None where it is not known."""
+    """Return a model by its name, with this many layers if given; None where it is not known."""
     key = re.sub(r"[^a-z0-9]", "", name.lower().replace("3.1", "3").replace("instruct", ""))
     if key in DENSE:
         whole, hidden, heads, kv_heads, ffn, words = DENSE[key]
@@ -79,7 +79,7 @@ def named(name: str, layers: int | None, sequence: int) -> Model | None:
 
 
 def of_megatron(hidden: int, layers: int, heads: int, sequence: int, vocabulary: int) -> Model:
-    """A GPT of Megatron's: four times as wide within, the embedding used twice."""
+    """Return a GPT of Megatron's: a feed-forward width of four times the hidden size, tied embeddings."""
     return Model(
         layers,
         hidden,
@@ -95,7 +95,7 @@ def of_megatron(hidden: int, layers: int, heads: int, sequence: int, vocabulary:
 
 
 def of_ultrascale(name: str, sequence: int) -> Model | None:
-    """A model of the ultrascale page."""
+    """Return a model of the ultrascale page; None where it is not known."""
     if name not in ULTRASCALE:
         return None
     layers, hidden, heads, ffn = ULTRASCALE[name]
@@ -103,12 +103,12 @@ def of_ultrascale(name: str, sequence: int) -> Model | None:
 
 
 def a100() -> Machine:
-    """DGX-like hosts of A100."""
+    """Return DGX-like hosts of A100."""
     return machine_of("A100-SXM4-80GB")
 
 
 def bloom() -> Machine:
-    """BLOOM's hosts: links between their A100 carry less than those of a DGX, and matmuls take longer.
+    """Return BLOOM's hosts: links between their A100 carry less than those of a DGX, and matmuls take longer.
 
     Both were set with its rows in sight.
     """
@@ -116,17 +116,17 @@ def bloom() -> Machine:
 
 
 def ultrascale() -> Machine:
-    """The H100 cluster of the ultrascale page.
+    """Return the H100 cluster of the ultrascale page.
 
     Set with its rows in sight: a step of a ring across hosts takes 45 us, and while messages of a pipeline
-    cross hosts the host waits 280 us per rank for any tensor-parallel collective: layers then take as long
-    whatever the micro-batch. Its cause is not known.
+    cross hosts, the host waits 280 us per rank for any tensor-parallel collective, so that layers take this
+    long whatever the micro-batch. The cause is not known.
     """
     return replace(machine_of("H100"), outside_us=45.0, crossed_us=280.0)
 
 
 def of_accelerator(name: str) -> Machine | None:
-    """A machine by an accelerator's name in MLPerf's logs; None where there is no data sheet of it."""
+    """Return a machine by an accelerator's name in MLPerf's logs; None where it has no data sheet."""
     gpu = next((key for key in ("GB200", "GB300") if key in name), "") or model_named(name)
     if not gpu:
         found = re.search(r"\b(B200|B300|H100|H200|MI3\d\dX|A100)\b", name)

@@ -1,7 +1,7 @@
-"""How predictions from one measured row are judged: pairs of rows, each predicted from the other.
+"""Judgement of predictions from one measured row: pairs of rows, each predicted from the other.
 
-In: layouts with what the model says of them, and measured steps. Out: how far off the second of a pair is,
-how often the faster one is named, how often the interval holds what was measured.
+In: layouts with uncalibrated predictions, and measured steps. Out: the error of the second of a pair, and how
+often the faster one is named and the interval contains the measured step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dpro.extensions.plan.plan import HOLDS_90, beliefs, sensitivities
 from dpro.extensions.plan.step import job_of, step_times
 from dpro.replay.cost.machine import Machine
 
-APART = 0.02  # pairs closer than this have no faster one
-MAX_PAIRS = 40_000  # of one check: more are drawn, always the same
+APART = 0.02  # relative difference below which neither of a pair is faster
+MAX_PAIRS = 40_000  # of one check; of more, a fixed sample is drawn
 NOTHING, BUBBLE = "nothing changes", "pipeline bubble alone"
 
 
@@ -33,7 +33,7 @@ class Table:
         rows: columns of `layout.COLUMNS`, `step_ms`, and `group`: pairs are within one.
         models, machines: [N] of each row.
         software: the framework.
-        skipped: why rows were left out: how many.
+        skipped: number of rows left out, by reason.
     """
 
     rows: pl.DataFrame
@@ -45,7 +45,7 @@ class Table:
 
 @dataclass(frozen=True)
 class ModelAnswers:
-    """[N] what the model says of a table's rows, without calibration, and [N, K] on what it depends."""
+    """[N] uncalibrated predictions of a table's rows, and their [N, K] sensitivities."""
 
     step_ms: np.ndarray[Any, np.dtype[np.float64]]
     slopes: np.ndarray[Any, np.dtype[np.float64]]
@@ -70,7 +70,7 @@ def predict(table: Table) -> ModelAnswers:
 
 
 def pairs_of(rows: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """[P, 2] all ordered pairs within groups: the measured one, the one to predict."""
+    """Return [P, 2] all ordered pairs within groups: the measured row, the row to predict."""
     found = [
         pair
         for group in rows.with_row_index("row").partition_by("group", maintain_order=True)
@@ -85,11 +85,11 @@ def pairs_of(rows: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
 def figures(
     predicted: Any, measured: Any, calibration: Any, low: Any = None, high: Any = None
 ) -> dict[str, Any]:
-    """Errors of predictions, the share of right signs against the calibration row, of intervals that hold.
+    """Compute errors of predictions, share of right signs against the calibration row, and interval coverage.
 
     Args:
         predicted, measured, calibration: [P] ms; the last of the row that was given.
-        low, high: [P] ms; intervals, where there are.
+        low, high: [P] ms; intervals, if any.
     """
     predicted, measured, calibration = (
         np.asarray(each, float) for each in (predicted, measured, calibration)
@@ -118,11 +118,11 @@ def figures(
 
 
 def of_pairs(table: Table, said: ModelAnswers) -> dict[str, Any]:
-    """Figures of all pairs, each row calibrated with one other.
+    """Compute the figures of all pairs, each row calibrated with one other.
 
     Args:
         table: measured rows.
-        said: what the model says of them.
+        said: uncalibrated predictions.
     """
     measured = table.rows["step_ms"].to_numpy()
     missed = np.log(measured / said.step_ms)
@@ -141,7 +141,7 @@ def of_pairs(table: Table, said: ModelAnswers) -> dict[str, Any]:
 
 
 def yardstick(table: Table, rule: Callable[[pl.DataFrame], pl.Series] | None) -> dict[str, Any]:
-    """The same figures of a rule that says a step up to a factor, or of "nothing changes".
+    """Compute the figures of a rule that predicts a step up to a factor, or of "nothing changes".
 
     Args:
         table: measured rows.
@@ -156,19 +156,18 @@ def yardstick(table: Table, rule: Callable[[pl.DataFrame], pl.Series] | None) ->
 
 
 def bubble_alone(rows: pl.DataFrame) -> pl.Series:
-    """A step in proportion to (m + p - 1) / m: the rule of thumb."""
+    """Return a step in proportion to (m + p - 1) / m: the rule of thumb."""
     return (rows["micro_batches"] + rows["pp"] - 1) / rows["micro_batches"]
 
 
 def judged(
     found: dict[str, Any], bar: tuple[float | None, ...], yardsticks: dict[str, Any]
 ) -> dict[str, Any]:
-    """A check: figures, yardsticks, the bar and whether it holds.
+    """Make a check: figures, yardsticks, the bar and whether it holds.
 
     Args:
         found: figures.
-        bar: most of median and 90th percentile, least of order and of intervals that hold; None where any
-            will do.
+        bar: largest median and 90th percentile, smallest order and interval coverage; None for no bar.
         yardsticks: figures of rules, by name.
     """
     keys = ("median_pct", "p90_pct", "order_pct", "interval_held_pct")

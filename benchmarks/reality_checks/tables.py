@@ -1,7 +1,7 @@
-"""Published tables as layouts with measured steps: each table's slips and pitfalls are dealt with here.
+"""Published tables as layouts with measured steps, with the errors and pitfalls of each table handled.
 
 In: a folder of tables. Out: a `Table` per source, or the frame of rows that a check needs. Rows are left out
-by rules that no prediction enters, and are counted.
+by rules that do not depend on predictions, and are counted.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from benchmarks.reality_checks.scoring import Table
 from dpro.extensions.plan.model import FRAMEWORKS, Model
 from dpro.replay.cost.machine import Machine
 
-STALLED = 2.5  # times what is usual
-IN_FP8 = 0.7  # of what products in fp8 take by data sheet and `IN_TRAINING`; set with MLPerf's rows in sight
+STALLED = 2.5  # times the usual time
+IN_FP8 = 0.7  # of the time of fp8 products by data sheet and `IN_TRAINING`; set with MLPerf's rows in sight
 
 
 def read(folder: Path, name: str) -> pl.DataFrame | None:
-    """A table by its name, in CSV or Parquet; None where it is not in the folder."""
+    """Read a table by its name, in CSV or Parquet; None where it is not in the folder."""
     if (folder / f"{name}.csv").is_file():
         rows = pl.read_csv(folder / f"{name}.csv", infer_schema_length=None)
         empty = [column for column in rows.columns if rows[column].null_count() == rows.height]
-        return rows.with_columns(pl.col(empty).cast(pl.Int64))  # what no row has reads as text
+        return rows.with_columns(pl.col(empty).cast(pl.Int64))  # an empty column reads as text
     if (folder / f"{name}.parquet").is_file():
         return pl.read_parquet(folder / f"{name}.parquet")
     return None
@@ -40,7 +40,7 @@ def _table(
     framework: str,
     skipped: dict[str, int] | None = None,
 ) -> Table:
-    """Rows whose model and machine are known."""
+    """Make a table of the rows whose model and machine are known."""
     given = [(model(row), machine(row)) for row in rows.iter_rows(named=True)]
     known = [one is not None and other is not None for one, other in given]
     skipped = dict(skipped or {})
@@ -64,7 +64,7 @@ def _micro_batches() -> pl.Expr:
 
 
 def vtrain(rows: pl.DataFrame, per_micro_batch: bool) -> Table:
-    """vTrain's validation: Megatron-DeepSpeed, whole layers computed again, no ZeRO.
+    """Make vTrain's validation: Megatron-DeepSpeed, whole layers recomputed, no ZeRO.
 
     Args:
         rows: of one of its two tables.
@@ -81,7 +81,7 @@ def vtrain(rows: pl.DataFrame, per_micro_batch: bool) -> Table:
 
 
 def bloom(rows: pl.DataFrame) -> Table:
-    """BLOOM's trials; where hidden size or layers are not given, those of that day and by the size."""
+    """Make BLOOM's trials; a missing hidden size is the usual one, missing layers follow from the size."""
     whole = rows.filter(pl.col("step_ms").is_not_null() & pl.col("dp").is_not_null())
     skipped = {"no step, or no layout": rows.height - whole.height}
     consistent = pl.col("dp") * pl.col("tp") * pl.col("pp") == pl.col("gpus")
@@ -103,7 +103,7 @@ def bloom(rows: pl.DataFrame) -> Table:
 
 
 def simumax(rows: pl.DataFrame) -> Table:
-    """SimuMax's shortened models on B200; those of one length and number of micro-batches are compared."""
+    """Make SimuMax's shortened models on B200; rows of one length and number of micro-batches compare."""
 
     def model(row: dict[str, object]) -> Model | None:
         return models.named(str(row["model"]), int(row["layers"]), int(row["seq_len"]))  # type: ignore[call-overload]
@@ -120,7 +120,7 @@ def simumax(rows: pl.DataFrame) -> Table:
 
 
 def _of_ultrascale(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows whose batch is what they say; with columns of layouts."""
+    """Return rows whose degrees agree with their batch, with columns of layouts."""
     same = pl.col("dp") * pl.col("micro_batch") * pl.col("grad_acc") == pl.col("global_batch")
     return rows.filter(same).with_columns(
         micro_batches="grad_acc", zero="zero_stage", step_ms="derived_step_ms"
@@ -128,7 +128,7 @@ def _of_ultrascale(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def ultrascale(rows: pl.DataFrame, with_stalled: bool) -> Table:
-    """The ultrascale page's rows that ran, with or without those that stalled.
+    """Make the ultrascale page's rows that ran, with or without those that stalled.
 
     Args:
         rows: of its table.
@@ -152,12 +152,12 @@ def ultrascale(rows: pl.DataFrame, with_stalled: bool) -> Table:
 
 
 def stalled(rows: pl.DataFrame) -> pl.Series:
-    """Rows that took far longer than rows that cannot have been faster.
+    """Mark [N] rows that took far longer than rows that cannot have been faster.
 
     Either less than half of the throughput of the same layout on half the nodes; or, per micro-batch and
     layer, more than `STALLED` times the second-fastest row of the same model and tensor parallelism with the
     same or a larger micro-batch (which takes longer), both with a pipeline or both without, both on one node
-    or both on more. No prediction enters.
+    or both on more. The marks do not depend on predictions.
     """
     same = ["model", "tp", "pp", "micro_batch", "zero_stage"]
     half = rows.select(*same, nodes=pl.col("nodes") * 2, half=pl.col("tokens_per_s_per_gpu"))
@@ -187,7 +187,7 @@ def stalled(rows: pl.DataFrame) -> pl.Series:
 
 
 def ultrascale_tried(rows: pl.DataFrame) -> Table:
-    """All rows of the ultrascale page, those that failed too: what ran, and what did not."""
+    """Make all rows of the ultrascale page, those that failed included."""
     return _table(
         _of_ultrascale(rows),
         ["model"],
@@ -198,7 +198,7 @@ def ultrascale_tried(rows: pl.DataFrame) -> Table:
 
 
 def mlperf(rows: pl.DataFrame) -> Table:
-    """MLPerf's Llama-3.1 405 B, the median of each system's runs; rows of one accelerator are compared."""
+    """Make MLPerf's Llama-3.1 405 B: the median of each system's runs; rows of one accelerator compare."""
     wanted = rows.filter(
         (pl.col("benchmark") == "llama31_405b") & pl.col("step_ms").is_not_null() & pl.col("pp").is_not_null()
     )

@@ -1,11 +1,11 @@
-"""Real jobs that benchmarks record: start them, here or over a limited link, and `dpro` on them.
+"""Real jobs that benchmarks record, with commands to start them, here or over a limited link, and to record.
 
 cpu_job         layers of known time: one option for each change that can be made to a job
 model_job       a GPT, a ResNet or a DLRM: real layers, parameters and messages
-models          those models
+models          these models
 groups_job      layers that communicate in the middle of their work, whole or in chunks
 pipeline_job    stages whose layers sleep, in any schedule
-orders_job      the same in any order that a file lists
+orders_job      stages whose layers sleep, in any order that a file lists
 exchanges       gradients after backward, a step late, or by priority
 limited_link    ranks that talk over a link of a known speed
 """
@@ -25,7 +25,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def cable(rate_mbit: int, delay_us: int = 0, ranks: int = 2) -> tuple[str, ...]:
-    """The command that runs another one as ranks that talk over a limited link.
+    """Return the command that runs another one as ranks that talk over a limited link.
 
     Args:
         rate_mbit: of the link.
@@ -38,7 +38,7 @@ def cable(rate_mbit: int, delay_us: int = 0, ranks: int = 2) -> tuple[str, ...]:
 
 
 def cpu_job(arguments: Sequence[object], ranks: int = 2, over: Sequence[str] = ()) -> list[str]:
-    """The command of `cpu_job.py`.
+    """Return the command of `cpu_job.py`.
 
     Args:
         arguments: of `cpu_job.py`.
@@ -49,7 +49,7 @@ def cpu_job(arguments: Sequence[object], ranks: int = 2, over: Sequence[str] = (
 
 
 def job(program: str, arguments: Sequence[object], ranks: int = 2, over: Sequence[str] = ()) -> list[str]:
-    """The command of a job.
+    """Return the command of a job.
 
     Args:
         program: a file of this folder.

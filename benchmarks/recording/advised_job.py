@@ -1,9 +1,9 @@
-"""A job that one thing limits, and the same job after a person has done something about it.
+"""A job that one thing limits, before or after a person has changed its script.
 
 torchrun --nproc-per-node 2 advised_job.py WHAT [--done] [--steps N] [--out FILE]
 
 WHAT is `input`, `optimizer`, `communication`, `uneven` or `crowded`; `--done` is the script after the change.
-The time of each step goes into FILE as JSON, by the first rank.
+The first rank writes the time of each step into FILE as JSON.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Batches(Dataset[Tensor]):
         self.what, self.done, self.rank, self.steps = what, done, rank, steps
 
     def __len__(self) -> int:
-        """One for each step."""
+        """Return the number of batches: one for each step."""
         return self.steps
 
     def __getitem__(self, step: int) -> Tensor:
-        """The batch of a step: [rows, WIDTH]."""
+        """Make the batch of a step: [rows, WIDTH]."""
         if step >= self.steps:
             raise IndexError(step)
         rows = {"crowded": 256, "uneven": sum(ROWS) // 2}.get(self.what, BATCH)
-        if self.what == "uneven" and not self.done:  # long ones on one rank in turn
+        if self.what == "uneven" and not self.done:  # the ranks alternate
             rows = ROWS[(step + self.rank) % 2]
         if self.what == "input":
             time.sleep(READ_S * BATCH)
@@ -58,14 +58,14 @@ class Layers(nn.Module):
         )
 
     def forward(self, values: Tensor) -> Tensor:
-        """Their mean square."""
+        """Return the mean square of the result."""
         for layer in self.layers:
             values = torch.tanh(layer(values))
         return values.pow(2).mean()
 
 
 def main() -> None:
-    """Train."""
+    """Train and write the times of steps."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("what", choices=("input", "optimizer", "communication", "uneven", "crowded"))
     options.add_argument("--done", action="store_true")

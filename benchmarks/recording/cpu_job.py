@@ -1,11 +1,11 @@
-"""A small training job on the CPU whose work is known: what the other programs here record.
+"""A small training job on the CPU whose work is known; other programs here record it.
 
 torchrun --nproc-per-node 2 benchmarks/recording/cpu_job.py KIND [--steps 30] [--layer-ms 5] …
 
 Its layers compute a little and then sleep (or multiply matrices a fixed number of times) for a given time,
 forward and backward: sleeping leaves the cores free, so that more ranks than cores take the time they should.
-Each option is one change that can be made to a job, and the same option with another value makes its twin. It
-knows nothing of dpro.
+Each option is one change that can be made to a job; another value of the option makes its twin. The job does
+not depend on dpro.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ EXCHANGES = {"after": reduce_after_backward, "late": reduce_a_step_late}
 
 
 class Sleep(torch.autograd.Function):
-    """Computation on a device of its own, as the host that waits for it sees it."""
+    """Computation on a separate device, as the host that waits for it sees it."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, seconds: float) -> Tensor:
-        """Sleep; like most operations it keeps a tensor, so that recomputing a block does it again."""
+        """Sleep; a tensor is saved as by most operations, so that recomputing a block sleeps again."""
         context.seconds = seconds
         context.save_for_backward(x)
         time.sleep(seconds)
@@ -59,7 +59,7 @@ class Multiply(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, x: Tensor, times: int) -> Tensor:
-        """Multiply."""
+        """Multiply this many times."""
         context.times = times
         multiply(times)
         return x.clone()
@@ -72,7 +72,7 @@ class Multiply(torch.autograd.Function):
 
 
 class Late(torch.autograd.Function):
-    """What only some ranks do, or only in some steps."""
+    """Work of only some ranks, or only in some steps."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, forward_s: float, backward_s: float) -> Tensor:
@@ -83,13 +83,13 @@ class Late(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Sleep for a time of its own."""
+        """Sleep for a separate time."""
         time.sleep(context.seconds)
         return gradient, None, None
 
 
 def multiply(times: int) -> None:
-    """About 0.2 ms each."""
+    """Multiply matrices; about 0.2 ms each time."""
     matrix = torch.ones(160, 160)
     for _ in range(times):
         torch.mm(matrix, matrix)
@@ -99,7 +99,7 @@ class Layer(nn.Module):
     """A linear layer that takes a known time."""
 
     def __init__(self, options: argparse.Namespace, index: int) -> None:
-        """Number `index` of the model."""
+        """Make number `index` of the model's layers."""
         super().__init__()
         self.linear = nn.Linear(options.width, options.width)
         self.seconds = options.layer_ms / 1e3
@@ -121,25 +121,25 @@ class Layer(nn.Module):
 
 
 class Samples(Dataset[Tensor]):
-    """Samples from a disk of a given speed, of which the first of a batch brings the others along."""
+    """Samples from a disk of a given speed; reading the first of a batch takes the time of all."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """As many as the steps need."""
+        """Make as many samples as the steps need."""
         self.options = options
 
     def __len__(self) -> int:
-        """In all steps."""
+        """Return the number of samples in all steps."""
         return BATCH * self.options.steps
 
     def __getitem__(self, index: int) -> Tensor:
-        """Read one."""
+        """Read a sample."""
         if index % BATCH == 0:
             time.sleep(self.options.input_ms / 1e3)
         return torch.ones(self.options.width)
 
 
 def layers_of(options: argparse.Namespace, rank: int) -> nn.Sequential:
-    """The model; the first layer of every rank has a place where one of them is late."""
+    """Make the model; the first layer of every rank has the operation in which the slow one is late."""
     layers = [Layer(options, i) for i in range(options.layers)]
     layers[0].times += options.slow_products if rank == options.slow_rank else 0
     layers[0].late_s = (options.slow_ms / 1e3 if rank == options.slow_rank else 0.0, 0.0)
@@ -147,7 +147,7 @@ def layers_of(options: argparse.Namespace, rank: int) -> nn.Sequential:
 
 
 def data_parallel(options: argparse.Namespace, rank: int, world: int) -> tuple[nn.Module, Train]:
-    """DDP, with gradient accumulation and a loss that is averaged to be logged, where they are asked for."""
+    """Make DDP, with gradient accumulation and a logged, averaged loss where they are asked for."""
     model = DistributedDataParallel(
         layers_of(options, rank), bucket_cap_mb=options.bucket_mb, static_graph=options.static_graph
     )
@@ -188,7 +188,7 @@ def average_seldom(model: DistributedDataParallel, every: int) -> tuple[nn.Modul
 
 
 def by_priority(options: argparse.Namespace, rank: int, world: int) -> tuple[nn.Module, Train]:
-    """Gradients of each layer by themselves, those first that the next step needs first; no DDP."""
+    """Exchange the gradients of each layer separately, those first that the next step needs first; no DDP."""
     model = layers_of(options, rank)
     exchange = ByPriority(model, options.steps)
 
@@ -200,7 +200,7 @@ def by_priority(options: argparse.Namespace, rank: int, world: int) -> tuple[nn.
 
 
 def uneven(options: argparse.Namespace, rank: int, world: int) -> tuple[nn.Module, Train]:
-    """DDP, where a rank has more to do forward in every other step, and backward in the others."""
+    """Make DDP with ranks that alternately have more to do forward in one step, and backward in the next."""
     model, train_evenly = data_parallel(options, rank, world)
     first: Layer = model.module[0]
     steps = iter(range(1 << 30))
@@ -215,14 +215,14 @@ def uneven(options: argparse.Namespace, rank: int, world: int) -> tuple[nn.Modul
 
 
 def fully_sharded(options: argparse.Namespace, rank: int, world: int) -> tuple[nn.Module, Train]:
-    """FSDP2, layer by layer."""
+    """Make FSDP2, layer by layer."""
     model = layers_of(options, rank)
     mesh = dist.init_device_mesh("cpu", (world,), mesh_dim_names=("dp",))
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     if options.prefetch:
-        model._set_unshard_async_op(True)  # on the CPU a call waits for its result otherwise
+        model._set_unshard_async_op(True)  # otherwise a call on the CPU waits for its result
         layers = list(model)
         for at, layer in enumerate(layers):
             layer.set_modules_to_forward_prefetch(layers[at + 1 : at + 1 + options.prefetch])
@@ -231,7 +231,7 @@ def fully_sharded(options: argparse.Namespace, rank: int, world: int) -> tuple[n
 
 
 def tensor_parallel(options: argparse.Namespace, rank: int, world: int) -> tuple[nn.Module, Train]:
-    """Each layer's matrix split over the ranks, by column and by row in turn."""
+    """Split each layer's matrix over the ranks, alternately by column and by row."""
     model = layers_of(options, rank)
     mesh = dist.init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
     styles = (ColwiseParallel, RowwiseParallel)
@@ -241,7 +241,7 @@ def tensor_parallel(options: argparse.Namespace, rank: int, world: int) -> tuple
 
 
 def pipelined(options: argparse.Namespace, rank: int, world: int) -> tuple[nn.Module, Train]:
-    """One stage per rank, one forward and one backward in turn (1F1B)."""
+    """Make one stage per rank, run one-forward-one-backward (1F1B)."""
     model = layers_of(options, rank)
     mesh = dist.init_device_mesh("cpu", (world,), mesh_dim_names=("pp",))
     stage = PipelineStage(model, rank, world, torch.device("cpu"), group=mesh.get_group("pp"))
@@ -259,7 +259,7 @@ def pipelined(options: argparse.Namespace, rank: int, world: int) -> tuple[nn.Mo
 
 
 def optimizer_of(options: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
-    """SGD, or AdamW in one of its implementations."""
+    """Make SGD, or AdamW in one of its implementations."""
     if options.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=1e-6)
     ways = {"foreach": options.optimizer == "foreach", "fused": options.optimizer == "fused"}
@@ -277,7 +277,7 @@ KINDS = {
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--steps", type=int, default=30)
@@ -311,10 +311,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def begin(*, first: bool) -> None:
-    """Join the job, on one thread and with the same numbers each time; `first` runs before other programs."""
+    """Join the job, on one thread and with a fixed seed; `first` runs it before other programs."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if first:  # and so do the threads that this one starts
+    if first:  # the threads that this one starts inherit it
         with suppress(PermissionError):  # only root may
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     dist.init_process_group("gloo")

@@ -1,6 +1,6 @@
 """Ways to exchange gradients for which DDP has no option: after backward, a step late, or by priority.
 
-In: a model, or a `DistributedDataParallel`. Out: the same, which then exchanges in that way. These are the
+In: a model, or a `DistributedDataParallel`. Out: the model, changed to exchange in that way. These are the
 jobs that edits `overlap` and `priority` describe, as a script has to write them.
 """
 
@@ -18,7 +18,7 @@ LEARNING_RATE = 1e-6
 
 
 def reduce_after_backward(model: DistributedDataParallel) -> None:
-    """Begin to reduce once the last gradient is there, bucket by bucket as usual."""
+    """Begin to reduce when the last gradient is ready, bucket by bucket as usual."""
     waiting: list[tuple[Tensor, Future[Tensor]]] = []
 
     def hook(_: object, bucket: GradBucket) -> Future[Tensor]:
@@ -34,8 +34,8 @@ def reduce_after_backward(model: DistributedDataParallel) -> None:
 
 
 def reduce_a_step_late(model: DistributedDataParallel) -> None:
-    """Take what was reduced in the step before, and reduce this step's gradients meanwhile (Pipe-SGD)."""
-    before: dict[tuple[int, int], Future[Tensor]] = {}  # DDP makes its buckets anew after the first step
+    """Use the gradients of the step before, and reduce this step's meanwhile (Pipe-SGD)."""
+    before: dict[tuple[int, int], Future[Tensor]] = {}  # DDP makes its buckets again after the first step
 
     def hook(_: object, bucket: GradBucket) -> Future[Tensor]:
         place, begun = (bucket.index(), bucket.buffer().numel()), Future[Tensor]()
@@ -57,12 +57,12 @@ def _average(buffer: Tensor, promised: Future[Tensor]) -> None:
 class ByPriority:
     """Gradients go layer by layer, first those that the next forward pass needs first (ByteScheduler, P3).
 
-    A thread reduces one layer at a time; rank 0 says which, so that all ranks reduce the same one. Each layer
-    is updated when the next forward pass comes to it.
+    A thread reduces one layer at a time; rank 0 chooses it, so that all ranks reduce the same one. Each layer
+    is updated when the next forward pass reaches it.
     """
 
     def __init__(self, model: nn.Module, steps: int) -> None:
-        """Of a model that nothing else makes parallel, for this many steps."""
+        """Attach to a model that nothing else makes parallel, for this many steps."""
         self.layers = [layer for layer in model.modules() if list(layer.parameters(recurse=False))]
         self.buffers = [torch.empty(0)] * len(self.layers)
         self.missing = [len(list(layer.parameters(recurse=False))) for layer in self.layers]
@@ -77,7 +77,7 @@ class ByPriority:
         self.thread.start()
 
     def end_of_step(self) -> None:
-        """Wait for the rest where no step follows."""
+        """Count a step; after the last one, wait for the remaining reductions."""
         self.step += 1
         if self.step == self.steps:
             self.thread.join()

@@ -4,8 +4,8 @@ torchrun --nproc-per-node 2 benchmarks/recording/groups_job.py KIND [--chunks 4]
 
 Products sleep for a known time, forward and backward, and leave the cores free. `row` reduces each product,
 as a layer whose matrix is split by row; `column` gathers before each; `experts` exchanges tokens before
-and after. With chunks each product is cut up by hand, and its chunks run while others are on their way.
-Ranks that are not of one such group are data parallel. It knows nothing of dpro.
+and after. With chunks each product is cut up by hand, and its chunks run while others are in transit.
+Ranks of different such groups are data parallel. The job does not depend on dpro.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROW, COLUMN, EXPERTS = "row", "column", "experts"
 
 
 class Product(torch.autograd.Function):
-    """A matrix product on a device of its own, as the host that waits for it sees it."""
+    """A matrix product on a separate device, as the host that waits for it sees it."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, seconds: float) -> Tensor:
@@ -46,34 +46,34 @@ class Product(torch.autograd.Function):
 
 
 class Tokens(Dataset[Tensor]):
-    """Batches, of more or fewer tokens for each rank in turn where that is asked for."""
+    """Batches; if asked for, with alternately more and fewer tokens for each rank."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """As many as the steps need."""
+        """Make as many batches as the steps need."""
         self.options, self.rank = options, dist.get_rank()
 
     def __len__(self) -> int:
-        """In all steps."""
+        """Return the number of batches in all steps."""
         return self.options.steps * self.options.accumulate
 
     def __getitem__(self, index: int) -> Tensor:
-        """Read one: the sum over two ranks that follow each other stays."""
+        """Make a batch; the sum over two consecutive ranks is constant."""
         more = self.options.uneven * (1 + index % 3) // 3
         return torch.ones(TOKENS + (more if (index + self.rank) % 2 else -more), self.options.width)
 
 
 class Layer(nn.Module):
-    """A product, what its ranks exchange before or after, and parameters."""
+    """A product, the exchange of its ranks before or after it, and parameters."""
 
     def __init__(self, options: argparse.Namespace, group: dist.ProcessGroup | None) -> None:
-        """On the ranks of a group."""
+        """Make a layer on the ranks of a group."""
         super().__init__()
         self.weights = nn.Parameter(torch.ones(max(options.parameters, options.width)))
         self.group, self.kind = group, options.kind
         self.chunks, self.seconds = options.chunks, options.layer_ms / 1e3
 
     def product(self, x: Tensor) -> Tensor:
-        """Of one chunk."""
+        """Compute the product of one chunk."""
         return Product.apply(x, self.seconds * x.shape[0] / TOKENS)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class Layer(nn.Module):
         return torch.cat(self.routed(parts))
 
     def reduced(self, parts: list[Tensor]) -> list[Tensor]:
-        """Each product, reduced while the next one is computed."""
+        """Reduce each product while the next one is computed."""
         made, calls = [], []
         for part in parts:
             made.append(self.product(part))
@@ -96,7 +96,7 @@ class Layer(nn.Module):
         return made
 
     def gathered(self, parts: list[Tensor]) -> list[Tensor]:
-        """All are on their way at once; each product as soon as its part has come."""
+        """Gather all parts at once, and compute each product when its part has arrived."""
         calls = []
         for part in parts:
             whole = [torch.empty_like(part) for _ in range(dist.get_world_size(self.group))]
@@ -108,7 +108,7 @@ class Layer(nn.Module):
         return made
 
     def routed(self, parts: list[Tensor]) -> list[Tensor]:
-        """Tokens go to their experts, and back."""
+        """Send tokens to their experts, and back."""
         calls = [self.exchange(part) for part in parts]
         made, back = [], []
         for part, call in zip(parts, calls):
@@ -120,13 +120,13 @@ class Layer(nn.Module):
         return made
 
     def exchange(self, part: Tensor) -> dist.Work:
-        """As much to each rank."""
+        """Exchange equal parts with all ranks."""
         sent = part.detach().contiguous()
         return dist.all_to_all_single(torch.empty_like(sent), sent, group=self.group, async_op=True)
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("kind", choices=(ROW, COLUMN, EXPERTS))
     parser.add_argument("--steps", type=int, default=30)
@@ -146,7 +146,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def parallel(options: argparse.Namespace) -> tuple[nn.Module, Callable[[], Any]]:
-    """The model, and what keeps it from reducing gradients."""
+    """Make the model, and a context that keeps it from reducing gradients."""
     world = dist.get_world_size()
     mesh = dist.init_device_mesh("cpu", (options.dp, world // options.dp), mesh_dim_names=("dp", "tp"))
     model = nn.Sequential(*(Layer(options, mesh.get_group("tp")) for _ in range(options.layers)))
@@ -161,12 +161,12 @@ def parallel(options: argparse.Namespace) -> tuple[nn.Module, Callable[[], Any]]
 
 
 def sharded(model: nn.Sequential, mesh: dist.DeviceMesh, ahead: int) -> nn.Module:
-    """FSDP2, layer by layer, which gathers parameters this many layers ahead."""
+    """Make FSDP2, layer by layer, which gathers parameters this many layers ahead."""
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     if ahead:
-        model._set_unshard_async_op(True)  # on the CPU a call waits for its result otherwise
+        model._set_unshard_async_op(True)  # otherwise a call on the CPU waits for its result
         layers = list(model)
         for at, layer in enumerate(layers):
             layer.set_modules_to_forward_prefetch(layers[at + 1 : at + 1 + ahead])
@@ -179,7 +179,7 @@ def main() -> None:
     options = parse_arguments()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if options.first:  # and so do the threads that this one starts
+    if options.first:  # the threads that this one starts inherit it
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     dist.init_process_group("gloo")
     model, without = parallel(options)

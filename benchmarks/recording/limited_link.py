@@ -1,12 +1,12 @@
-"""Ranks of a job that talk over links of a known speed and delay, on one machine: network namespaces.
+"""Runs ranks of a job that talk over links of a known speed and delay, on one machine: network namespaces.
 
 python benchmarks/recording/limited_link.py RATE_MBIT [--ranks 2] [--delay-us DELAY] -- COMMAND…        (root)
 
-COMMAND is run twice, as rank 0 and 1, each in a namespace of its own, joined by a virtual cable that lets
-RATE_MBIT through; more ranks each have such a cable to one switch. All end before this returns; it exits 0
-when all do. Without a delay the kernel shapes the cable (`tc tbf`). It does not delay without netem, which
-many kernels lack: with one, packets pass through this program, between two TUN devices, each held for as long
-as the rate and the delay say.
+COMMAND is run twice, as rank 0 and 1, each in its own namespace, joined by a virtual cable with a rate of
+RATE_MBIT; more ranks each have such a cable to one switch. All end before this returns; it exits 0 if all do.
+Without a delay the kernel shapes the cable (`tc tbf`). The kernel delays only with netem, which many kernels
+lack; so with a delay, packets pass through this program, between two TUN devices, and each is delayed
+according to rate and delay.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from threading import Event, Thread
 
 PORT = 29611
 BURST, LATENCY = "64kb", "100ms"
-MTU = 9000  # packets cost time on the cores that ranks share
-HELD = 1 << 20  # bytes on their way before the sender is held up: what a small switch has
+MTU = 9000  # large, since each packet takes time on the cores that ranks share
+HELD = 1 << 20  # bytes in transit before the sender is blocked: the buffer of a small switch
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 
 
@@ -60,7 +60,7 @@ def shape(space: str, end: str, rate_mbit: int) -> None:
 
 
 def lay_cables_to_switch(spaces: list[str], rate_mbit: int) -> Callable[[], None]:
-    """Lay a cable from each namespace to a switch, limited both ways; what is returned takes it away."""
+    """Lay a cable from each namespace to a switch, limited both ways; return a function that removes them."""
     switch = f"dp{os.getpid()}s"
     ip("netns", "add", switch)
     ip("-n", switch, "link", "add", "bridge", "type", "bridge")
@@ -77,7 +77,7 @@ def lay_cables_to_switch(spaces: list[str], rate_mbit: int) -> Callable[[], None
 
 
 def lay_slow_cable(spaces: list[str], rate_mbit: int, delay_us: int) -> Callable[[], None]:
-    """Lay a cable that takes time to pass; what is returned takes it away."""
+    """Lay a cable with a delay; return the function that removes it."""
     sockets = []
     for rank, space in enumerate(spaces):
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -99,15 +99,15 @@ def lay_slow_cable(spaces: list[str], rate_mbit: int, delay_us: int) -> Callable
 
 
 def carry(devices: list[int], rate: float, delay_s: float, over: Event) -> None:
-    """Carry packets between two devices, in both directions at once, until it is over.
+    """Carry packets between two devices, in both directions at once, until `over` is set.
 
     Args:
         devices: file descriptors of both ends.
         rate: bits per second, each way.
-        delay_s: what a packet takes besides the time of its bits.
+        delay_s: of a packet, in addition to the time of its bits.
         over: set when it ends.
     """
-    with suppress(PermissionError):  # ranks may run before all other programs: their cable has to, too
+    with suppress(PermissionError):  # if ranks run before all other programs, so must their cable
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
     on_the_way: list[deque[tuple[float, bytes]]] = [deque(), deque()]
     held, free_at = [0, 0], [0.0, 0.0]
@@ -134,7 +134,7 @@ def carry(devices: list[int], rate: float, delay_s: float, over: Event) -> None:
 
 
 def run_ranks(spaces: list[str], command: list[str]) -> int:
-    """Run the command once as each rank; the largest exit code."""
+    """Run the command once as each rank; return the largest exit code."""
     ranks = []
     for rank, space in enumerate(spaces):
         environment = os.environ | {
@@ -150,7 +150,7 @@ def run_ranks(spaces: list[str], command: list[str]) -> int:
 
 
 def main() -> None:
-    """Lay the cable, run, and take it away again."""
+    """Lay the cable, run the ranks, and remove it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("rate_mbit", type=int)
     parser.add_argument("--ranks", type=int, default=2)

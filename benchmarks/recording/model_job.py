@@ -1,10 +1,11 @@
-"""A training job of a small real model on the CPU, which knows nothing of dpro.
+"""A training job of a small real model on the CPU, independent of dpro.
 
 torchrun --nproc-per-node 2 benchmarks/recording/model_job.py MODEL PARALLELISM [--steps 30] [--block-ms 8] …
 
 MODEL is gpt, resnet or dlrm (`models.py`), PARALLELISM ddp, fsdp (FSDP2, block by block), tp (the matrices of
-a GPT split by column and row) or pp (its blocks over stages, one forward and one backward in turn). What a
-change can be made to is as scripts have it: a `DataLoader`, DDP, an optimizer of `torch.optim`, one loss.
+a GPT split by column and row) or pp (its blocks over stages, one forward and one backward in turn). The parts
+that changes apply to are those of common scripts: a `DataLoader`, DDP, an optimizer of `torch.optim`, one
+loss.
 """
 
 from __future__ import annotations
@@ -37,27 +38,27 @@ DISTINCT = 64  # samples that differ
 
 
 class Samples(Dataset[tuple[Tensor, ...]]):
-    """Samples from a disk of a given speed, of which the first of a batch brings the others along."""
+    """Samples from a disk of a given speed; reading the first of a batch takes the time of all."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """As many as the steps need."""
+        """Make as many samples as the steps need."""
         self.samples = [sample_of(options.model) for _ in range(DISTINCT)]
         self.seconds = options.input_ms / 1e3
         self.batch, self.steps = options.batch, options.steps
 
     def __len__(self) -> int:
-        """In all steps."""
+        """Return the number of samples in all steps."""
         return self.batch * self.steps
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        """Read one."""
+        """Read a sample."""
         if self.seconds and index % self.batch == 0:
             time.sleep(self.seconds)
         return self.samples[index % DISTINCT]
 
 
 def model_of(options: argparse.Namespace, rank: int) -> nn.Module:
-    """The model, made parallel."""
+    """Make the model, parallel as requested."""
     late_ms = options.slow_ms if rank == options.slow_rank else 0.0
     paces = [Pace(options.block_ms, late_ms * (at == 0)) for at in range(options.blocks)]
     if options.model == "dlrm":
@@ -68,12 +69,12 @@ def model_of(options: argparse.Namespace, rank: int) -> nn.Module:
 
 
 def replicated(model: nn.Module, options: argparse.Namespace) -> nn.Module:
-    """DDP."""
+    """Wrap a model in DDP."""
     return data_parallel(options.bucket_mb)(model)
 
 
 def fully_sharded(model: nn.Module, options: argparse.Namespace) -> nn.Module:
-    """FSDP2, block by block."""
+    """Shard a model with FSDP2, block by block."""
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -81,7 +82,7 @@ def fully_sharded(model: nn.Module, options: argparse.Namespace) -> nn.Module:
 
 
 def tensor_parallel(model: nn.Module, options: argparse.Namespace) -> nn.Module:
-    """Heads, and the rows of what is between the two matrices of the feed-forward network, by rank."""
+    """Split attention heads, and the inner rows of the feed-forward network, over the ranks."""
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     split = dict.fromkeys(("query", "key", "value", "up"), ColwiseParallel)
     for block in model.blocks:
@@ -94,7 +95,7 @@ class Stage(nn.Module):
     """Some blocks of a GPT: with its embeddings on the first rank, with its output layer on the last."""
 
     def __init__(self, model: Gpt, rank: int, world: int) -> None:
-        """Blocks are dealt evenly, in order."""
+        """Take this rank's blocks; each rank has an equal number, in order."""
         super().__init__()
         each = len(model.blocks) // world
         self.tokens, self.places = (model.tokens, model.places) if rank == 0 else (None, None)
@@ -102,7 +103,7 @@ class Stage(nn.Module):
         self.norm, self.head = (model.norm, model.head) if rank == world - 1 else (None, None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens, or what the stage before it made of them, to what the next one takes, or logits."""
+        """Turn tokens, or the previous stage's activations, into activations for the next one, or logits."""
         if self.tokens is not None:
             x = self.tokens(x) + self.places(torch.arange(x.shape[1]))
         x = self.blocks(x)
@@ -110,7 +111,7 @@ class Stage(nn.Module):
 
 
 def pipelined(model: nn.Module, options: argparse.Namespace) -> nn.Module:
-    """The stage of this rank."""
+    """Return the stage of this rank."""
     return Stage(model, dist.get_rank(), dist.get_world_size())
 
 
@@ -118,7 +119,7 @@ Train = Callable[[list[Tensor], Tensor], None]
 
 
 def train_of(options: argparse.Namespace, model: nn.Module) -> Train:
-    """Forward and backward of a batch."""
+    """Return a function that runs forward and backward of a batch."""
     loss = loss_of(options.model)
     if options.parallelism != "pp":
         return lambda inputs, target: loss(model(*inputs), target).backward()
@@ -135,7 +136,7 @@ def train_of(options: argparse.Namespace, model: nn.Module) -> Train:
 
 
 def optimizer_of(options: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
-    """SGD, or AdamW as a loop over parameters."""
+    """Make SGD, or AdamW, as a loop over parameters."""
     if options.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
     return torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
@@ -150,7 +151,7 @@ PARALLEL: dict[str, Callable[[nn.Module, argparse.Namespace], nn.Module]] = {
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", choices=("gpt", "resnet", "dlrm"))
     parser.add_argument("parallelism", choices=PARALLEL)

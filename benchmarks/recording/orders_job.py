@@ -1,12 +1,11 @@
-"""A pipeline whose layers sleep, its stages at work in any order that a file lists.
+"""A pipeline whose layers sleep, with its stages at work in any order that a file lists.
 
 torchrun --nproc-per-node 4 benchmarks/recording/orders_job.py FILE [--trace FOLDER] [options of layers]
 
-FILE holds the pieces of work of each rank, in order (`benchmarks/accuracy/orders.py` makes it): what each
-does, what it needs from which rank, and who needs it. A piece may skip stages, be of a second copy of the
-model, of a branch beside others, or be another job's work: what the schedules of torch.distributed.pipelining
-do not do.
-With a folder torch.profiler writes a trace into it, in which each piece has the range that
+FILE has the pieces of work of each rank, in order (`benchmarks/accuracy/orders.py` makes it): their kind, and
+the messages from and to other ranks. A piece may skip stages, or belong to a second copy of the model, to a
+branch beside others, or to another job: the schedules of torch.distributed.pipelining do none of that.
+With a folder, torch.profiler writes a trace into it, in which each piece has the range that
 torch.distributed.pipelining would give it.
 """
 
@@ -33,7 +32,7 @@ WARM_UP, TRACED = 3, 6  # steps
 
 
 class Stage:
-    """What one rank holds of the model, and of micro-batches that are under way."""
+    """One rank's parts of the model, and its micro-batches in progress."""
 
     def __init__(self, options: argparse.Namespace, pieces: list[dict[str, Any]]) -> None:
         """Make the parts of the model that the pieces need."""
@@ -45,14 +44,14 @@ class Stage:
         self.model = nn.ModuleDict(
             {str(chunk): nn.Sequential(*(Layer(options) for _ in range(counts[at]))) for chunk, at in parts}
         )
-        self.here: dict[int, Tensor] = {}  # what stays on this rank, by its number
+        self.here: dict[int, Tensor] = {}  # messages that stay on this rank, by number
         self.held: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}  # input and output of each layer
         self.left: dict[
             tuple[int, int], list[Tensor]
         ] = {}  # its gradients, where those of weights come later
 
     def received(self, piece: dict[str, Any]) -> list[Tensor]:
-        """What other pieces made for this one."""
+        """Return the messages of other pieces for this one."""
         found, calls = [], []
         for number, rank in piece["from"]:
             if rank == self.rank:
@@ -65,7 +64,7 @@ class Stage:
         return found
 
     def work(self, piece: dict[str, Any], given: list[Tensor]) -> Tensor | None:
-        """Do a piece; what others need of it."""
+        """Do a piece; return its message for others, if any."""
         kind, key = piece["kind"], (piece.get("chunk", 0), piece.get("batch", 0))
         if kind == FOREIGN:
             time.sleep(piece["ms"] / 1e3)
@@ -80,7 +79,7 @@ class Stage:
         return self.backward(key, piece["apart"], sum(given[1:], given[0]))
 
     def forward(self, key: tuple[int, int], layers: list[nn.Module], given: Tensor | None) -> Tensor:
-        """Each layer by itself, so that its gradients can come one by one; a batch needs none."""
+        """Run layers one by one, so that their gradients can be separate; the input batch needs none."""
         x = self.batch if given is None else given.requires_grad_()
         held = self.held[key] = []
         for layer in layers:
@@ -89,7 +88,7 @@ class Stage:
         return x.detach()
 
     def backward(self, key: tuple[int, int], apart: bool, gradient: Tensor | None) -> Tensor | None:
-        """All gradients, or those of inputs alone."""
+        """Compute all gradients, or those of inputs alone; return that of the input."""
         gradients = []
         for x, y in reversed(self.held[key]):
             gradients.append(gradient)
@@ -105,7 +104,7 @@ class Stage:
         return gradient
 
     def hand_on(self, piece: dict[str, Any], made: Tensor | None) -> list[Any]:
-        """Give what was made to the pieces that need it."""
+        """Pass the result to the pieces that need it; return the sends in progress."""
         calls: list[Any] = []
         if made is None:
             return calls
@@ -117,7 +116,7 @@ class Stage:
         return calls
 
     def step(self, pieces: list[dict[str, Any]]) -> None:
-        """All pieces of a step; those of one group wait for each other, and hand on together."""
+        """Do all pieces of a step; those of one group wait for the inputs of all, and send together."""
         calls: list[Any] = []
         for _, together in groupby(pieces, key=lambda piece: piece["group"]):
             group = list(together)

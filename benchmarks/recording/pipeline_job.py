@@ -1,7 +1,7 @@
 """A pipeline whose layers sleep: any schedule of torch.distributed.pipelining, any numbers of layers.
 
-A layer sleeps on the way there, for the gradients of its input, and for those of its weights, each as long as
-a sample takes times the samples of the micro-batch. Run by torchrun, one stage per rank.
+A layer sleeps forward, for the gradients of its input, and for those of its weights; each time is that of a
+sample times the samples of the micro-batch. Run by torchrun, one stage per rank.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Sleep(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """Sleeps there, back for its input, and back for its weight, which is a branch of its own."""
+    """Sleeps forward, backward for its input, and backward for its weight, which is a separate branch."""
 
     def __init__(self, options: argparse.Namespace, more_ms: float = 0.0) -> None:
-        """Make it of the times in the options, and this much more for each of the three."""
+        """Take the times of the options, and `more_ms` more for each of the three."""
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(WIDTH))
         self.there, self.back, self.apart = (
@@ -59,7 +59,7 @@ class Layer(nn.Module):
         )
 
     def forward(self, value: Tensor) -> Tensor:
-        """The value plus the weight."""
+        """Return the value plus the weight."""
         count = value.shape[0]
         passed = Sleep.apply(value, count * self.there, count * self.back)
         weight = Sleep.apply(self.weight, 0.0, count * self.apart)
@@ -68,7 +68,7 @@ class Layer(nn.Module):
 
 
 def chunks_of(options: argparse.Namespace, rank: int, world: int) -> dict[int, nn.Module]:
-    """The chunks of the model on a rank, by their place in it."""
+    """Make the chunks of the model on a rank, by their place in it."""
     counts = [int(each) for each in options.layers.split("/")]
     every = sum(counts)
     chunks = 1 if options.schedule in SINGLE else options.chunks
@@ -87,7 +87,7 @@ def chunks_of(options: argparse.Namespace, rank: int, world: int) -> dict[int, n
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("schedule", choices=SCHEDULES)
     parser.add_argument("--chunks", type=int, default=2, help="of each stage, where the schedule has several")
@@ -96,7 +96,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What the layers take, and how many there are."""
+    """Add the options of layers: their times and numbers."""
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--layers", default="2/2/2/2", help="of each stage; of chunks as many each")
     parser.add_argument("--micro-batches", type=int, default=8)

@@ -1,8 +1,8 @@
 """Request logs of real servers: fitted to the first half of the requests, tried on the second.
 
 In: a folder with `serving_vllm_requests.csv` and `serving_vllm_runs.csv`. Out: the relative errors of
-latency, first token and time per token of the second half, and whether the intervals hold what is measured of
-the whole log. Arrivals and lengths of all requests are given, moments only of the first half.
+latency, first token and time per token of the second half, and whether the intervals contain the measured
+figures of the whole log. Arrivals and lengths of all requests are given, other times only of the first half.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ MOMENTS = {
 
 
 def second_halves(folder: Path) -> Iterator[tuple[str, dict[str, np.ndarray], list[bool]]]:
-    """Of each server: its name, relative errors by figure, and which intervals of the whole log hold."""
+    """Yield each server's name, relative errors by figure, and whether intervals of the whole log hold."""
     for run, requests in logged(folder):
         yield f"{run['model']} on {run['device']}", *_tried(requests, run)
 
 
 def logged(folder: Path) -> Iterator[tuple[dict[str, Any], pl.DataFrame]]:
-    """Of each server: what is known of it, and its requests as rows of table `requests`."""
+    """Yield for each server its known facts, and its requests as rows of table `requests`."""
     paths = (folder / f"serving_vllm_{name}.csv" for name in ("requests", "runs"))
     log, runs = (pl.read_csv(path, infer_schema_length=None) for path in paths)
     for run in runs.iter_rows(named=True):
@@ -54,7 +54,7 @@ def _requests(log: pl.DataFrame) -> pl.DataFrame:
 
 
 def hidden(requests: pl.DataFrame, shown: pl.Series) -> pl.DataFrame:
-    """Requests, of which those that are not shown have no moments."""
+    """Hide the times of requests that are not shown, except for arrivals: they become -1."""
     moments = (name for name in MOMENTS if name != "arrival_ns")
     return requests.with_columns(
         pl.when(shown).then(pl.col(name)).otherwise(-1).alias(name) for name in moments
@@ -62,7 +62,7 @@ def hidden(requests: pl.DataFrame, shown: pl.Series) -> pl.DataFrame:
 
 
 def engine_given(requests: pl.DataFrame, run: dict[str, Any]) -> Engine:
-    """The engine of a log, with the limits that are known of it, else as its requests show them."""
+    """Return the engine of a log, with its known limits, else with those that its requests show."""
     shown = engine_of(requests, ITERATIONS.empty())
     budget, most = run["max_num_batched_tokens"], run["max_num_seqs"]
     return Engine(
@@ -74,7 +74,7 @@ def engine_given(requests: pl.DataFrame, run: dict[str, Any]) -> Engine:
 
 
 def _tried(requests: pl.DataFrame, run: dict[str, Any]) -> tuple[dict[str, np.ndarray], list[bool]]:
-    """Errors of the second half, none of a figure that is refused; and what the intervals hold."""
+    """Compute errors of the second half, without refused figures, and whether each interval holds."""
     half = pl.Series(np.arange(requests.height) < requests.height // 2)
     seen, measured = hidden(requests, half), figures_of(requests)
     nothing = dict.fromkeys(FIGURES, np.zeros(0))

@@ -1,7 +1,7 @@
 """Controlled pairs of recorded servers: from one run, the figures of the other.
 
 In: a folder with runs and `pairs.json`, a list of {before, after, edit}, as `benchmarks.serving_server.pairs`
-makes it. Out: errors of each figure, and how often its interval held it.
+makes it. Out: errors of each figure, and whether its interval contains the measurement.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dpro.extensions.serving.predict import figures_of, predict
 from dpro.schema import ITERATIONS, REQUESTS
 from dpro.store import open_run
 
-WARM_UP = "warm"  # how names of requests begin that do not count
+WARM_UP = "warm"  # prefix of the names of requests that do not count
 CHECKED = {"tpot_p50_ms": "time per token", "tokens_per_s": "throughput", "ttft_p50_ms": "first token"}
 
 
 def of_pairs(folder: Path) -> pl.DataFrame:
-    """A row per pair and figure: `edit`, `figure`, `error` (null where there is no point), `change`
+    """Return a row per pair and figure: `edit`, `figure`, `error` (null without a predicted point), `change`
     (both relative) and `held`.
 
     Args:
@@ -44,7 +44,7 @@ def of_pairs(folder: Path) -> pl.DataFrame:
 
 
 def served_in(path: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Requests of a run that count, and the iterations meanwhile.
+    """Return the requests of a run that count, and the iterations meanwhile.
 
     Args:
         path: of the run.
@@ -52,7 +52,7 @@ def served_in(path: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
     run = open_run(str(path))
     counted = ~pl.col("name").str.starts_with(WARM_UP) & (pl.col("end_ns") >= 0)
     parts = run.table(REQUESTS).filter(counted)
-    requests = parts.group_by("name").agg(  # of two pools each has a row of the same request
+    requests = parts.group_by("name").agg(  # each of two pools has a row of the request
         pl.col("arrival_ns", "scheduled_ns", "first_token_ns", "prompt_tokens", "cached_tokens").min(),
         pl.col("end_ns").max(),
         pl.col("output_tokens").sum(),

@@ -1,10 +1,10 @@
-"""Servers near and beyond what they can do: what is said of first tokens there, and whether it holds.
+"""Predictions of first tokens for servers near and beyond saturation, and whether they hold.
 
-In: the folder of the logs. Out: a row per case and figure, with what was said, measured and held. *Logs*: the
-moments of the first requests of a real log are shown, those of the rest are predicted, with the engine's
-limits given and without. *Faster*: requests of public logs are served by an engine that is only similar: its
-cost has another form than the one that is fitted, and each run is some percent faster or slower. It is
-recorded at half of what it can do, and predicted with arrivals up to six times as fast.
+In: the folder of the logs. Out: a row per case and figure, with predictions and measurements. *Logs*: the
+times of the first requests of a real log are shown, those of the rest are predicted, with the engine's limits
+given and without. *Faster*: requests of public logs are served by an engine that is only similar: its cost
+has another form than the fitted one, and each run is some per cent faster or slower. It is recorded at half
+of its capacity, and predicted with arrivals up to six times as fast.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dpro.units import NS_PER_S
 
 SHOWN = (50, 100, 150, 200)  # requests of a log
 RATES = (1.0, 1.2, 1.5, 2.0, 2.4, 3.0, 6.0)
-RECORDED = 0.5  # of what the server can do
+RECORDED = 0.5  # of the server's capacity
 REQUESTS, SERVERS = 120, 8  # of a case; of each trace
 FORM, RUN = 0.1, MIN_ERROR / 2**0.5  # standard deviations of logarithms: of parts of the cost, of a run
 LIKE = IterationCost(2e-3, 1.6e-2, 6e-5, 4e-5, 1.2e-7, 2e-9, power=4.0)
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 def of_logs(folder: Path) -> Iterator[Row]:
-    """The rest of each real log, from its beginning."""
+    """Yield predictions of the rest of each real log, from its beginning."""
     for run, requests in logged(folder):
         for count in SHOWN:
             shown = pl.Series(np.arange(requests.height) < count)
@@ -49,7 +49,7 @@ def of_logs(folder: Path) -> Iterator[Row]:
 
 
 def of_faster_arrivals(folder: Path, servers: int = SERVERS) -> Iterator[Row]:
-    """Engines that are recorded at half of what they can do, with more and more to do."""
+    """Yield predictions of engines that are recorded at half of their capacity, with more and more load."""
     trace = pl.read_parquet(folder / "azure_llm_2023.parquet")
     for name, number in ((name, number) for name in ("code", "conv") for number in range(servers)):
         rng = np.random.default_rng([number, name == "conv"])

@@ -2,9 +2,9 @@
 
 In: the cost of an iteration, clients that each send their next request when the one before has ended, and
 the lengths of requests. Out: seconds per token and, in proportion to a measurement, until the first token.
-All iterations are taken as equal: each holds a decode of every client, and the prompts' share. Where requests
-wait for more than a few iterations (more clients than the batch holds, or no memory left), use `engine.serve`
-instead.
+All iterations are assumed equal: each has a decode of every client, and the prompts' share. Where requests
+wait for more than a few iterations (more clients than the batch has room for, or no memory left), use
+`engine.serve` instead.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dpro.extensions.serving.fit import seconds
 
 
 def token_s(cost: IterationCost, clients: float, prompt: float, output: float) -> float:
-    """Seconds from one token of a request to the next.
+    """Compute the seconds from one token of a request to the next.
 
-    In the time of one request's output each client sends one prompt, so an iteration holds clients / output
+    In the time of one request's output each client sends one prompt, so an iteration has clients / output
     prompts on average; a prompt is multiplied beside decodes, so that the weights are read anyway.
 
     Args:
@@ -31,7 +31,7 @@ def token_s(cost: IterationCost, clients: float, prompt: float, output: float) -
 
 
 def prompt_s(cost: IterationCost, prompt: float) -> float:
-    """Seconds that a prompt takes alone.
+    """Compute the seconds that a prompt takes alone.
 
     Args:
         prompt: its tokens.
@@ -45,14 +45,15 @@ def prompt_s(cost: IterationCost, prompt: float) -> float:
 def first_token_s(
     measured: tuple[float, float], here: tuple[float, float], there: tuple[float, float]
 ) -> float:
-    """Seconds until the first token, of another server or with other clients.
+    """Predict the seconds until the first token, of another server or with other clients.
 
-    Its own prompt takes a part of that, which changes as a prompt alone does. For the rest it waits for
-    iterations of others, which change as the time per token does.
+    The request's own prompt takes a part of the measured time, which scales as a prompt alone does. For the
+    rest it waits for iterations of others, which scale as the time per token does.
 
     Args:
         measured: seconds per token and until the first one.
-        here: computed for what was measured: seconds per token, and of a prompt alone.
+        here, there: computed for the measured server and for the other one: seconds per token, and of a
+            prompt alone.
     """
     token, first = measured
     own = min(here[1] * token / here[0], first)

@@ -3,7 +3,7 @@
 In: a folder with `serving_silicon.parquet` and `splitwise_perf.csv`. Out: errors of the time per token and
 until the first token, with twice the clients, another tensor parallelism, another device; how often the
 faster one is named. The ratio of two rows is computed (`sized.cost_of`, `steady.token_s`); models are given
-by their published configurations, and one that is not known here is taken from the size in its name.
+by their published configurations, and an unknown one is assumed from the size in its name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dpro.replay.cost.machine import machine_of
 
 Row = dict[str, Any]
 Errors = dict[str, np.ndarray]
-# Published: layers, hidden size, heads, those of keys and values, head size, width, vocabulary, sequence.
+# Published: layers, hidden size, heads, heads of keys and values, head size, width, vocabulary, sequence.
 MODELS = {
     "llama-3.1-70b": Model(80, 8192, 64, 8, 128, 28672, 128256, 8192),
     "llama-3.1-8b": Model(32, 4096, 32, 8, 128, 14336, 128256, 8192),
@@ -52,7 +52,7 @@ MAX_TP = 8  # of a layer: beyond a host, attention is cut over data instead
 
 
 def of_silicon(folder: Path) -> dict[str, Errors]:
-    """By question: errors of `token` and `first`, and whether the faster of two was named (`order`).
+    """Return, by question, errors of `token` and `first`, and whether the faster of two was named (`order`).
 
     Args:
         folder: of the tables.
@@ -84,7 +84,7 @@ def _errors(pairs: pl.DataFrame, column: str) -> Errors:
         try:
             here, there = _steady_s(row), _steady_s(row | {column: row[f"{column}_to"]})
             if column == "tp_size" and row["tpot_ms"] > TIMES_NEEDED * here[0] * MS_PER_S:
-                continue  # refused: its GPUs are not what limits it
+                continue  # refused: its GPUs are not the limit
         except DproError:
             continue  # a layout that the model cannot be cut into, or a precision that the device lacks
         token.append(row["tpot_ms"] * there[0] / here[0] / row["tpot_ms_to"] - 1)
@@ -95,7 +95,7 @@ def _errors(pairs: pl.DataFrame, column: str) -> Errors:
 
 
 def _steady_s(row: Row) -> tuple[float, float]:
-    """Seconds per token, and of a prompt alone."""
+    """Compute the seconds per token, and of a prompt alone."""
     tp = int(min(max(row["tp_size"] or 1, 1), MAX_TP))
     dtype = "fp8" if row["precision"] in ("fp8", "fp4") else "bf16"
     cost = _cost(row["model"], DEVICES[row["device"]], tp, dtype, int(row["concurrency"]))
@@ -104,7 +104,7 @@ def _steady_s(row: Row) -> tuple[float, float]:
 
 
 def of_splitwise(folder: Path) -> dict[str, Errors]:
-    """By question: errors of `token` and `first`, the prompt alone, and `order`.
+    """Return, by question, errors of `token` and `first`, the prompt alone, and `order`.
 
     Args:
         folder: of the tables.
@@ -121,7 +121,7 @@ def of_splitwise(folder: Path) -> dict[str, Errors]:
     for question, column in (("device", "device"), ("parallelism", "tp")):
         pairs = rows.join(rows, on=[name for name in keys if name != column], suffix="_to")
         pairs = pairs.filter(pl.col(f"{column}_to") != pl.col(column))
-        if column == "tp":  # refused: its GPUs are not what limits it
+        if column == "tp":  # refused: its GPUs are not the limit
             pairs = pairs.filter(pl.col("token_ms") <= TIMES_NEEDED * MS_PER_S * pl.col("token_s"))
         errors = {}
         for name, part in (("token", "token"), ("first", "prompt")):
@@ -137,7 +137,7 @@ def of_splitwise(folder: Path) -> dict[str, Errors]:
 
 
 def _alone_s(row: Row) -> tuple[float, float]:
-    """A batch of prompts, and one of decodes in the middle of their outputs."""
+    """Compute the seconds of a batch of prompts, and of a batch of decodes in the middle of their outputs."""
     cost = _cost(row["model"], DEVICES[row["device"]], row["tp"], "bf16", row["batch_size"])
     batch, prompt = float(row["batch_size"]), float(row["prompt_tokens"])
     context = batch * (prompt + row["output_tokens"] / 2)
@@ -164,7 +164,7 @@ def _model(name: str) -> Model:
 
 
 def _of_size(billions: float) -> Model:
-    """A dense model of a size: 128 x layers = hidden, as usual, and 12 x hidden^2 weights a layer."""
+    """Make a dense model of a size, with the usual hidden = 128 x layers, and 12 x hidden^2 weights each."""
     layers = round((billions * 1e9 / (12 * 128**2)) ** (1 / 3))
     hidden = 128 * layers
     return Model(

@@ -1,4 +1,4 @@
-"""What recording costs a server: its throughput recorded and not, in turn, all requests being there at once.
+"""Cost of recording a server: CPU time recorded and not, in turns, with all requests there at once.
 
     python -m benchmarks.serving_server.cost --python PYTHON [--rounds N] [--json]
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def seconds(command: list[str]) -> float:
-    """CPU seconds of the server for all requests."""
+    """Run the server, and return its CPU seconds for all requests."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
     return float(json.loads(done.stdout)["cpu_seconds"])
 

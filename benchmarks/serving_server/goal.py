@@ -1,11 +1,12 @@
-"""What the search under a goal says of the small server, and what that server then does.
+"""Settings that the search under a goal finds for the small server, and how that server then performs.
 
     python -m benchmarks.serving_server.goal FOLDER --python PYTHON [--json]
 
 In: a folder of `benchmarks.serving_server.pairs` with the run `base`, and a Python that has transformers. The
-goal is twice the first token and time per token that 99% of its requests have. Out: the setting that the
-search finds, the most requests per second that it allows, and how many of the requests keep the goal where
-the server is run like that: at that rate, at 0.8 and at 1.25 of it. 99% have to.
+goal is twice the 99th percentiles of the first token and time per token of its requests. Out: the setting
+that the search finds, the most requests per second that it allows, and the share of requests that keep the
+goal when the server runs with that setting: at that rate, at 0.8 and at 1.25 of it. It has to be 99% at that
+rate.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from dpro.extensions.serving.fit import fit_run
 from dpro.extensions.serving.predict import Goal, figures_of, most_requests
 from dpro.store import is_run
 
-TIMES = 2.0  # the goal, of what the recorded server reaches
-RATES = (0.8, 1.0, 1.25)  # of the rate that is allowed
-BAR = 0.99  # of requests that keep the goal at the rate that is allowed
+TIMES = 2.0  # the goal, relative to the recorded server's figures
+RATES = (0.8, 1.0, 1.25)  # of the allowed rate
+BAR = 0.99  # share of requests that keep the goal at the allowed rate
 
 
 def main() -> int:
-    """Search, run what was found, and compare."""
+    """Search, run the found setting, and compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default=sys.executable, help="one that has transformers")
@@ -65,14 +66,14 @@ def main() -> int:
 
 
 def _setting(changes: tuple[str, ...]) -> dict[str, float]:
-    """Options of the server that make changes."""
+    """Return the server's options for changes."""
     options = {"chunked-prefill:tokens": "chunk", "max-batch:requests": "max-batch"}
     given = (change.split("=") for change in changes)
     return BASE | {options[name]: int(value) for name, value in given}
 
 
 def _share_that_keeps(requests: pl.DataFrame, goal: Goal) -> float:
-    """Of the requests those with their first token, and a time per token, below the goal."""
+    """Return the share of requests whose first token and time per token meet the goal."""
     first = (pl.col("first_token_ns") - pl.col("arrival_ns")) / 1e6
     token = (pl.col("end_ns") - pl.col("first_token_ns")) / (pl.col("output_tokens") - 1) / 1e6
     return float(requests.select(((first <= goal.ttft_ms) & (token <= goal.tpot_ms)).mean()).item())

@@ -1,11 +1,10 @@
-"""What the recorder's hooks take of the small server's CPU time, timed within its engine's thread.
+"""CPU time of the recorder's hooks in the small server, timed within its engine's thread.
 
     dpro record --no-windows -o RUN -- PYTHON benchmarks/serving_server/hooks.py --rate 1000 --requests 150 \\
         --prompt 64 --output 48 --max-batch 16
 
-In: the arguments of `server.py`. Out: its JSON object with `hooks`: calls, and us of CPU of each, mean, by
-hook, and `share` of the CPU time of the process while it answers. What the recorder's own threads take is not
-in it.
+In: the arguments of `server.py`. Out: its JSON object with `hooks`: calls, and mean us of CPU of each, by
+hook, and `share` of the CPU time of the process while it answers. The recorder's own threads are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ HOOKS = "serving.transformers"
 
 
 def main() -> None:
-    """Serve, and print what hooks took."""
+    """Serve, and print the time of hooks."""
     took: dict[str, list[float]] = {}
     recorder: Any = importlib.import_module("_dpro_inside_the_job.recorder").Recorder
     call = recorder.call

@@ -1,6 +1,6 @@
 """Messages between the processes of two pools: a few facts, and bytes of keys and values.
 
-In: a socket. Out: each message as it was written. Reading raises where the other process is gone.
+In: a socket. Out: each message as it was written. Reading raises if the other process is gone.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 In: a Python that has transformers. Out: in the folder, a run for each setting and `pairs.json`, a list of
 {before, after, edit}. `arrivals:rate` and `prompts:length` are factors; `chunked-prefill:tokens=0` is off.
-The edit of two pools says how fast the link was that joined them. A run that is there is kept, so that a
-recording that was broken off goes on.
+The edit of two pools has the speed of the link between them. Existing runs are kept, so that an interrupted
+recording can continue.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ PAIRS = (
     ("long", "long_pools", "pools:prefill=1,decode=1"),
 )
 CLIENT = "client.json"
-IN_POOLS = "_pools"  # how settings end whose server is `pools.py`
+IN_POOLS = "_pools"  # suffix of settings whose server is `pools.py`
 TRIES = 3  # recordings of one setting
-EQUAL = 0.03  # how far the machine's speed in two runs of a pair may be apart
+EQUAL = 0.03  # largest relative difference of the machine's speed between two runs of a pair
 
 
 def main() -> None:
-    """Record the settings, and list the pairs that are there."""
+    """Record the settings, and list the recorded pairs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default=sys.executable, help="one that has transformers")
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def record_equally(run: Path, base: Path, setting: dict[str, float], python: str) -> None:
-    """Record a setting until the machine was as fast as in the base; keep the run that is nearest to it."""
+    """Record a setting until the machine is as fast as in the base; keep the run nearest to it."""
     if is_run(run):
         return
     tries: list[tuple[float, Path]] = []
@@ -111,7 +111,7 @@ def record_equally(run: Path, base: Path, setting: dict[str, float], python: str
 
 
 def pace_ms(run: Path) -> tuple[float, float]:
-    """How fast the machine was: the prompt, and a token, of equal requests that are answered alone."""
+    """Return the machine's speed: ms of a prompt and of a token, of equal requests answered alone."""
     rows = open_run(run).table(REQUESTS).filter(pl.col("name").str.starts_with("warm"))
     prompt = pl.col("first_token_ns") - pl.col("scheduled_ns")
     per_token = (pl.col("end_ns") - pl.col("first_token_ns")) / (pl.col("output_tokens") - 1)
@@ -119,7 +119,7 @@ def pace_ms(run: Path) -> tuple[float, float]:
 
 
 def linked(run: Path) -> str:
-    """What an edit says of the link between two pools."""
+    """Return the part of an edit that describes the link between two pools; "" for one process."""
     if not run.name.endswith(IN_POOLS):
         return ""
     said = json.loads((run / CLIENT).read_text(encoding="utf-8"))

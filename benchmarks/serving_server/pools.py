@@ -2,12 +2,12 @@
 
     python benchmarks/serving_server/pools.py [the options of server.py]
 
-Both run continuous batching of transformers, which cannot hand a request over. So the process of prompts
-takes the blocks of keys and values of a request when its first token is there, and sends them over a socket
-on loopback. The other writes them into its own cache before the first iteration of that request, whose prompt
-counts as computed except for the first token. Out: one JSON object, with the speed of the link: messages of
-the size of a mean prompt are sent before the requests, and again after them. Answers equal those of one
-process.
+Both run continuous batching of transformers, which cannot hand a request over. So when the first token of a
+request is ready, the prompt process takes the request's blocks of keys and values, and sends them over a
+socket on loopback. The other process writes them into its own cache before the first iteration of that
+request, whose prompt counts as computed except for the first token. Out: one JSON object, with the speed of
+the link, measured before and after the requests with messages of the size of a mean prompt. Answers equal
+those of one process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def compute_prompts() -> None:
-    """Compute prompts, and hand each request over when its first token is there."""
+    """Compute prompts, and hand each request over after its first token."""
     args = server.arguments()
     requests = server.workload(args)
     made = {f"r{number}": output for number, (_, _, output) in enumerate(requests)}
@@ -99,13 +99,13 @@ def take_over(manager: Any, made: dict[str, int], ready: queue.Queue[Any]) -> No
 
 
 def send_all(link: socket.socket, ready: queue.Queue[Any]) -> None:
-    """Send what was taken, one request after the other."""
+    """Send copied blocks, one request after the other."""
     while (taken := ready.get()) is not None:
         write(link, taken[0], taken[1].numpy())
 
 
 def listen() -> None:
-    """Decode what arrives, until the other process says that it was all."""
+    """Decode arriving requests, until the other process ends the stream."""
     args = server.arguments()
     handed: dict[str, list[int]] = {}
     answered: dict[str, list[int]] = {}
@@ -131,7 +131,7 @@ def listen() -> None:
 
 
 def add(manager: Any, head: dict[str, Any], payload: bytearray) -> None:
-    """Put a request in, all of whose tokens but the last are computed."""
+    """Add a request whose tokens are all computed, except for the last one."""
     from transformers.generation.continuous_batching.requests import RequestState
 
     tokens = head["tokens"]
@@ -145,7 +145,7 @@ def add(manager: Any, head: dict[str, Any], payload: bytearray) -> None:
 
 
 def accept_blocks(manager: Any) -> None:
-    """Write what was handed over into the blocks that a request gets in its first iteration."""
+    """Write received blocks into the blocks that a request gets in its first iteration."""
     processor = manager.batch_processor
     offloading, (allocator,) = processor.offloading_manager, processor.cache.cache_allocators.values()
     restore = offloading.restore_scheduled_requests
@@ -163,12 +163,12 @@ def accept_blocks(manager: Any) -> None:
 
 
 def token_bytes(args: argparse.Namespace) -> int:
-    """Keys and values of a token, in all layers."""
+    """Return the bytes of keys and values of a token, in all layers."""
     return 2 * args.layers * args.hidden * 4
 
 
 def probe(link: socket.socket, args: argparse.Namespace) -> float:
-    """1e9 bytes per second of the link, for prompts of the mean size."""
+    """Measure the speed of the link for prompts of the mean size, in 1e9 bytes per second."""
     payload, took = b"\0" * (args.prompt * token_bytes(args)), []
     for _ in range(PROBES):
         begun = time.perf_counter()
@@ -179,7 +179,7 @@ def probe(link: socket.socket, args: argparse.Namespace) -> float:
 
 
 def connect(link: socket.socket) -> None:
-    """Wait until the other process listens."""
+    """Connect, and wait until the other process listens."""
     while link.connect_ex(("127.0.0.1", int(os.environ["POOLS_PORT"]))):
         time.sleep(0.05)
 

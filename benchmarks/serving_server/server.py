@@ -1,8 +1,8 @@
 """A small server to record: continuous batching of transformers, a random Llama, seeded arrivals.
 
-In: sizes of the model and the batch, a rate, lengths. Out: one JSON object with what the client measured.
-Arrivals are drawn before the server starts, and sent from a thread of the same process. Before and after them
-a few equal requests are answered one by one (names `warm...`): they say how fast the machine was.
+In: sizes of the model and the batch, a rate, lengths. Out: one JSON object with the client's measurements.
+Arrivals are drawn before the server starts, and sent from a thread of its process. Before and after them a
+few equal requests are answered one by one (names `warm...`), which show the speed of the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WARM_PROMPT, WARM_OUTPUT, WARM_REQUESTS = 48, 25, 8
 
 
 def arguments() -> argparse.Namespace:
-    """Return the settings."""
+    """Parse the settings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=30, help="how many arrive")
     parser.add_argument("--rate", type=float, default=1.0, help="requests per second")
@@ -40,13 +40,13 @@ def arguments() -> argparse.Namespace:
 
 
 def workload(args: argparse.Namespace) -> list[tuple[float, list[int], int]]:
-    """Seconds, prompt and number of tokens to answer with, of each request."""
+    """Draw requests: seconds of arrival, prompt, and number of tokens to answer with."""
     draw, at, requests = random.Random(args.seed), 0.0, []
     for _ in range(args.requests):
         at += draw.expovariate(1.0) / args.rate
         length = max(4, int(args.prompt * draw.uniform(0.5, 1.5)))
         made = max(2, int(args.output * draw.uniform(0.5, 1.5)))
-        words = random.Random(args.seed + length)  # lengths stay in step with draws, whatever they are
+        words = random.Random(args.seed + length)  # separate, so that lengths do not depend on words
         requests.append((at, [words.randrange(3, 1000) for _ in range(length)], made))
     return requests
 
@@ -66,7 +66,7 @@ def model(args: argparse.Namespace) -> torch.nn.Module:
 
 @contextmanager
 def engine(args: argparse.Namespace) -> Iterator[Any]:
-    """The running manager of continuous batching."""
+    """Run the manager of continuous batching."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     torch.set_num_threads(1)
@@ -90,7 +90,7 @@ def warm(manager: Any, when: str) -> None:
 
 
 def serve(args: argparse.Namespace) -> dict[str, float]:
-    """Answer all requests, and say how fast."""
+    """Answer all requests; return counts, times and a checksum of the answers."""
     requests = workload(args)
     answered: dict[str, list[int]] = {}
     with engine(args) as manager:
@@ -113,7 +113,7 @@ def serve(args: argparse.Namespace) -> dict[str, float]:
 
 
 def checksum(answered: dict[str, list[int]]) -> int:
-    """Equal for equal answers."""
+    """Return a number that is equal for equal answers."""
     return zlib.crc32(json.dumps(sorted(answered.items())).encode())
 
 

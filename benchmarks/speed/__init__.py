@@ -7,5 +7,5 @@ edits           seconds of each edit
 import_kineto   megabytes per second of imports, beside another tool
 startup         milliseconds until a command begins
 overhead        what recording costs a job
-copies          ranks of a graph to copy, as many as wanted
+copies          any number of copied ranks of a graph
 """

@@ -2,13 +2,13 @@
 
 python -m benchmarks.speed.answer [RUN] [--spans N] [--rounds N] [--json]
 
-RUN is a run directory, or traces. Its tables are repeated at later times until they hold N spans, as if the
-job had gone on in the same window; rows of collectives that not every rank holds are left out, since in the
-middle of a window no rank misses one. Commands run in processes of their own and are timed as a whole, once
-with an empty cache and once with what that left; `start` is what every command spends before it has read
-anything: Python, the libraries, and the first call of a compiled loop. CPU time counts user and system, of
-all threads. Python's compiled modules are there, as where pip has installed dpro, and so is the machine code
-of loops. A search is made of the run as it is, one edit of the repeated one.
+RUN is a run directory, or traces. Its tables are repeated at later times until they have N spans, as if the
+job had gone on in the same window; collectives that a rank is missing from are left out, since in the middle
+of a window none is missing. Commands run in new processes and are timed as a whole, once with an empty cache
+and once with the cache of that run; `start` is what every command spends before it reads anything: Python,
+the libraries, and the first call of a compiled loop. CPU time counts user and system, of all threads.
+Python's compiled modules exist, as after an installation by pip, and so does the machine code of loops. A
+search is made of the run as it is, one edit of the repeated one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dpro.schema import COLLECTIVES, SPANS, STEPS, TABLES
 from dpro.store import Run, open_run, write_manifest, write_part
 
 DEFAULT = TRACES / "multirank" / "nanogpt_h100_8r_rs_ag"
-# Columns that count in one sequence of numbers, which goes on from copy to copy.
+# Columns of one sequence of numbers, which continues from copy to copy.
 SEQUENCES = (
     ("span_id", "launch_span_id", "source_span_id", "target_span_id"),
     ("correlation", "record_correlation"),
@@ -63,11 +63,11 @@ EDIT = Network(bandwidth=2.0)
 
 
 def repeated(run: Run, spans: int, folder: Path) -> Run:
-    """A run whose tables hold those of `run` as often as it takes, one behind the other.
+    """Write a run that repeats the tables of `run`, one copy after the other.
 
     Args:
         run: the run.
-        spans: how many spans there should be at least.
+        spans: smallest number of spans.
         folder: where to write it.
     """
     tables = {name: run.table(table) for name, table in TABLES.items()}
@@ -100,7 +100,7 @@ def repeated(run: Run, spans: int, folder: Path) -> Run:
 
 
 def _sizes(names: tuple[str, ...], tables: dict[str, pl.DataFrame]) -> dict[str, int]:
-    """How far a sequence of numbers goes, for each column that counts in it."""
+    """Return the length of a sequence of numbers, for each column that counts in it."""
     most = [
         int(table[name].max() or 0)
         for table in tables.values()
@@ -115,7 +115,7 @@ def _moved(column: str, by: int) -> pl.Expr:
 
 
 def command(arguments: list[str], cache: Path) -> tuple[float, float]:
-    """Wall and CPU seconds of one run of this Python."""
+    """Run this Python once; return wall and CPU seconds."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     environment = os.environ | {"DPRO_CACHE": str(cache), "PYTHONDONTWRITEBYTECODE": ""}
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, env=environment)
@@ -124,10 +124,10 @@ def command(arguments: list[str], cache: Path) -> tuple[float, float]:
 
 
 def commands(run: Run, rounds: int) -> dict[str, dict[str, float]]:
-    """Each command with an empty cache, and again with what that left; all in turn."""
+    """Time each command with an empty cache, and again with the filled one; all in turn."""
     answers = {"replay": ["replay"], "one edit": ["whatif", "--edit", str(EDIT)]}
     times: dict[str, list[tuple[float, float]]] = {}
-    command(["-m", "dpro", "replay", str(run.path), "--json"], run.path.parent)  # compiles what was not yet
+    command(["-m", "dpro", "replay", str(run.path), "--json"], run.path.parent)  # compiles loops
     for _ in range(rounds):
         for name, (verb, *options) in answers.items():
             with tempfile.TemporaryDirectory() as cache:
@@ -145,7 +145,7 @@ def _summary(pairs: list[tuple[float, float]]) -> dict[str, float]:
 
 
 def seconds(action: Callable[[], object], rounds: int) -> float:
-    """Median CPU time of an action, after one that does not count."""
+    """Return the median CPU time of an action, after one that does not count."""
     action()
     times = []
     for _ in range(rounds):
@@ -156,7 +156,7 @@ def seconds(action: Callable[[], object], rounds: int) -> float:
 
 
 def inside(run: Run, as_it_is: Run, rounds: int, cache: Path) -> dict[str, float]:
-    """What commands spend their time on, in one process: CPU seconds."""
+    """Measure the parts of commands in one process, in CPU seconds."""
     os.environ["DPRO_CACHE"] = str(cache)
     built, trust = graph_of(run)
     file = cache / "graphs" / f"{fingerprint(run)}.npz"

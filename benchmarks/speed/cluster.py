@@ -1,11 +1,11 @@
-"""What dividing a large run among the workers of a Dask cluster takes, and what crosses the wire.
+"""Cost of dividing a large run among the workers of a Dask cluster, and bytes on the wire.
 
 python -m benchmarks.speed.cluster [RUN] [--ranks 1024] [--workers 1 2 3] [--json]
 
 Ranks of RUN (default: a sample; traces are imported) are copied, with all of its collectives between all
-copies, and condensed: by processes of this machine, as many as it has cores, and by clusters of that many
-workers of one thread here. Loops are compiled before. What crosses the wire are chunks of tasks, and their
-results, as they are pickled. `--json` prints one object: check → {n, figures, bar, holds}.
+copies, and condensed: by processes of this machine, one per core, and by clusters of this many workers with
+one thread each, here. Loops are compiled before. Chunks of tasks and their results cross the wire, as they
+are pickled. `--json` prints one object: check → {n, figures, bar, holds}.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SAMPLE = REPOSITORY / "sample_traces" / "slow_rank"
 
 
 def copied_ranks(source: Run, folder: Path, num_ranks: int) -> Run:
-    """Write a run of this many ranks, each the copy of one of another run, in the same collectives."""
+    """Write a run of this many ranks, each a copy of a rank of another run, in that run's collectives."""
     originals = source.manifest.ranks
     members = pl.lit(f"0-{num_ranks - 1}")
     for name in COPIED:
@@ -55,7 +55,7 @@ def copied_ranks(source: Run, folder: Path, num_ranks: int) -> Run:
 
 
 def seconds_to_condense(run: Run, url: str = "") -> tuple[float, bytes]:
-    """How long condensing takes, and what is kept of it."""
+    """Time condensing a run; return seconds and the saved file."""
     with tempfile.TemporaryDirectory() as cache:
         shutil.copytree(Path(os.environ["DPRO_CACHE"]) / "loops", Path(cache) / "loops", dirs_exist_ok=True)
         with mock.patch.dict(os.environ, {"DPRO_CACHE": cache, workers.VARIABLE: url}):
@@ -67,7 +67,7 @@ def seconds_to_condense(run: Run, url: str = "") -> tuple[float, bytes]:
 
 
 def on_the_wire(run: Run, url: str) -> tuple[float, bytes, dict[str, int]]:
-    """How long a cluster takes to condense a run, what it keeps, and the bytes per rank sent and received."""
+    """Condense a run on a cluster; return seconds, the saved file, and bytes per rank sent and received."""
     wire: Counter[str] = Counter()
     whole_map = workers._Workers.map
 
@@ -86,10 +86,10 @@ def on_the_wire(run: Run, url: str) -> tuple[float, bytes, dict[str, int]]:
 
 
 def measure(source: Path, num_ranks: int, sizes: list[int]) -> dict[str, Any]:
-    """Check → figures."""
+    """Compute the checks of local processes and clusters of these sizes."""
     with tempfile.TemporaryDirectory() as folder:
         original = open_path(source)
-        graphs.condensed_of(original)  # loops are compiled
+        graphs.condensed_of(original)  # compiles loops
         run = copied_ranks(original, Path(folder) / "run", num_ranks)
         here_s, kept = seconds_to_condense(run)
         figures: dict[str, Any] = {
@@ -114,7 +114,7 @@ def measure(source: Path, num_ranks: int, sizes: list[int]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run it from the command line."""
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

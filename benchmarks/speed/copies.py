@@ -1,4 +1,4 @@
-"""Ranks of a graph to copy: as many as wanted, each as long as wanted, all in the same collectives.
+"""Ranks of a graph to copy: any number, of any length, all in the graph's collectives.
 
 In: the graph of a few ranks. Out: each of its ranks by itself, and copies of these.
 """
@@ -33,7 +33,7 @@ class Original:
 
 
 def originals(graph: Graph, nodes_per_rank: int) -> tuple[list[Original], int]:
-    """All ranks, repeated up to about this number of nodes; and how many collectives they share."""
+    """Return all ranks, repeated up to about this number of nodes, and the number of shared collectives."""
     cut = cut_by_rank(graph)
     _, number = np.unique(graph.nodes.collective, return_inverse=True)
     shared = int(number.max()) + 1
@@ -53,12 +53,12 @@ def originals(graph: Graph, nodes_per_rank: int) -> tuple[list[Original], int]:
 
 
 def _members(cut: Cut, number: int) -> np.ndarray:
-    """Nodes of one rank, by its index, ascending."""
+    """Return the nodes of one rank, by its index, ascending."""
     return cut.order[cut.indptr[number] : cut.indptr[number + 1]]
 
 
 def _alone(graph: Graph, cut: Cut, number: int) -> Graph:
-    """A rank's nodes, and the edges among them, as a graph of their own."""
+    """Make a graph of a rank's nodes and the edges among them."""
     nodes, edges, own = graph.nodes, graph.edges, _members(cut, number)
     of_rank = nodes.rank == cut.ranks[number]
     inside = edges.taken(np.flatnonzero(of_rank[edges.source] & of_rank[edges.target]))
@@ -74,7 +74,7 @@ def _in_turn(members: np.ndarray, times: int, shared: int) -> np.ndarray:
 
 
 def _repeated(graph: Graph, times: int) -> Graph:
-    """A rank's graph with several windows like its own, one after the other."""
+    """Repeat a rank's graph in several windows, one after the other."""
     size, edges = graph.num_nodes, graph.edges
     lasts = int(graph.nodes.earliest.max() + graph.nodes.duration.sum())
     turn, shift = np.repeat(np.arange(times), size), np.repeat(np.arange(times) * size, edges.source.size)
@@ -89,7 +89,7 @@ def _repeated(graph: Graph, times: int) -> Graph:
 
 
 def copied(original: Graph, rank: int) -> Graph:
-    """One copy: it begins at another time, and each piece of work lasts a little shorter or longer."""
+    """Copy a rank's graph with another start time, and with each duration a little shorter or longer."""
     draw, nodes = np.random.default_rng(rank), original.nodes
     noise = draw.random(original.num_nodes, np.float32) * np.float32(2 * NOISE) + np.float32(1 - NOISE)
     duration = (nodes.duration * noise).astype(np.int64)

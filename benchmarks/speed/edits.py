@@ -1,12 +1,13 @@
-"""What predicting one edit costs on a run whose graph is at hand, CPU time.
+"""Cost of predicting one edit on a run whose graph is loaded, in CPU time.
 
 python -m benchmarks.speed.edits RUN [--rounds 5] [--edit EDIT …]
 
-Without --edit, the example of each edit there is; those that the run cannot answer are timed until they are
-refused. Each is predicted three times of the graph as a command loads it. *New*: no command has asked this
-of the run yet, so facts that follow from the run alone are found, and written beside the saved graph.
-*First*: as in the next command, which reads them there; nothing else is known. *Again*: of the same graph, as
-in a notebook. The least of all rounds, and behind it the median. Reading the graph itself is not counted.
+Without --edit, the example of every edit; those that the run cannot answer are timed until they are refused.
+Each is predicted three times from the graph as a command loads it. *New*: no command has asked this run for
+it yet, so facts that depend on the run alone are computed, and written beside the saved graph. *First*: as in
+the next command, which reads these facts but knows nothing else. *Again*: from the same graph object, as in a
+notebook. Printed are the smallest of all rounds, and then the median. Loading the graph itself is not
+counted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from dpro.replay.whatif.registry import all_kinds, parse_edit
 
 
 def main() -> None:
-    """Predict each edit some times of a graph in a cache of its own, and print the least and the median."""
+    """Predict each edit several times with a new cache, and print the smallest and the median time."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
@@ -37,7 +38,7 @@ def main() -> None:
     run = open_quietly(options.run)
     with tempfile.TemporaryDirectory(prefix="edits-") as cache:
         os.environ["DPRO_CACHE"] = cache
-        graph_of(run)  # kept in the cache; what comes from there is what commands have
+        graph_of(run)  # fills the cache, from which commands load the graph
         built, trust = graph_of(run)
         graph = built.predictive
         baseline, known = baseline_steps(graph), dict(graph.facts)

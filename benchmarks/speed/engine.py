@@ -3,9 +3,9 @@
 python -m benchmarks.speed.engine [--json] [--scenarios 8] [--only 8x100k]   (--only small: the peers alone)
 
 Synthetic graphs shaped like training: every rank has a CPU thread that launches kernels on a compute stream,
-and every hundred spans a collective that all ranks enter on a communication stream, waits for the kernel
-before it and holds up the one after it. One core. The twin and networkx replay a smaller graph of the same
-shape: they would take minutes on the others.
+and every hundred spans a collective that all ranks enter on a communication stream; it waits for the kernel
+before it and delays the one after it. One core. The twin and networkx replay a smaller graph of this shape,
+since they would take minutes on the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHAPES = {"8x100k": (8, 100_000), "64x100k": (64, 100_000), "1024x10k": (1024, 1
 SMALL = (8, 2_000)
 BLOCK = 100  # spans from one collective to the next: half of them CPU, half on the GPU
 CALLS = BLOCK // 2
-WIDTH = BLOCK + 1  # nodes of a block: those of its spans, and the arrival at the collective
+WIDTH = BLOCK + 1  # nodes of a block: its spans, and the arrival at the collective
 ROUNDS = 5
 
 
@@ -51,7 +51,7 @@ class Places(NamedTuple):
 
 
 def training_graph(num_ranks: int, spans: int) -> Graph:
-    """A graph shaped like training, with one rendezvous per block for all ranks.
+    """Make a graph shaped like training, with one rendezvous per block for all ranks.
 
     Args:
         num_ranks: number of ranks.
@@ -72,7 +72,7 @@ def training_graph(num_ranks: int, spans: int) -> Graph:
 
 
 def training_edges(places: Places, num_ranks: int, blocks: int) -> Edges:
-    """CPU call i launches kernel i, the last one the collective; its result is what the next block needs.
+    """Make the edges: CPU call i launches kernel i, the last one the collective; the next block waits for it.
 
     Args:
         places: of the nodes.
@@ -102,7 +102,7 @@ def training_edges(places: Places, num_ranks: int, blocks: int) -> Edges:
 
 
 def training_nodes(places: Places, num_ranks: int, blocks: int) -> Nodes:
-    """Nodes of random durations.
+    """Make nodes of random durations.
 
     Args:
         places: of the nodes.
@@ -135,7 +135,7 @@ def training_nodes(places: Places, num_ranks: int, blocks: int) -> Nodes:
 
 
 def seconds(action: Callable[[], object], rounds: int = ROUNDS) -> float:
-    """Median wall time of an action, after one that does not count."""
+    """Return the median wall time of an action, after one that does not count."""
     action()
     times = []
     for _ in range(rounds):
@@ -146,7 +146,7 @@ def seconds(action: Callable[[], object], rounds: int = ROUNDS) -> float:
 
 
 def of_graph(graph: Graph, scenarios: int) -> dict[str, float]:
-    """Speed of one replay, and of a batch."""
+    """Measure the speed of one replay, and of a batch."""
     nodes, edges = graph.nodes, graph.edges
     alone = seconds(
         lambda: engine.longest_path(nodes.duration, nodes.earliest, graph.indptr, edges.source, edges.lag)
@@ -165,7 +165,7 @@ def of_graph(graph: Graph, scenarios: int) -> dict[str, float]:
 
 
 def peers(graph: Graph) -> dict[str, float]:
-    """Edges per second of the engine, of the tests' event-driven twin and of networkx on one small graph."""
+    """Measure edges per second of the engine, the tests' event-driven twin and networkx on a small graph."""
     import networkx
 
     from tests.reference.event_driven import simulate

@@ -1,10 +1,10 @@
-"""How long the network of a large job takes: next hops, flows, hashes, a plan, and fair rates in time.
+"""How long the network of a large job takes: next hops, flows, hashes, a plan, and fair rates over time.
 
 python -m benchmarks.speed.fabric [--hosts N] [--json]
 
 A fat tree of N hosts with 8 GPUs and 8 ports each, and a step of a job on it: all-reduces within hosts, rings
-over all hosts for each port, and all-to-alls of 16 hosts each. Paths and loads are of each kind of
-communication, rates of each single one; next hops are computed of ten times as many hosts, too.
+over all hosts for each port, and all-to-alls of 16 hosts each. Paths and loads are computed for each kind of
+communication, rates for each single one; next hops also for ten times as many hosts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dpro.replay.cost.fabric.connections import ends_of, hashed_loads
 from dpro.replay.cost.fabric.flows import Flows, flows_of, repeated
 from dpro.replay.cost.fabric.network import Fabric, fabric_of, routes_of
 
-IN_HOST, RINGS, EXCHANGES = 40, 24, 6  # times that each kind happens in a step
+IN_HOST, RINGS, EXCHANGES = 40, 24, 6  # occurrences of each kind in a step
 GROUP = 16  # hosts of an all-to-all
 STEP_NS = 1e9
 
 
 def step_of(fabric: Fabric, hosts: int) -> tuple[Flows, np.ndarray]:
-    """The flows of each kind, and the kind of each communication of a step.
+    """Make the flows of each kind, and the kind of each communication of a step.
 
     Args:
         fabric: of these hosts.
@@ -45,7 +45,7 @@ def step_of(fabric: Fabric, hosts: int) -> tuple[Flows, np.ndarray]:
 
 
 def measured(hosts: int) -> dict[str, Any]:
-    """Seconds of each part.
+    """Measure the seconds of each part.
 
     Args:
         hosts: how many.
@@ -58,7 +58,7 @@ def measured(hosts: int) -> dict[str, Any]:
         found[f"{name}_s"] = round(time.perf_counter() - begin, 3)
         return result
 
-    routes_of(fabric_of(fat_tree(FabricSize(2))))  # compiled
+    routes_of(fabric_of(fat_tree(FabricSize(2))))  # compiles loops
     many = fabric_of(fat_tree(FabricSize(10 * hosts)))
     timed("routes_of_ten_times", lambda: routes_of(many))
     fabric = fabric_of(fat_tree(FabricSize(hosts)))
@@ -69,7 +69,7 @@ def measured(hosts: int) -> dict[str, Any]:
     draw = np.random.default_rng(0)
     begin, work = draw.uniform(0, STEP_NS, kind.size), draw.uniform(1e6, 5e7, kind.size)
     load = repeated(loads[len(loads) // 2], kind)
-    ends_of(begin[:2], work[:2], repeated(loads[0], kind[:2]), fabric.gbps)  # compiled
+    ends_of(begin[:2], work[:2], repeated(loads[0], kind[:2]), fabric.gbps)  # compiles loops
     timed("rates", lambda: ends_of(begin, work, load, fabric.gbps))
     found["communications"] = int(kind.size)
     found["flows"] = int(np.bincount(flows.of, minlength=flows.count)[kind].sum())
@@ -77,7 +77,7 @@ def measured(hosts: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run it from the command line."""
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

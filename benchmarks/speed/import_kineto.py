@@ -3,11 +3,11 @@
 python -m benchmarks.speed.import_kineto [TRACE] [--mb N]… [--rounds N] [--peer-python PATH] [--json]
 
 TRACE is a trace.json.gz; larger files are made from it by repeating its events at later times. Both programs
-run in turn, each in a process of its own that is pinned to one core, with imports not counted, numba and the
-loops that it compiled among them; `process` is a whole process that loads what it needs, Python included.
-What counts is CPU time (user and system), which a busy machine disturbs less than it does the clock; the
-ratio of the medians is what to compare between machines. The peer reads the file into a data frame and writes
-nothing; it is skipped where the interpreter given has no `hta` (0.5.0).
+run in turn, each in a new process that is pinned to one core. Imports are not counted, including numba and
+its compiled loops; `process` is a whole process with all of its imports, Python included. CPU time (user and
+system) is measured, which a busy machine disturbs less than wall time; compare machines by the ratio of the
+medians. The peer reads the file into a data frame and writes nothing; it is skipped where the given
+interpreter has no `hta` (0.5.0).
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ _PEER = _MEASURED.format(
     ),
     work="parse_trace_file(sys.argv[1], ParserConfig.get_default_cfg())",
 )
-# What makes an event of one copy differ from that of another: time, step, and what joins events.
+# Parts of an event that differ between copies: time, step, and the ids that join events.
 _SHIFTED = re.compile(rb'("(?:ts|correlation|External id)":\s*|"ProfilerStep#)(\d+(?:\.\d+)?)')
 _IDS_PER_COPY = 10_000_000
 _US_PER_COPY = 100_000_000
 
 
 def repeated(trace: bytes, size: int) -> Iterator[bytes]:
-    """A trace of at least `size` bytes: the events of a trace several times, each time later."""
+    """Yield a trace of at least `size` bytes: the events of a trace several times, each time later."""
     begin = re.search(rb'"traceEvents"\s*:\s*\[', trace).end()
     end = json.JSONDecoder().raw_decode(trace.decode("latin-1"), begin - 1)[1] - 1
     yield trace[:begin]
@@ -98,7 +98,7 @@ def _shifted(key: bytes, number: bytes, copy: int) -> bytes:
 
 
 def write_traces(source: Path, sizes_mb: list[int], folder: Path) -> list[tuple[Path, int]]:
-    """The trace itself and its enlarged copies, each with its size in bytes without compression."""
+    """Write the trace itself and its enlarged copies; return each path and its uncompressed size in bytes."""
     trace = igzip.decompress(source.read_bytes())
     files = []
     for size_mb in (0, *sizes_mb):
@@ -113,7 +113,7 @@ def write_traces(source: Path, sizes_mb: list[int], folder: Path) -> list[tuple[
 
 
 def measured(python: str, program: str, *arguments: Path) -> dict[str, float]:
-    """What a program says of itself, run on the first core that we may use."""
+    """Run a program on the first core that this process may use; return the figures that it prints."""
     core = min(os.sched_getaffinity(0))
     env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
@@ -127,7 +127,7 @@ def measured(python: str, program: str, *arguments: Path) -> dict[str, float]:
 
 
 def compare(path: Path, size: int, rounds: int, peer: str | None) -> dict[str, Any]:
-    """One file, both programs in turn."""
+    """Compare both programs on one file, in turn."""
     own, whole, others = [], [], []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -155,7 +155,7 @@ def compare(path: Path, size: int, rounds: int, peer: str | None) -> dict[str, A
 
 
 def peer_or_none(python: str | None) -> str | None:
-    """The peer's interpreter, where it has the peer."""
+    """Return the peer's interpreter if the peer is installed there; else None."""
     if (
         python
         and subprocess.run([python, "-c", "import hta"], capture_output=True, check=False).returncode == 0

@@ -3,9 +3,10 @@
 python -m benchmarks.speed.loaded [RUN] [--load N] [--rounds N] [--json]
 
 RUN is a run directory, or traces. Each command runs quietly and beside N processes `while True: pass`, in
-turn, with its graph and the machine code of loops in the cache. `fair` is how long one of these processes
-took for each second of CPU time meanwhile: what a program of one thread gets, whatever else the machine does.
-`share` is the CPU time that the command got per second, beside that: below 1 it waited for more than a turn.
+turn, with its graph and the machine code of loops in the cache. `fair` is the wall time of one of these
+processes per second of its CPU time meanwhile: what a program of one thread gets under the machine's whole
+load. `share` is the CPU time that the command got per second, relative to that: below 1 it waited for more
+than its turn.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BAR = 6.0  # times as long as quietly, beside a load of 8 on two cores
 
 
 def mean_cpu_s(processes: list[int]) -> float:
-    """CPU time that each of some processes has had, on average."""
+    """Return the mean CPU time of some processes so far."""
     ticks = 0
     for process in processes:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -39,7 +40,7 @@ def mean_cpu_s(processes: list[int]) -> float:
 
 
 def seconds(arguments: list[str], cache: str) -> tuple[float, float]:
-    """Wall and CPU time of one run of this Python."""
+    """Run this Python once; return wall and CPU seconds."""
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     environment = os.environ | {"DPRO_CACHE": cache}
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, env=environment)
@@ -48,7 +49,7 @@ def seconds(arguments: list[str], cache: str) -> tuple[float, float]:
 
 
 def measured(verb: str, run: Path, count: int, rounds: int, cache: str) -> dict[str, float]:
-    """One command, quietly and beside a load."""
+    """Time one command, quietly and beside a load."""
     words = ["-m", "dpro", verb, str(run), "--json"]
     seconds(words, cache)
     quiet, loaded, fair = [], [], []

@@ -1,15 +1,15 @@
-"""What recording costs the job: whole jobs with and without `dpro record`, in turns.
+"""Cost of recording a job: whole jobs with and without `dpro record`, in turns.
 
 python -m benchmarks.speed.overhead [--rounds 8] [--steps 600] [--device cpu] [--json]
 
-Each round runs the same two-rank job once in every way, in an order of its own: alone, alone again (the
-noise of the method), always-on only, with the default windows, and alone with torch.profiler switched on
-by hand for the same steps. The job times its own steps, so that what is measured does not depend on dpro.
-A ratio is that of a round's mean step to the mean of the round's two plain jobs, and likewise for the median
-step, which a moment of something else on the machine does not move, but nor does a window; the tables give
-the median of the rounds and how far they spread. Whole jobs on a shared machine differ by more than what
-is looked for, so the cost that recording adds to a step and to a collective call is also measured where it
-stands out: on steps of a tenth of a millisecond, and on the calling thread's own CPU time.
+Each round runs a two-rank job once in every way, in a new order: alone, alone again (the noise of the
+method), always-on only, with the default windows, and alone with torch.profiler switched on by hand for the
+same steps. The job times its own steps, so that the figures do not depend on dpro. A ratio is that of a
+round's mean step to the mean of the round's two plain jobs; another one is of median steps, which neither a
+short disturbance of the machine nor a window changes. The tables give the median of the rounds and their
+spread. Whole jobs on a shared machine differ by more than the cost that is measured, so what recording adds
+to a step and to a collective call is also measured where it is prominent: on steps of a tenth of a
+millisecond, and on the calling thread's own CPU time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TRIES = 3
 
 
 def busy_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
-    """Data-parallel training of many small layers: some ten milliseconds a step, bound by launches."""
+    """Train many small layers with data parallelism: some ten milliseconds a step, bound by launches."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
@@ -65,7 +65,7 @@ def busy_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
 
 
 def tiny_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
-    """Training that does nearly nothing: what is added to a step stands out, and memory that grows shows."""
+    """Train next to nothing, so that costs of a step are prominent, and growing memory shows."""
     import torch
 
     model = torch.nn.Linear(4, 4, device=device)
@@ -81,7 +81,7 @@ def tiny_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
 
 
 def calls_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
-    """Collective calls alone, with a step now and then."""
+    """Make collective calls alone, with a step after every hundred."""
     import torch
     import torch.distributed as dist
 
@@ -97,7 +97,7 @@ def calls_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
 
 
 def probes_job(steps: int, device: str, profiled: bool) -> dict[str, float]:
-    """The job of tiny steps, recorded: us of a step that each part of the recorder takes of the thread.
+    """Run the recorded job of tiny steps; return us of a step that each part of the recorder takes.
 
     It is the median call of each action, times its calls per step: other work on the machine does not show.
     """
@@ -115,7 +115,7 @@ JOBS: dict[str, Callable[[int, str, bool], dict[str, float]]] = {
 
 
 def timed(step: Callable[[], None], steps: int, end_step: Callable[[], None] | None) -> dict[str, float]:
-    """Wall and thread time per step after a warm-up; resident memory after a tenth and at the end."""
+    """Time steps after a warm-up: wall and thread time of each; memory after a tenth and at the end."""
     memory, ends = [], array("d", [0.0]) * (steps + 1)
     for _ in range(WARM_UP):
         step()
@@ -140,13 +140,13 @@ def timed(step: Callable[[], None], steps: int, end_step: Callable[[], None] | N
 
 
 def resident_mb() -> float:
-    """Memory of this process."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGESIZE") / 1e6
 
 
 def run_job(name: str, steps: int, device: str, profiled: bool) -> None:
-    """Run a job in this process; rank 0 prints what it measured."""
+    """Run a job in this process; rank 0 prints its measurements."""
     import torch
     import torch.distributed as dist
 
@@ -169,7 +169,7 @@ def run_job(name: str, steps: int, device: str, profiled: bool) -> None:
 def measure(
     job: str, ranks: int, steps: int, device: str, record: list[str] | None, profiled: bool = False
 ) -> dict[str, float]:
-    """What a job measured of itself; with a record command also `disk_bytes` of the run."""
+    """Run a job, and return its own measurements; with a record command also `disk_bytes` of the run."""
     command = [*TORCHRUN, str(ranks)] if ranks > 1 else [sys.executable]
     command += [__file__, "--job", job, "--steps", str(steps), "--device", device]
     command += ["--profiled"] if profiled else []
@@ -177,7 +177,7 @@ def measure(
     if record is not None:
         command = [*RECORD, "-o", str(folder / "run"), *record, "--", *command]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    for _ in range(TRIES):  # one in some thirty plain jobs is aborted by gloo as it ends
+    for _ in range(TRIES):  # gloo aborts about one in thirty plain jobs at its end
         done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
         if not done.returncode:
             break
@@ -205,7 +205,7 @@ WAYS: dict[str, tuple[list[str] | None, bool]] = {
 
 
 def whole_jobs(rounds: int, steps: int, device: str) -> dict[str, dict[str, float]]:
-    """Ratio of the steps of each way to those of the plain jobs of its round: median and spread."""
+    """Return the ratio of each way's steps to those of the plain jobs of its round: median and spread."""
     ratios: dict[str, list[float]] = {}
     ranks = 2 if device == "cpu" else 1
     for done in range(rounds):
@@ -222,7 +222,7 @@ def whole_jobs(rounds: int, steps: int, device: str) -> dict[str, dict[str, floa
 
 
 def added(job: str, ranks: int, rounds: int, steps: int, device: str, key: str) -> dict[str, float]:
-    """What always-on recording adds to a step of a job, in microseconds: median and spread of the rounds."""
+    """Measure what always-on recording adds to a step of a job, in us: median and spread of the rounds."""
     differences = []
     for _ in range(rounds):
         plain = measure(job, ranks, steps, device, None)[key]
@@ -231,12 +231,12 @@ def added(job: str, ranks: int, rounds: int, steps: int, device: str, key: str) 
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median, smallest and largest."""
+    """Return the median, smallest and largest value."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def memory_and_disk(steps: int, device: str) -> dict[str, float]:
-    """Memory a rank holds with and without recording, its growth, and disk per step."""
+    """Measure the memory that recording adds to a rank, its growth, and disk bytes per step."""
     plain = measure("tiny", 1, steps, device, None)
     recorded = measure("tiny", 1, steps, device, ALWAYS_ON)
     return {
@@ -249,7 +249,7 @@ def memory_and_disk(steps: int, device: str) -> dict[str, float]:
 
 
 def rows(results: dict[str, object]) -> Iterator[str]:
-    """The results as lines for people."""
+    """Yield the results as lines for people."""
     for name, values in results.items():
         numbers = "  ".join(f"{key} {value:.4g}" for key, value in values.items())  # type: ignore[attr-defined]
         yield f"{name:40} {numbers}"

@@ -1,13 +1,12 @@
-"""What matching, alignment and the late watch take per rank, by the number of ranks.
+"""Cost of matching, alignment and the late watch per rank, by the number of ranks.
 
 python -m benchmarks.speed.ranks [--ranks 64 1024 10240] [--rounds 3] [--json]
 
-A made-up job: hosts of eight ranks, each with a clock of its own; steps with collectives inside a host,
-between ranks of one place on all hosts, and of all ranks. Each call says the ranks of its group, as the
-recorder writes them. Each part runs at each size in a process of its own; CPU time is the least of
-the rounds, memory by how much the first one lets the process grow. A part is flat if what it takes per rank,
-at the most ranks, is at most 1.25 times what it takes at any other number. Likewise what the calls of a rank
-take on disk.
+A made-up job: hosts of eight ranks, each with its own clock; steps with collectives inside a host, between
+ranks of one place on all hosts, and of all ranks. Each call lists the ranks of its group, as the recorder
+writes them. Each part runs at each size in a new process; CPU time is the smallest of the rounds, memory the
+growth of the process in the first one. A part is flat if its cost per rank at the most ranks is at most 1.25
+times that at any other number. The same bar holds for the calls of a rank on disk.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def job(num_ranks: int, *, numbered: bool, window: int) -> Job:
 
 
 def _calls(ranks: np.ndarray, ahead: np.ndarray, numbered: bool) -> pl.DataFrame:
-    """Return what each rank calls in each step, on its own clock, which is ahead by so much."""
+    """Make the calls of each rank in each step, on its own clock, which is ahead by a constant."""
     random = np.random.default_rng(1)
     host, place = ranks // RANKS_PER_HOST, ranks % RANKS_PER_HOST
     kinds = [("host", host)] * IN_HOST + [("across", place)] * ACROSS + [("all", ranks * 0)] * OF_ALL
@@ -178,7 +177,7 @@ def measured(part: str, num_ranks: int, rounds: int) -> tuple[float, float]:
         CPU seconds, the least of the rounds, and MB by which the first let the process grow.
     """
     run = PARTS[part](num_ranks)
-    PARTS[part](8)()  # libraries are loaded, loops compiled
+    PARTS[part](8)()  # loads libraries and compiles loops
     peak_mb()
     before, took, peaks = peak_mb(), [], []
     for _ in range(rounds):
@@ -190,7 +189,7 @@ def measured(part: str, num_ranks: int, rounds: int) -> tuple[float, float]:
 
 
 def kb_on_disk(num_ranks: int) -> float:
-    """Return what the calls of a rank take on disk.
+    """Return the size of a rank's calls on disk, in kB.
 
     Args:
         num_ranks: of the job.
@@ -203,7 +202,7 @@ def kb_on_disk(num_ranks: int) -> float:
 
 
 def _check(figures: dict[str, dict[str, float]], name: str) -> dict[str, object]:
-    """Return whether the last of some figures per rank is as the best of the others."""
+    """Check that the last of some figures per rank is at most `FLAT` times the best of the others."""
     costs = [each[name] for each in figures.values()]
     growth = costs[-1] / min(costs[:-1], default=costs[-1])
     return {"n": int([*figures][-1]), "figures": figures, "bar": FLAT, "growth": growth,
@@ -211,9 +210,9 @@ def _check(figures: dict[str, dict[str, float]], name: str) -> dict[str, object]
 
 
 def peak_mb() -> float:
-    """Return the most memory that the process has had since this was last called."""
+    """Return the peak memory of the process since the last call, in MB."""
     status = Path("/proc/self/status").read_text()
-    Path("/proc/self/clear_refs").write_text("5")  # of proc(5): resets the peak
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak: proc(5)
     return float(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) / 1024
 
 
@@ -229,7 +228,7 @@ def main() -> None:
     for part in options.parts:
         figures = {}
         for size in options.ranks:
-            # A process for each, as the peak of memory never falls.
+            # The peak of memory never falls, so each size gets a new process.
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
                 seconds, grown = pool.submit(measured, part, size, options.rounds).result()
             figures[str(size)] = {"ms_per_rank": 1e3 * seconds / size, "kb_per_rank": 1e3 * grown / size}

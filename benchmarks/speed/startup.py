@@ -2,8 +2,8 @@
 
 python -m benchmarks.speed.startup [--json]
 
-Commands alternate with `python -c pass`, so that a slow spell of the machine hits both; the ratio of the
-medians is what to compare between machines.
+Commands alternate with `python -c pass`, so that a slow spell of the machine affects both; compare machines
+by the ratio of the medians.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMANDS = {
 
 
 def seconds(arguments: list[str]) -> float:
-    """Wall time of one run of this Python."""
+    """Return the wall time of one run of this Python."""
     begin = time.perf_counter()
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - begin

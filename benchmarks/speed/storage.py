@@ -2,10 +2,10 @@
 
 python -m benchmarks.speed.storage [--steps 1000] [--step-s 1.0] [--json]
 
-The sample job of two ranks is recorded once for each kind. An hour of a GPU is put together from what a step
-and a window take, for steps of `--step-s` with a window of two steps every 100 of them: this job's own are
-of milliseconds. Figures are of a rank; those of telemetry are of its host. Spans of a window are as many as
-the job has operators, so the bytes of one span are given besides.
+The sample job of two ranks is recorded once for each kind. An hour of a GPU is computed from the bytes of a
+step and of a window, for steps of `--step-s` with a window of two steps every 100 of them, since this job's
+own steps take milliseconds. Figures are of a rank; those of telemetry are of its host. The spans of a window
+depend on the job's operators, so the bytes of one span are also given.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2
 EVERY = 100  # steps from one window to the next
 BAR = 1024  # bytes a step and rank, always on
-# What is recorded in windows besides.
+# Options that add to the records of windows.
 KINDS = {
     "windows": [],
     "with shapes": ["--shapes"],
@@ -39,7 +39,7 @@ KINDS = {
 
 
 def recorded(folder: Path, steps: int, *options: str) -> Run:
-    """A run of the sample job."""
+    """Record a run of the sample job."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     job = [*launcher, str(ROOT / "sample_traces" / "train.py"), "--steps", str(steps)]
     record = [sys.executable, "-m", "dpro", "record", "-o", str(folder), *options, "--", *job]
@@ -48,7 +48,7 @@ def recorded(folder: Path, steps: int, *options: str) -> Run:
 
 
 def sizes(run: Run) -> dict[str, int]:
-    """Bytes of the parts of a run: `windows`, `telemetry`, and what is recorded `always`."""
+    """Return the bytes of the parts of a run: `windows`, `telemetry`, and what is recorded `always`."""
     found = {"windows": 0, "telemetry": 0, "always": 0}
     for part in run.path.glob("*/*.parquet"):
         kind = "telemetry" if part.name.startswith("telemetry") else "always"

@@ -1,5 +1,5 @@
 """`dpro watch` beside jobs.
 
-latency   how long after a fault it is named, in real jobs
-scale     what the command takes, and how soon it names a fault, by the number of ranks
+latency   time from a fault until it is named, in real jobs
+scale     cost of the command, and time until it names a fault, by the number of ranks
 """

@@ -2,8 +2,8 @@
 
     python -m benchmarks.watch.latency --repeats 3
 
-Of a hang it is the time since the rank went wrong, just after its last step; of a rank that becomes slow, the
-time and the steps since its first slow step. A healthy job is watched to its end and has to raise nothing.
+For a hang, the time since the rank hung, just after its last step; for a rank that becomes slow, the time and
+the steps since its first slow step. A healthy job is watched to its end and has to raise nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.recording import ENVIRONMENT, ROOT, TORCHRUN
 from dpro.collectors.liveness import wait_until_finished
 
 DPRO = [sys.executable, "-m", "dpro"]
-# What is tried: name, number of ranks, program and its arguments; MARK is where it notes the moment.
+# Name, number of ranks, program and its arguments; MARK is the file in which it records the moment.
 SINCE = 20
 CASES: dict[str, tuple[int, list[str]]] = {
     "sleeps for ever, 2 ranks": (2, ["hanging.py", "sleep", "MARK", "--flat", "--rank", "1"]),
@@ -35,7 +35,7 @@ CASES: dict[str, tuple[int, list[str]]] = {
 
 
 def main() -> None:
-    """Try each case a few times, in turns."""
+    """Try each case several times, in turns."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def latency(ranks: int, job: list[str]) -> str:
-    """Run one job and return what was reported first, and when."""
+    """Run one job; return the first report and its delay."""
     with TemporaryDirectory(prefix="dpro-latency-") as folder:
         mark = Path(folder) / "mark"
         words = [str(mark) if word == "MARK" else word for word in job]
@@ -83,7 +83,7 @@ def start(folder: str, command: list[str]) -> tuple[subprocess.Popen[bytes], sub
 
 
 def kill(run: Path) -> None:
-    """End the ranks of a job; its launcher then ends by itself."""
+    """Kill the ranks of a job, whose launcher then ends by itself."""
     for path in run.glob(".raw/*/*/facts.json"):
         with suppress(OSError, ValueError):
             os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)

@@ -1,12 +1,12 @@
-"""What `dpro watch` takes, and how soon it names a fault, by the number of ranks.
+"""Cost of `dpro watch`, and time until it names a fault, by the number of ranks.
 
     python -m benchmarks.watch.scale [--ranks 64 256 1024] [--cases healthy straggler hang] [--calls 20]
 
-A job is played in real time: each rank's folder grows as the recorder would let it, through the recorder's
-own code (its records, its answers to who watches, its dumps of a job that hangs); only the ring of calls
-is made up. Hosts have eight ranks and a clock of their own that was compared with others. Beside it runs the
-command, as a user would run it. Measured are its processor time (since it first looked) and memory, and the
-time from the fault to the finding.
+A job is simulated in real time: each rank's folder grows through the recorder's own code (its records, its
+answers to the watcher, its dumps of a job that hangs); only the ring of calls is made up. Hosts have eight
+ranks and their own clock, which is compared with other clocks. The command runs beside it, as a user would
+run it. Measured are its CPU time (since its first look) and memory, and the time from the fault to the
+finding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ VICTIM = 2
 COMPARED_EVERY_S = 60.0
 FAULT_AT = 40  # the step
 STEPS = {"healthy": 90, "straggler": 80, "hang": 15}
-HANGS_S = 60.0  # how long a job that hangs is watched at most
+HANGS_S = 60.0  # longest time for which a job that hangs is watched
 TICKS = os.sysconf("SC_CLK_TCK")
 _ENTRY = (
     '{{"collective_seq_id":{number},"input_dtypes":["Float"],"input_sizes":[[65536]],"is_p2p":false,'
@@ -69,15 +69,15 @@ class Call:
 
 @dataclass
 class Rank:
-    """One process of the job, as the recorder's probes see it: they think that this is the recorder.
+    """One process of the job, which acts as the recorder for the recorder's probes.
 
     Attributes:
         rank: which.
         launch: the folder of its launch.
-        folder: its own.
+        folder: the process's own.
         ahead_ns: of its clock.
         last_step_s: when a step last ended.
-        calls: of the job, the latest.
+        calls: latest calls of the job.
     """
 
     rank: int
@@ -110,7 +110,7 @@ class Rank:
         self.flight._enqueued = lambda: {"fr": self.num_called}  # type: ignore[method-assign]
 
     def write_file(self, name: str, content: bytes) -> None:
-        """As the recorder does it."""
+        """Write a file as the recorder does."""
         write_whole(self.folder / name, content)
 
     def on_request(self, request: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ class Rank:
         self.write_file(f"reply-{request['id']}.json", answer)
 
     def dump(self) -> bytes:
-        """The ring."""
+        """Return the ring of calls as a dump."""
         entries = [
             call.entry % ("true" if call.ended else "false", call.called_ns[self.rank] + self.ahead_ns)
             for call in self.calls
@@ -130,7 +130,7 @@ class Rank:
         return f'{text}"pg_status":{{}},"version":"2.10"}}'.encode()
 
     def end_step(self, step: int, at_ns: int, worked_ns: int) -> None:
-        """What the recorder writes at the end of a step."""
+        """Write the recorder's records at the end of a step."""
         self.last_step_s = time.monotonic()
         now = at_ns + self.ahead_ns
         write = self.records.write
@@ -139,9 +139,9 @@ class Rank:
         write(records.WORK, now, step + 1, 0, 0)
 
     def second(self) -> None:
-        """What its thread does each second."""
+        """Do the work of the recorder's thread for a second."""
         self.records.write(records.CLOCK, time.time_ns() + self.ahead_ns, time.monotonic_ns())
-        self.flight._look(False)  # as its thread does
+        self.flight._look(False)  # as the recorder's thread does
         self.flight.on_second()
         self.control.on_second()
 
@@ -150,7 +150,7 @@ class SimulatedJob:
     """A data-parallel job whose ranks wait for each other in each of a step's calls."""
 
     def __init__(self, run: Path, num_ranks: int, num_calls: int, step_s: float, ring: int) -> None:
-        """All ranks begin to record."""
+        """Begin to record on all ranks."""
         draw = np.random.default_rng(num_ranks)
         self.num_calls, self.step_ns, self.ring, self.draw = num_calls, int(step_s * 1e9), ring, draw
         self.calls: list[Call] = []
@@ -174,7 +174,7 @@ class SimulatedJob:
         self.seconds = self.step = 0
 
     def make_step(self, slower: float, hangs: bool) -> None:
-        """Make a step, in real time; of one that hangs, the victim does not come to the last call."""
+        """Make a step, in real time; in one that hangs, the victim does not reach the last call."""
         num = len(self.ranks)
         usual = self.step_ns / self.num_calls
         free = np.full(num, float(self.at_ns))
@@ -201,7 +201,7 @@ class SimulatedJob:
         self.at_ns, self.step = max(end, time.time_ns() - self.step_ns), self.step + 1
 
     def wait_until(self, at_ns: int) -> None:
-        """Let time pass, and the ranks do what they do each second."""
+        """Let time pass, and let the ranks do their work of each second."""
         while True:
             if time.time_ns() // 10**9 > self.seconds:
                 self.seconds = time.time_ns() // 10**9
@@ -215,7 +215,7 @@ class SimulatedJob:
             time.sleep(min(left_s, 0.1))
 
     def compare_clocks(self) -> None:
-        """Each host compares its clock with that of a host of lower number."""
+        """Compare the clock of each host with that of a host of lower number."""
         for host in range(1, len(self.launches)):
             first = self.ranks[host * RANKS_PER_HOST]
             other = self.ranks[(host - 1) // 8 * RANKS_PER_HOST]
@@ -224,7 +224,7 @@ class SimulatedJob:
             first.records.write(records.PEER, time.time_ns() + first.ahead_ns, other.rank, offset, 60_000)
 
     def end(self) -> None:
-        """The recording is over."""
+        """End the recording."""
         for each, marker in zip(self.launches, self.markers, strict=True):
             each.remove_marker()
             marker.close()
@@ -234,7 +234,7 @@ class WatchCommand:
     """The command beside the job."""
 
     def __init__(self, run: Path) -> None:
-        """Start it."""
+        """Start the command."""
         command = [sys.executable, "-m", "dpro", "watch", str(run), "--json"]
         environment = ENVIRONMENT | {"POLARS_MAX_THREADS": "1", "DPRO_HISTORY": "off"}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -248,7 +248,7 @@ class WatchCommand:
             self.notices.append(json.loads(line))
 
     def cpu_s(self) -> float:
-        """Its processor time so far; its memory is noted, too."""
+        """Return the command's CPU time so far, and record its memory."""
         folder = Path(f"/proc/{self.process.pid}")
         status = (folder / "status").read_text().partition("VmHWM:")[2]
         self.peak_mib = int(status.split()[0]) / 1024
@@ -257,14 +257,14 @@ class WatchCommand:
 
 
 def play(case: str, num_ranks: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Play and watch one job."""
+    """Simulate and watch one job."""
     with TemporaryDirectory(prefix="dpro-scale-") as folder:
         run = Path(folder) / "run"
         run.mkdir()
         job = SimulatedJob(run, num_ranks, options.calls, options.step_s, options.ring)
         watched, since_ns = WatchCommand(run), 0
         try:
-            for _ in range(5):  # it starts
+            for _ in range(5):  # while the command starts
                 job.make_step(1.0, False)
             begun_s, begun_cpu_s = time.monotonic(), watched.cpu_s()
             for step in range(5, STEPS[case]):
@@ -298,7 +298,7 @@ def play(case: str, num_ranks: int, options: argparse.Namespace) -> dict[str, An
 
 
 def main() -> None:
-    """Play the cases."""
+    """Simulate the cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--cases", nargs="+", choices=STEPS, default=list(STEPS))

@@ -3,7 +3,7 @@
 python captured.py [--warmups 3] [--steps 80]
 
 One rank with a process group, so that there are collective calls to dump while the capture runs. It
-prints one line of JSON when all went well.
+prints one line of JSON if all went well.
 """
 
 from __future__ import annotations

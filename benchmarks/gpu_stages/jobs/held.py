@@ -2,8 +2,8 @@
 
 python held.py [--steps 120] [--at 30] [--drop-privileges] [--hold-cupti]
 
-It prints one line of JSON when all went well. CUPTI has one subscriber per process: a job that holds it
-stands for each profiler that does (PyTorch's own beside Kineto, Nsight, DCGM's).
+It prints one line of JSON if all went well. CUPTI has one subscriber per process: a job that subscribes
+represents any profiler that does (PyTorch's own beside Kineto, Nsight, DCGM's).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ UNPRIVILEGED = 65534
 
 
 def drop_privileges() -> None:
-    """Become a user that may write nothing of the run's."""
+    """Become a user that may not write to the run."""
     os.setgid(UNPRIVILEGED)
     os.setuid(UNPRIVILEGED)
 
 
 def hold_cupti() -> object:
-    """Subscribe to CUPTI; what has to stay alive for that.
+    """Subscribe to CUPTI; return the objects that have to stay alive, or None without CUPTI.
 
     Raises:
         RuntimeError: CUPTI refuses.

@@ -1,8 +1,8 @@
-"""A job with a profiler of its own: torch.profiler with a schedule of waiting, warming up and recording.
+"""A job with its own profiler: torch.profiler with a schedule of waiting, warming up and recording.
 
 python scheduled.py [--steps 60] [--no-profiler]
 
-It prints one line of JSON in the end: how many traces its own profiler has made, and the events in each.
+It prints one line of JSON at the end: the number of traces that its profiler has made, and their events.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.profiler import profile, schedule
 
 
 def main() -> None:
-    """Train under the profiler, and print what it has seen."""
+    """Train under the profiler, and print its counts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--steps", type=int, default=60)

@@ -2,10 +2,10 @@
 
 python train.py MODEL [--device cuda] [--steps 150] [--tiny] …
 
-It prints one line of JSON in the end: milliseconds per step by events that it records itself on the GPU,
-and by the host's clock. With --switch-every it turns the recorder of its process off and on by turns;
-with --probes it times each of the recorder's actions.
-MODEL is one of gpt, resnet, embeddings and small, which launches much and computes little.
+It prints one line of JSON at the end: milliseconds per step by events that it records itself on the GPU, and
+by the host's clock. With --switch-every it alternately turns the recorder of its process off and on; with
+--probes it times each of the recorder's actions. MODEL is one of gpt, resnet, embeddings and small, which
+launches many kernels and computes little.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from benchmarks.recorder_cost import recorder_switch, step_times_by_turn, timed_
 
 
 class Attention(nn.Module):
-    """Causal self-attention and a feed-forward layer, each on what came in."""
+    """A transformer block: causal self-attention and a feed-forward layer, each added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """Of a width that the heads divide."""
+        """Make a block; the number of heads divides the width."""
         super().__init__()
         self.heads = heads
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -41,7 +41,7 @@ class Attention(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One block."""
+        """Run the block."""
         batch, length, width = x.shape
         parts = self.inner(self.first(x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
@@ -54,14 +54,14 @@ class Gpt(nn.Module):
     """A small language model."""
 
     def __init__(self, layers: int, width: int, heads: int, length: int, words: int) -> None:
-        """Of a size."""
+        """Make a model of this size."""
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Attention(width, heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The loss of saying each next token."""
+        """Return the loss of predicting each next token."""
         x = self.words(tokens[:, :-1])
         x = x + self.places(torch.arange(x.shape[1], device=x.device))
         logits = self.head(self.norm(self.blocks(x)))
@@ -72,7 +72,7 @@ class Residual(nn.Module):
     """Two convolutions beside a shortcut."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
-        """From some channels to others."""
+        """Make a block with these numbers of channels."""
         super().__init__()
         self.way = nn.Sequential(
             nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True),
@@ -82,15 +82,15 @@ class Residual(nn.Module):
         self.short = short if before != after or stride != 1 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Both ways added."""
+        """Add the convolutions and the shortcut."""
         return functional.relu(self.way(x) + self.short(x))
 
 
 class ResNet(nn.Module):
-    """Of eighteen layers where the widths are four."""
+    """A ResNet; of eighteen layers for four widths."""
 
     def __init__(self, widths: tuple[int, ...], classes: int) -> None:
-        """Of some widths."""
+        """Make a model with these widths."""
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(3, widths[0], 7, 2, 3, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True),
@@ -102,7 +102,7 @@ class ResNet(nn.Module):
         self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(widths[-1], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """A loss."""
+        """Return a loss."""
         scores = self.head(self.blocks(self.stem(images)).mean((2, 3)))
         return functional.cross_entropy(
             scores, torch.zeros(len(images), dtype=torch.long, device=images.device)
@@ -110,53 +110,53 @@ class ResNet(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Large tables of which few rows are used, and a small network behind them."""
+    """Large tables with few used rows, and a small network behind them."""
 
     def __init__(self, tables: int, rows: int, width: int) -> None:
-        """Of a size."""
+        """Make tables of this size."""
         super().__init__()
         self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
         self.top = nn.Sequential(nn.Linear(tables * width, 512), nn.ReLU(), nn.Linear(512, 1))
 
     def forward(self, places: Tensor) -> Tensor:
-        """A loss."""
+        """Return a loss."""
         found = [table(places[:, number]) for number, table in enumerate(self.tables)]
         return functional.softplus(self.top(torch.cat(found, 1))).mean()
 
 
 class Small(nn.Module):
-    """Many layers of next to no work."""
+    """Many layers with little work each."""
 
     def __init__(self, layers: int) -> None:
-        """Of a depth."""
+        """Make this many layers."""
         super().__init__()
         self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(layers)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """A loss."""
+        """Return a loss."""
         return self.layers(x).square().mean()
 
 
 class Samples(Dataset[Tensor]):
-    """Samples that take the host some time each, as decoding does."""
+    """Samples that each take some host time, as decoding does."""
 
     def __init__(self, make: Callable[[], Tensor], count: int, work: int) -> None:
-        """This many, each with so much work."""
+        """Make this many samples, each with `work` rounds of sorting."""
         self.make, self.count, self.work = make, count, work
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of samples."""
         return self.count
 
     def __getitem__(self, _: int) -> Tensor:
-        """One sample."""
+        """Make one sample."""
         for _again in range(self.work):
             sorted(range(2000), key=lambda value: -value)
         return self.make()
 
 
 def model_and_sample(options: argparse.Namespace) -> tuple[nn.Module, Callable[[], Tensor]]:
-    """The model, and what makes one sample for it."""
+    """Return the model, and a function that makes one sample for it."""
     tiny = options.tiny
     if options.model == "gpt":
         length, words = (16, 64) if tiny else (options.length, 50304)
@@ -175,7 +175,7 @@ def model_and_sample(options: argparse.Namespace) -> tuple[nn.Module, Callable[[
 
 
 def batches(options: argparse.Namespace, make: Callable[[], Tensor]) -> Iterator[Tensor]:
-    """Batches on the device, for ever."""
+    """Yield batches on the device, without end."""
     size = 2 if options.tiny else options.batch
     if not options.loader:
         fixed = torch.stack([make() for _ in range(size)]).to(options.device)
@@ -188,14 +188,14 @@ def batches(options: argparse.Namespace, make: Callable[[], Tensor]) -> Iterator
 
 
 class Clock:
-    """The ends of steps, on the GPU and on the host."""
+    """Records the ends of steps, on the GPU and on the host."""
 
     def __init__(self, device: str) -> None:
-        """No step has ended."""
+        """Begin before the first step."""
         self.on_gpu, self.events, self.ends_s = device == "cuda", [], []
 
     def tick(self) -> None:
-        """A step has ended on the host; on the GPU it may not have begun."""
+        """Record the end of a step on the host; on the GPU it may not have begun."""
         if self.on_gpu:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
@@ -203,14 +203,14 @@ class Clock:
         self.ends_s.append(time.perf_counter())
 
     def steps_ms(self) -> list[float]:
-        """Milliseconds from the end of each step to that of the next, on the GPU where there is one."""
+        """Return ms from the end of each step to that of the next, on the GPU if there is one."""
         if self.on_gpu:
             torch.cuda.synchronize()
             return [begin.elapsed_time(end) for begin, end in pairwise(self.events)]
         return [1e3 * (end - begin) for begin, end in pairwise(self.ends_s)]
 
     def figures(self, skip: int) -> dict[str, float]:
-        """Milliseconds per step, without the first ones: by events, and by the host from end to idle."""
+        """Return ms per step, without the first ones: by events, and by the host's clock until idle."""
         if self.on_gpu:
             torch.cuda.synchronize()
         idle_s = time.perf_counter()
@@ -226,7 +226,7 @@ class Clock:
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
-    """Train, and say how long steps took."""
+    """Train, and return the times of steps."""
     torch.manual_seed(0)
     kept = [{"number": number, "list": [number]} for number in range(options.objects)]
     model, make = model_and_sample(options)

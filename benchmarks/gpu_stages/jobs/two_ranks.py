@@ -1,10 +1,10 @@
-"""A data-parallel job of two ranks that share one GPU, one of which misbehaves if asked to.
+"""A data-parallel job of two ranks that share one GPU; on request, one of them misbehaves.
 
 torchrun --nproc-per-node 2 two_ranks.py [--fault slow-host|slow-gpu|stop|spin] [--backend nccl] …
 
 NCCL refuses two ranks of one host on one GPU; ranks that name different hosts, and talk over loopback
-sockets, get through where it allows that. Processes take turns on the GPU: this is for semantics, not for
-times.
+sockets, succeed with versions that allow it. Processes take turns on the GPU: this job is for semantics, not
+for times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPIN_S = 30.0
 
 
 def spin(device: str, seconds: float) -> None:
-    """Queue a kernel that spins; on the CPU, be busy."""
+    """Queue a kernel that spins; on the CPU, sleep."""
     if device == "cpu":
         time.sleep(seconds)
         return
@@ -48,13 +48,13 @@ def spin(device: str, seconds: float) -> None:
 
 
 def end_all(pids: list[int], after_s: float) -> None:
-    """Have all ranks killed after some time, whatever they are stuck in."""
+    """Kill all ranks after some time, even if they hang."""
     words = " ".join(map(str, pids))
     subprocess.Popen(["sh", "-c", f"sleep {after_s}; kill -9 {words}"], start_new_session=True)
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train, and misbehave at the step that was asked for."""
+    """Train, and misbehave as requested."""
     device, faulty = options.device, options.rank == RANK
     torch.manual_seed(0)
     torch.set_num_threads(1)
