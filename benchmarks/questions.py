@@ -289,7 +289,7 @@ def main() -> int:
     every = [one for of_kind in right.values() for one in of_kind]
     checks = {kind: {"n": len(of_kind), "right_pct": percent(of_kind)} for kind, of_kind in right.items()}
     share = percent(every)
-    checks["all"] = {"n": len(every), "right_pct": share, "bar": BAR, "holds": share and share >= BAR}
+    checks["all"] = {"n": len(every), "right_pct": share, "bar": BAR, "holds": bool(share) and share >= BAR}
     if options.json:
         print(json.dumps(checks))
     else:

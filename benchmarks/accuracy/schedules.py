@@ -207,7 +207,7 @@ def main() -> None:
     held = statistics.fmean(bool(row["held"]) for row in pairs) if pairs else 1.0
     figures = {"median_pct": statistics.median(errors), "worst_pct": max(errors), "held": held}
     bar = {"median_pct": MEDIAN_PCT, "worst_pct": WORST_PCT, "held": HELD}
-    holds = errors and figures["median_pct"] <= MEDIAN_PCT and max(errors) <= WORST_PCT and held >= HELD
+    holds = pairs and figures["median_pct"] <= MEDIAN_PCT and max(errors) <= WORST_PCT and held >= HELD
     if options.json:
         check = {"n": len(pairs), "figures": figures | {"pairs": every}, "bar": bar, "holds": bool(holds)}
         print(json.dumps({"schedules": check}, indent=1))

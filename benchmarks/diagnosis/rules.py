@@ -118,4 +118,4 @@ def _row(kind: str, name: str, start: int, duration: int, process: int, thread: 
 def named_by_hta(python: str, folders: list[Path]) -> list[list[int] | str]:
     """Return for each folder of traces the ranks that HTA names (over all steps), or its error."""
     done = subprocess.run([python, "-c", HTA_PROGRAM, *map(str, folders)], capture_output=True, text=True)
-    return [json.loads(line) for line in done.stdout.splitlines() if line[:1] in '["']
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", '"'))]
