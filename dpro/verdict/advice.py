@@ -31,7 +31,7 @@ from dpro.replay.whatif.edit import EFFORTS
 from dpro.replay.whatif.edits.coalescing import series_of
 from dpro.replay.whatif.edits.gradients import Bucket
 from dpro.replay.whatif.edits.host import gpu_waits
-from dpro.replay.whatif.edits.kernels import is_pointwise
+from dpro.replay.whatif.edits.kernels import COMPILED
 from dpro.replay.whatif.edits.pipeline import Pipeline
 from dpro.replay.whatif.edits.synchronisation import reduced_in_vain
 from dpro.replay.whatif.edits.training_loop import Workers
@@ -71,10 +71,11 @@ WORTH_AFTER = 1.05  # least middle gain of advice for after the limit is gone
 NEARLY_ALL = 0.9  # share of the time of calls that the named ones take; of a kernel's time within attention
 SHOWN = 0.1  # least time of a part that is named, as a share of the longest part's
 SURE_TO_SHOW = 0.08  # least share of computing time for which a family of kernels is worth a line
-CASTING = 0.75  # most of their time that pointwise kernels take on half the bytes: others cast in addition
+CASTING = 0.75  # most of their time that other kernels take on half the bytes: others cast in addition
 LARGE_COPY = 1 << 18  # bytes above which a copy takes its time for the bytes rather than for the call
 INTO_DEVICE = r"(?i)memcpy.*(HtoD|HostToDevice)"
-BATCH_NORM = r"(?i)batch_?norm|\bbn_"
+IN_MEMORY = ("elementwise", "memory", "reduction", "normalisation")  # families that take their time for bytes
+KEPT_IN_FP32 = r"(?i)softmax|layer_?norm|group_?norm|rms_?norm|loss|nll|\b(exp|log|pow)\w*_kernel"  # by autocast
 TENSOR_CORES = (2.0, 6.0)  # least and most speed-up of matmuls over FP32 without tensor cores
 FEW_BITS, FEW_BITS_WITHOUT_FP64 = (1.0, 8.0), (8.0, 64.0)  # least and most speed-up of FP32 over FP64
 HAS_FP64 = r"P100|V100|A100|A30\b|A800|H100|H200|H800|H20\b|B200|MI\d{2,3}"  # GPUs with units for it
@@ -672,7 +673,8 @@ def _per_step(graph: Graph, transfers: Ints) -> int:
 
 def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Multiply in FP32 rather than FP64, and on tensor cores rather than in FP32."""
-    matmuls = facts.kernels.filter(pl.col("family").is_in(["gemm", "convolution"]))["name"].to_list()
+    families = facts.kernels.filter(pl.col("family").is_in(["gemm", "convolution", "attention"]))
+    matmuls = families["name"].to_list()
     doubled = [name for name in matmuls if re.search(r"(?i)(?<![a-z])dgemm|d884|_f64|<double|double>", name)]
     if facts.share_of(doubled) >= SURE_TO_SHOW:
         may_have_fp64 = not facts.gpu or re.search(HAS_FP64, facts.gpu)
@@ -686,7 +688,8 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
     times = _times_of_tensor_cores(facts.gpu, [*names, *on_tensor_cores])
     if times < TENSOR_CORES[0]:
         return
-    floats = [name for name in facts.computing_kernels["name"] if _halved_by_autocast(name)]
+    computing = facts.computing_kernels.select("name", "family").iter_rows()
+    floats = [name for name, family in computing if _is_halved(name, family, of_compiled=bool(names))]
     least, most = (min(factor, part * times) for factor, part in zip(TENSOR_CORES, (0.75, 1.0)))
     autocast = dict.fromkeys([*on_tensor_cores, *floats], 0.5) | dict.fromkeys(names, 1 / most)
     if facts.share_of(names) >= SURE_TO_SHOW:
@@ -697,25 +700,32 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
         at_least = dict.fromkeys(names, 1 / least)
     elif facts.share_of(on_tensor_cores) >= SURE_TO_SHOW:
         do = (
-            f"autocast to 16 bits: {short_kernel(on_tensor_cores[0])} and others are TF32, pointwise kernels "
+            f"autocast to 16 bits: {short_kernel(on_tensor_cores[0])} and others are TF32, other kernels "
         )
         do += f"FP32, together {facts.share_of([*on_tensor_cores, *floats]):.0%} of compute"
         at_least = dict.fromkeys(floats, CASTING)
     else:
         return
     low, high = (facts.gain_of_faster(factors) for factors in (at_least, autocast))
-    assumes = "the model trains as well with fewer bits; at most, pointwise kernels move half the bytes, too"
+    assumes = "the model works as well with fewer bits; at most, other kernels move half the bytes, too"
     yield Advice("amp", do, low, high, "a line of code", assumes)
 
 
-def _halved_by_autocast(kernel: str) -> bool:
-    """Return whether autocast runs a kernel's work in 16 bits: pointwise work, batch normalisation."""
-    return stored_as(kernel) == "fp32" and (is_pointwise(kernel) or bool(re.search(BATCH_NORM, kernel)))
+def _is_halved(kernel: str, family: str, of_compiled: bool) -> bool:
+    """Return whether a kernel moves half the bytes in 16 bits, as autocast runs it.
+
+    Args:
+        of_compiled: whether kernels made by torch.compile count, whose names do not show their type.
+    """
+    if kernel.startswith(COMPILED):
+        return of_compiled and not re.search(r"16|half", kernel)
+    is_moved = family in IN_MEMORY and stored_as(kernel) == "fp32"
+    return is_moved and not re.search(KEPT_IN_FP32, kernel)
 
 
 def without_tensor_cores(kernel: str) -> bool:
-    """Return whether the name of a matmul or convolution says that it multiplies in plain FP32."""
-    fp32 = r"(?i)sgemm|scudnn|_f32f32_f32f32|simt|(engine|convolve\w*|winograd\w*)<float"
+    """Return whether the name of a matmul, convolution or attention says that it multiplies in FP32."""
+    fp32 = r"(?i)fmha\w*_f32|sgemm|scudnn|_f32f32_f32f32|simt|(engine|convolve\w*|winograd\w*)<float"
     return bool(re.search(fp32, kernel)) and not re.search(
         r"(?i)tensorop|tf32|s1688|s884|s16816|hmma|h884|bf16|half", kernel
     )

@@ -390,6 +390,24 @@ def test_pointwise_kernels_on_floats_halve_only_beside_matmuls_with_more_than_16
     assert "amp" not in kinds(explained(run, tmp_path / "again"))
 
 
+@pytest.mark.parametrize(
+    ("kernel", "left_us"),
+    [
+        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float>)", 100),
+        ("triton_per_fused_add_native_layer_norm_20", 300),
+        ("max_pool_forward_nchw<float, float>", 300),
+        ("at::native::cunn_SoftMaxForward<4, float, float, float>", 600),
+        ("FusedOptimizerTensorListMetadata<float>", 600),
+    ],
+)
+def test_beside_matmuls_in_fp32_attention_gains_as_they_do_and_what_autocast_casts_halves(
+    tmp_path, kernel, left_us
+):
+    run = launches_of([("ampere_sgemm_128x64_tn", 5, 600), (kernel, 5, 600)] * 4)
+    (advice,) = (advice for advice in explained(run, tmp_path).advice if advice.kind == "amp")
+    assert advice.gain_high == pytest.approx(1_200 / (100 + left_us), rel=0.02)
+
+
 def test_kernels_with_one_short_name_are_named_once_and_counted(tmp_path):
     kernels = [f"multi_tensor_apply_kernel<TensorListMetadata<{depth}>>" for depth in (1, 2)]
     run = launches_of([(kernels[0], 5, 300), (kernels[1], 5, 250), ("volta_sgemm_128x64_tn", 5, 400)] * 4)
