@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -75,15 +75,20 @@ CASTING = 0.75  # most of their time that other kernels take on half the bytes: 
 LARGE_COPY = 1 << 18  # bytes above which a copy takes its time for the bytes rather than for the call
 INTO_DEVICE = r"(?i)memcpy.*(HtoD|HostToDevice)"
 IN_MEMORY = ("elementwise", "memory", "reduction", "normalisation")  # families that take their time for bytes
-KEPT_IN_FP32 = r"(?i)softmax|layer_?norm|group_?norm|rms_?norm|loss|nll|\b(exp|log|pow)\w*_kernel"  # by autocast
+KEPT_IN_FP32 = (
+    r"(?i)softmax|layer_?norm|group_?norm|rms_?norm|loss|nll|\b(exp|log|pow)\w*_kernel"  # by autocast
+)
 TENSOR_CORES = (2.0, 6.0)  # least and most speed-up of matmuls over FP32 without tensor cores
 FEW_BITS, FEW_BITS_WITHOUT_FP64 = (1.0, 8.0), (8.0, 64.0)  # least and most speed-up of FP32 over FP64
 HAS_FP64 = r"P100|V100|A100|A30\b|A800|H100|H200|H800|H20\b|B200|MI\d{2,3}"  # GPUs with units for it
 FUSED_ATTENTION = (0.35, 0.12)  # time of a fused kernel as a share of unfused attention's: most, least
-FUSED_WITH = 4  # kernels on either side of a softmax that include its matmul
+FUSED_WITH = 7  # kernels at most, with the softmax, between the two matmuls of unfused attention
+WRITTEN_WITH = 16  # the same, where the softmax is written out
 NEWER_ATTENTION = (0.75, 0.5)  # time of FlashAttention 3 on Hopper as a share of version 2's: most, least
 EVEN_SEQUENCES = "balance:over=sequences"
 LARGER = ("batch:factor=2", "batch:factor=4")
+MORE_ROWS = (2.0, 8.0)  # rows that products with one row can take in about the same time: least, most
+MOST = 0.5  # of computing time: products with one row that take more are what to change
 MOSTLY_IDLE = 0.3  # computing share of the step below which a larger batch costs little
 _DONE_ONCE = ("launch-one", "allocator")  # remedies of what a process does only once, at its start
 WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch changes the training
@@ -92,6 +97,8 @@ OF_A_MOMENT = (0.5, 1.5)  # powers of the least and most gain where other jobs t
 OFTEN = 0.5  # times per step and rank above which something is done in each
 WARM = 3.0  # length of warm-up over that of all usual steps above which warm-up dominates a recording
 _SOFTMAX = r"(?i)softmax"
+_WRITTEN_OUT = (r"(?i)\bexp_kernel", r"(?i)MaxOps|MaxNanFunctor")  # parts of a softmax; with a log, of a loss
+_LOG = r"(?i)\blog_kernel"
 _OF_LOSS = r"(?i)nll|loss|log_?softmax|softmax_warp_\w+<.*\d, true"  # `true`: of the logarithm
 _ROUGH = "it helps as such a change did in other jobs; it was not measured on this one"
 
@@ -254,7 +261,7 @@ def _merit(advice: Advice) -> float:
 # What treats each limit itself, before what merely helps.
 _FIRST = {
     HOST: ("cores", "launch-one", "python", "allocator", "launch", "batch", "optimizer"),
-    COMPUTE: ("cores", "amp", "attention", "fuse", "tune-kernel", "optimizer"),
+    COMPUTE: ("cores", "amp", "attention", "fuse", "tune-kernel", "optimizer", "batch"),
     COMMUNICATION: (
         RECORD_MORE,
         "link",
@@ -699,9 +706,7 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
         do += f"{facts.share_of(names):.0%} of compute"
         at_least = dict.fromkeys(names, 1 / least)
     elif facts.share_of(on_tensor_cores) >= SURE_TO_SHOW:
-        do = (
-            f"autocast to 16 bits: {short_kernel(on_tensor_cores[0])} and others are TF32, other kernels "
-        )
+        do = f"autocast to 16 bits: {short_kernel(on_tensor_cores[0])} and others are TF32, other kernels "
         do += f"FP32, together {facts.share_of([*on_tensor_cores, *floats]):.0%} of compute"
         at_least = dict.fromkeys(floats, CASTING)
     else:
@@ -743,17 +748,13 @@ def _times_of_tensor_cores(gpu: str, names: Sequence[str]) -> float:
 def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Fuse attention, or use the version for the GPU at hand."""
     computing = facts.computing_kernels
-    unfused = [
-        name for name in computing["name"] if re.search(_SOFTMAX, name) and not re.search(_OF_LOSS, name)
-    ]
-    softmax = facts.share_of(unfused)
-    if softmax >= SURE_TO_SHOW:
-        names = [*unfused, *_around_softmax(facts, unfused)]
-        low, high = (facts.gain_of_faster(dict.fromkeys(names, factor)) for factor in FUSED_ATTENTION)
+    unfused = _unfused_attention(facts)
+    if unfused and facts.share_of(unfused) >= SURE_TO_SHOW:
+        low, high = (facts.gain_of_faster(dict.fromkeys(unfused, factor)) for factor in FUSED_ATTENTION)
         yield Advice(
             "attention",
             f"scaled_dot_product_attention: scores are written to memory ({short_kernel(unfused[0])} and its "
-            f"matmuls, {facts.share_of(names):.0%} of compute)",
+            f"matmuls, {facts.share_of(unfused):.0%} of compute)",
             low,
             high,
             "a line of code",
@@ -777,31 +778,42 @@ def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
         )
 
 
-def _around_softmax(facts: JobFacts, softmaxes: Collection[str]) -> list[str]:
-    """Return kernels that mostly run between the matmuls around a softmax: products, scaling, masks."""
+def _unfused_attention(facts: JobFacts) -> list[str]:
+    """Return kernels of unfused attention, a softmax or an exp first; empty without any.
+
+    These are each softmax, and what mostly runs from the product before one to the product after it: both
+    products, scaling, masks. A softmax may also be written out, with a maximum, an exp and a sum.
+    """
     families = facts.computing_kernels.select("name", "family")
+    of_softmax = pl.col("name").str.contains(_SOFTMAX) & ~pl.col("name").str.contains(_OF_LOSS)
+    has_log = pl.col("name").str.contains(_LOG).any()
+    is_product, lane = pl.col("family") == "gemm", ["rank", "stream"]
     kernels = (
         facts.spans.filter(pl.col("kind") == "kernel")
         .join(families, on="name")
-        .sort("rank", "stream", "start_ns")
-        .with_columns(pl.struct("rank", "stream").rank("dense").alias("lane"))
+        .sort(*lane, "start_ns")
+        .with_columns(stretch=is_product.cum_sum().over(lane))
     )
-    softmax = np.flatnonzero(kernels["name"].is_in(list(softmaxes)).to_numpy())[:, np.newaxis]
-    is_product, lane = (kernels["family"] == "gemm").to_numpy(), kernels["lane"].to_numpy()
-    inside = np.zeros(kernels.height, np.bool_)
-    for direction in (-1, 1):
-        near = softmax + direction * np.arange(1, FUSED_WITH + 1)
-        place = near.clip(0, kernels.height - 1)
-        ends = is_product[place] & (place == near) & (lane[place] == lane[softmax])
-        until_end = np.arange(FUSED_WITH) <= ends.argmax(axis=1)[:, np.newaxis]
-        inside[place[until_end & ends.any(axis=1)[:, np.newaxis]]] = True
+    written = pl.all_horizontal(pl.col("name").str.contains(part).any() for part in _WRITTEN_OUT) & ~has_log
+    between = (~is_product).sum()
+    is_last = pl.col("stretch").shift(-1).over(lane).is_null()
+    stretches = (
+        kernels.group_by(*lane, "stretch")
+        .agg(attends=(of_softmax.any() & (between <= FUSED_WITH)) | (written & (between <= WRITTEN_WITH)))
+        .sort(*lane, "stretch")
+        .with_columns(attends=pl.col("attends") & (pl.col("stretch") > 0) & ~is_last)
+        .with_columns(ends=pl.col("attends").shift(1).over(lane).fill_null(False))
+    )
+    inside = pl.col("attends") | (pl.col("ends") & is_product)
+    took_ns = pl.col("duration_ns")
     parts = (
-        kernels.with_columns(inside=inside)
+        kernels.join(stretches, on=[*lane, "stretch"])
         .group_by("name")
-        .agg(part=pl.col("duration_ns").filter("inside").sum() / pl.col("duration_ns").sum())
+        .agg(part=took_ns.filter(inside).sum() / took_ns.sum(), is_softmax=of_softmax.any())
     )
-    mostly = parts.filter((pl.col("part") >= NEARLY_ALL) & ~pl.col("name").is_in(list(softmaxes)))
-    return mostly["name"].sort().to_list()
+    mostly = parts.filter((pl.col("part") >= NEARLY_ALL) | "is_softmax")
+    is_exp = pl.col("name").str.contains(_WRITTEN_OUT[0])
+    return mostly.sort("is_softmax", is_exp, "name", descending=[True, True, False])["name"].to_list()
 
 
 def _is_hopper(facts: JobFacts) -> bool:
@@ -829,20 +841,33 @@ def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 def _dominant_kernel(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Tune the kernel that takes most of the time, where compute is the limit."""
-    computing = facts.computing_kernels
-    if limit != COMPUTE or computing.is_empty():
+    if limit != COMPUTE or facts.computing_kernels.is_empty():
         return
-    name = computing["name"][0]
-    share = facts.share_of([name])
+    of_short = facts.computing_kernels.with_columns(short=pl.col("name").replace_strict(facts.short_names))
+    totals = of_short.group_by("short").agg("name", pl.col("total_ns").sum())
+    short, names, _ = totals.sort("total_ns", "short", descending=[True, False]).row(0)
+    share = facts.share_of(names)
     if share >= 0.15:
         yield Advice(
             "tune-kernel",
-            f"tune {facts.short_names[name]}: {share:.0%} of compute",
+            f"tune {short}: {share:.0%} of compute",
             1.0,
-            facts.gain_of_faster({name: 0.5}),
+            facts.gain_of_faster(dict.fromkeys(names, 0.5)),
             "new code",
             _ROUGH,
         )
+
+
+def _rows(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """Multiply several rows at a time, where products with one row read all weights for it."""
+    names = facts.kernels.filter(pl.col("name").str.contains("(?i)gemv"))["name"].to_list()
+    share = facts.share_of(names)
+    if limit != COMPUTE or share < MOST:
+        return
+    low, high = (facts.gain_of_faster(dict.fromkeys(names, 1 / rows)) for rows in MORE_ROWS)
+    do = f"larger batches: {short_kernel(names[0])}, {share:.0%} of compute, reads all weights for one row"
+    assumes = "gains are per sample or token, as more rows share what is read"
+    yield Advice("batch", do, low, high, "a setting", assumes)
 
 
 def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -1014,6 +1039,7 @@ _SOURCES: Sequence[Source] = (
     _attention,
     _pointwise,
     _dominant_kernel,
+    _rows,
     _transfers,
     _experts,
     _stages,

@@ -538,10 +538,13 @@ def facts_of(analysis: Analysis) -> Iterator[JobFacts]:
 LONGEST = 32
 
 
+_RETURNED = re.compile(r"^(void|static|auto|std::enable_if<[^>]*>::type) ")
 _WRAPPERS = re.compile(r"(AUnary|BUnary|Binary|Unary)Functor$")
 _LAUNCHERS = re.compile(r"(?i)^(device_kernel|kernel2?|kentry|enable_\w+)$")  # launch a template argument
 _UNCLEAR = re.compile(r"(?i)^(gemm|\w{0,3})_?kernel$")  # names that only their namespace makes clear
-_CLASS = re.compile(r"^[a-zA-Z_][\w:]*(?<!int)(?<!float)(?<!double)(?<!bool)(?<!char)(?<!long)(?<!half)$")
+_CLASS = re.compile(
+    r"^(?!true|false|\w*Params)[a-zA-Z_][\w:]*(?<!int)(?<!float)(?<!double)(?<!bool)(?<!char)(?<!long)(?<!half)$"
+)
 
 
 def short_kernel(name: str) -> str:
@@ -555,7 +558,7 @@ def name_kernel(name: str) -> str:
     Kernels that launch another one, given as an argument of their template, get the name of that one.
     """
     plain = re.sub(r"\(anonymous namespace\)::|<unnamed>::", "", name).strip()
-    head, *arguments = re.split(r"[<(,>]", re.sub(r"^(void|static|auto) ", "", plain))
+    head, *arguments = re.split(r"[<(,>]", _RETURNED.sub("", plain))
     for argument in map(str.strip, arguments if "<" in plain else ()):
         if _LAUNCHERS.match(head.rsplit("::", 1)[-1].strip()) and _CLASS.match(argument):
             head = argument

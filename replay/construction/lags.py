@@ -200,7 +200,8 @@ def _first_work(nodes: Nodes, work: Ints) -> Ints:
     on_gpu = np.isin(nodes.kind[work], GPU_KINDS)
     first = np.full(int(of_window.max(initial=0)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first, of_window[on_gpu], nodes.measured_start[work[on_gpu]])
-    return first[of_window]
+    began_first: Ints = first[of_window]
+    return began_first
 
 
 def facts_of(started: Started, names: Sequence[str]) -> LagFacts:

@@ -296,6 +296,62 @@ def test_one_call_that_is_slow_is_no_lack_of_cores(tmp_path):
     assert facts_of(run, tmp_path).still is None
 
 
+def _written_out(*more: str) -> list[tuple[str, float, float]]:
+    """A layer of attention whose softmax is written out: 400 us of products, 700 of what is between."""
+    pointwise = "at::native::vectorized_elementwise_kernel<4, at::native::{}(at::TensorIteratorBase&)>"
+    largest, total = (
+        f"at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, {op}<float>>>"
+        for op in ("at::native::MaxOps", "at::native::sum_functor")
+    )
+    names = ["where", "sub", "exp_kernel_cuda", *more, "div_kernel_cuda"]
+    where, sub, *rest, div = (pointwise.format(name) for name in names)
+    between = [where, largest, sub, *rest, total, div]
+    products = ["ampere_bf16_s16816gemm_bf16_128x128_tn", "ampere_bf16_s16816gemm_bf16_128x128_nn"]
+    ran = [products[0], *between, products[1]]
+    return [(name, 5, 200 if name in products else 100) for name in ran]
+
+
+@pytest.mark.parametrize(("more", "is_attention"), [((), True), (("log_kernel_cuda",), False)])
+def test_attention_is_also_recognised_by_a_softmax_that_is_written_out(tmp_path, more, is_attention):
+    others = [("other_gemm_bf16", 5, 100), ("mul", 5, 50), ("other_gemm_bf16", 5, 100)]
+    run = launches_of([*others, *_written_out(*more), *others] * 3)
+    advised = [advice for advice in explained(run, tmp_path).advice if advice.kind == "attention"]
+    assert bool(advised) is is_attention
+    for advice in advised:
+        assert "(exp and its matmuls, 67% of compute)" in advice.do  # 1,000 of 1,500 us a layer
+
+
+def test_attention_whose_softmax_is_short_counts_with_its_products(tmp_path):
+    softmax = "at::native::cunn_SoftMaxForward<8, c10::Half, float, float, at::native::Epilogue>"
+    scores, values, other = (f"ampere_fp16_s16816gemm_fp16_{tile}" for tile in ("64x64", "128x64", "256x128"))
+    run = launches_of([(other, 5, 800), (scores, 5, 80), (softmax, 5, 60), (values, 5, 60)] * 4)
+    (attention,) = (advice for advice in explained(run, tmp_path).advice if advice.kind == "attention")
+    assert "its matmuls, 20% of compute" in attention.do
+
+
+def test_a_softmax_after_the_last_product_of_a_model_does_not_make_attention_of_it(tmp_path):
+    sampling = ["at::native::cunn_SoftMaxForward<4, c10::Half, float, float, E>", *["sort"] * 8]
+    run = launches_of([("head_gemm_fp16", 5, 500), *((name, 5, 20) for name in sampling)] * 4)
+    assert "attention" not in kinds(explained(run, tmp_path))
+
+
+@pytest.mark.parametrize(("kernel", "is_read"), [("gemv2T_kernel_val<int>", True), ("gemm_fp16", False)])
+def test_products_with_one_row_that_take_most_of_the_time_ask_for_more_rows(tmp_path, kernel, is_read):
+    run = launches_of([(kernel, 5, 600), ("silu", 5, 200)] * 6)
+    batches = [advice for advice in explained(run, tmp_path).advice if advice.kind == "batch"]
+    assert [(advice.gain_low, advice.gain_high) for advice in batches] == (
+        [(pytest.approx(800 / 500, rel=0.03), pytest.approx(800 / 275, rel=0.05))] if is_read else []
+    )
+
+
+def test_what_is_to_be_tuned_is_all_kernels_with_one_short_name(tmp_path):
+    kernels = [(f"void mine::splat<{tile}>(int)", 5, 100) for tile in (8, 16, 32)]
+    run = launches_of([*kernels, ("another", 5, 130), ("third", 5, 170)] * 4)
+    (tune,) = (advice for advice in explained(run, tmp_path).advice if advice.kind == "tune-kernel")
+    assert "tune splat: 50% of compute" in tune.do
+    assert tune.gain_high == pytest.approx(600 / 450, rel=0.03)
+
+
 def test_matmuls_in_fp32_are_advised_to_use_tensor_cores(tmp_path):
     run = launches_of([("volta_sgemm_128x64_tn", 5, 900), ("mul", 5, 60)] * 4)
     verdict = explained(run, tmp_path)
