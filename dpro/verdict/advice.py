@@ -54,6 +54,7 @@ from dpro.verdict.limits import (
     IMBALANCE,
     INPUT,
     SYNCHRONISATION,
+    PromptLaunches,
     before_first_launch,
     host_work_before_slow_launch,
     outside_operators,
@@ -468,10 +469,11 @@ def _outside_operators(facts: JobFacts, limit: str) -> Iterator[Advice]:
 def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Reduce the host's work per launch, or give the GPU more work for each.
 
-    Yields nothing if the host mostly does something else for long, which is then to be shortened.
+    Yields nothing if the host mostly does something else for long, which is then to be shortened, or if
+    launches last as long as their kernels, which hides their cost.
     """
     launches = facts.launches
-    if facts.slow_launches is not None and facts.still is None:
+    if facts.launches_block or (facts.slow_launches is not None and facts.still is None):
         return
     by_graph = launches.filter(pl.col("name").str.contains("(?i)graphlaunch"))
     if launches.is_empty() or (by_graph.height and facts.kernels["count"].sum() > 4 * launches.height):
@@ -494,6 +496,15 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
             f"give each step more work ({batch.describe()}): GPUs compute {facts.computing:.0%} of it",
             larger,
         )
+
+
+def _blocking(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """Let launches return before their kernels end."""
+    if not facts.launches_block:
+        return
+    gain = facts.typical_gain_of(facts.job.with_change(PromptLaunches()))
+    do = "unset CUDA_LAUNCH_BLOCKING, and record again: each launch returns only once its kernel has ended"
+    yield Advice("sync", do, partly(gain, 0.5), gain, "a setting", "no code needs launches that block")
 
 
 def _cores(facts: JobFacts, still: StandStill, host: float) -> Advice:
@@ -1034,6 +1045,7 @@ _SOURCES: Sequence[Source] = (
     _hosts,
     _outside_operators,
     _launches,
+    _blocking,
     _input,
     _matmuls,
     _attention,

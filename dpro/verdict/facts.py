@@ -62,6 +62,8 @@ COLD = 0.1  # share of usual steps above which first calls of a process are wort
 STILL_NS = 2 * NS_PER_MS  # a host is stalled in a call of microseconds that lasts this long
 USUALLY_NS = 200_000  # usual time of a call, below which a long one is a stall
 STILL = 0.2  # share of the step above which stalls are the cause
+LONG_NS = 100_000  # a launch that lasts as long as a kernel of at least this time waits for it
+NEARLY_ALL = 0.9  # of such launches: the job launches with CUDA_LAUNCH_BLOCKING
 FEW = 4  # calls of a name needed to know its usual time
 COMES_AGAIN = 0.5  # of the launches of a kernel: without known steps, fewer slow ones may be pauses
 NO_WORK = 1e-3  # of the recorded time: devices that worked less did not train
@@ -366,6 +368,16 @@ class JobFacts:
             ["rank", "correlation"], keep="first"
         )
         return calls.join(work, on=["rank", "correlation"])
+
+    @cached_property
+    def launches_block(self) -> bool:
+        """Whether launches return only once their kernels have ended (CUDA_LAUNCH_BLOCKING)."""
+        kernels = self.spans.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= LONG_NS))
+        ends = kernels.select("rank", "correlation", ends=pl.col("start_ns") + pl.col("duration_ns"))
+        calls = self.launches.unique(["rank", "correlation"], keep="none")  # a graph launches several kernels
+        ran = calls.join(ends, on=["rank", "correlation"])
+        waited = ran.filter(pl.col("start_ns") + pl.col("duration_ns") >= pl.col("ends"))
+        return ran.height >= FEW and waited.height >= NEARLY_ALL * ran.height
 
     @cached_property
     def device_work_ns(self) -> int:

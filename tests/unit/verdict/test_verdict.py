@@ -296,6 +296,32 @@ def test_one_call_that_is_slow_is_no_lack_of_cores(tmp_path):
     assert facts_of(run, tmp_path).still is None
 
 
+def blocking(waits: bool) -> TinyRun:
+    """Ten kernels of 300 us, each after 50 us of its host; calls last 10 us, or until their kernel ends."""
+    run, at, free = TinyRun(), 0.0, 0.0
+    for number in range(10):
+        run.op("aten::op", at, at + 50)
+        free = max(free, at + 55) + 300
+        run.kernel(f"kernel_{number}", free - 300, free, number)
+        run.call(at + 51, free + 2 if waits else at + 61, number)
+        at = free + 5 if waits else at + 65
+    run.step(0, 0, free + 10)
+    return run
+
+
+def test_launches_that_wait_for_their_kernels_are_to_return_at_once(tmp_path):
+    verdict = explained(blocking(waits=True), tmp_path)
+    first = verdict.advice[0]
+    assert (first.kind, "unset CUDA_LAUNCH_BLOCKING" in first.do) == ("sync", True)
+    # 3,600 us, which are 10 kernels of 300 us behind the first 55 us where hosts run ahead.
+    assert first.gain_high == pytest.approx(3_600 / 3_065, rel=0.02)
+    assert not {"record-more", "launch"} & {*kinds(verdict)}  # a call with its kernel in it is no first call
+    assert any("launches wait for their kernels" in line for line in verdict.unsure)
+    beside = explained(blocking(waits=False), tmp_path / "again")
+    assert "sync" not in kinds(beside)
+    assert not any("launches wait" in line for line in beside.unsure)
+
+
 def _written_out(*more: str) -> list[tuple[str, float, float]]:
     """A layer of attention whose softmax is written out: 400 us of products, 700 of what is between."""
     pointwise = "at::native::vectorized_elementwise_kernel<4, at::native::{}(at::TensorIteratorBase&)>"
