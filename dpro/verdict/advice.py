@@ -37,6 +37,7 @@ from dpro.replay.whatif.edits.synchronisation import reduced_in_vain
 from dpro.replay.whatif.edits.training_loop import Workers
 from dpro.replay.whatif.graph_ops.aside import COMPILER
 from dpro.replay.whatif.predict import Prediction
+from dpro.schema import GPU_WORK_KINDS
 from dpro.units import format_bytes, format_duration
 from dpro.verdict import objects
 from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel
@@ -88,6 +89,8 @@ WRITTEN_WITH = 16  # the same, where the softmax is written out
 NEWER_ATTENTION = (0.75, 0.5)  # time of FlashAttention 3 on Hopper as a share of version 2's: most, least
 EVEN_SEQUENCES = "balance:over=sequences"
 LARGER = ("batch:factor=2", "batch:factor=4")
+MEASURED = 0.8  # least time of convolutions whose kernels cuDNN chose by measuring, as a share of now
+BEFORE_VOLTA = r"(?i)\b(tesla )?([kmp]\d+|p100|gtx (9|10)\d\d|titan xp?|quadro [kmp]\d+)\b"  # GPUs
 MORE_ROWS = (2.0, 8.0)  # rows that products with one row can take in about the same time: least, most
 MOST = 0.5  # of computing time: products with one row that take more are what to change
 MOSTLY_IDLE = 0.3  # computing share of the step below which a larger batch costs little
@@ -538,20 +541,35 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
         how = "prepare the input beside the step or on the GPU"
     longest = _longest_names(prepared, facts.rank_steps)
     loading = None if crowded else best_of(facts, facts.candidates(Workers))
+    is_hidden = _hides_input(facts, gain)
     if loading is not None:
         do = f"have {loading.what()} (num_workers) load the input, or prepare it on the GPU{longest}"
-        yield by_edit("input", do, loading)
+        advice = by_edit("input", do, loading)
+        yield replace(advice, gain_low=1.0) if is_hidden else advice
         return
     yield Advice(
         "input",
         f"{how}{longest}",
-        partly(gain, 0.5),
+        1.0 if is_hidden else partly(gain, 0.5),
         gain,
         "a setting" if in_workers and not crowded else "a line of code",
         "preparing it can be made cheaper"
         if crowded
         else "there are free cores for it, and the source can keep up",
     )
+
+
+def _hides_input(facts: JobFacts, gain: float) -> bool:
+    """Return whether devices may hide the input of a single step: they work longer behind the last launch.
+
+    In the next step they still work off this one while the input is loaded, unless the host waits for them.
+    """
+    if facts.usual.height > 1 or facts.launches.is_empty():
+        return False
+    end_ns = pl.col("start_ns") + pl.col("duration_ns")
+    works = facts.analysis.spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
+    lead_ns = works.select(end_ns.max()).item() - facts.launches.select(end_ns.max()).item()
+    return bool(lead_ns >= (1 - 1 / gain) * facts.step_ns)
 
 
 def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
@@ -834,11 +852,13 @@ def _is_hopper(facts: JobFacts) -> bool:
 
 
 def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """Fuse pointwise kernels, on GPUs for which torch.compile makes code."""
     computing = facts.kernels.filter(pl.col("family").is_in(["elementwise", "memory", "normalisation"]))
     names = computing["name"].to_list()
     share = facts.share_of(names)
     count = int(computing["count"].sum()) / facts.rank_steps
-    if share < SURE_TO_SHOW or count < 10:
+    is_old = any(re.search(BEFORE_VOLTA, gpu) for gpu in facts.analysis.run.manifest.gpus)
+    if share < SURE_TO_SHOW or count < 10 or is_old:
         return
     fused = best_of(facts, ["compile"])
     if fused is not None:
@@ -851,7 +871,7 @@ def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _dominant_kernel(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Tune the kernel that takes most of the time, where compute is the limit."""
+    """Where compute limits, tune the kernel that takes most of the time, or choose those of convolutions."""
     if limit != COMPUTE or facts.computing_kernels.is_empty():
         return
     of_short = facts.computing_kernels.with_columns(short=pl.col("name").replace_strict(facts.short_names))
@@ -867,6 +887,14 @@ def _dominant_kernel(facts: JobFacts, limit: str) -> Iterator[Advice]:
             "new code",
             _ROUGH,
         )
+        return
+    families = facts.computing_kernels.group_by("family").agg("name", pl.col("total_ns").sum())
+    family, names, _ = families.sort("total_ns", "family", descending=[True, False]).row(0)
+    if family == "convolution":
+        do = "let cuDNN measure which kernels are fastest (torch.backends.cudnn.benchmark = True): "
+        do += f"convolutions are {facts.share_of(names):.0%} of compute, in {counted(len(names), 'kernel')}"
+        high = facts.gain_of_faster(dict.fromkeys(names, MEASURED))
+        yield Advice("tune-kernel", do, 1.0, high, "a line of code", f"sizes of input are fixed; {_ROUGH}")
 
 
 def _rows(facts: JobFacts, limit: str) -> Iterator[Advice]:

@@ -322,6 +322,42 @@ def test_launches_that_wait_for_their_kernels_are_to_return_at_once(tmp_path):
     assert not any("launches wait" in line for line in beside.unsure)
 
 
+@pytest.mark.parametrize(("lasts_us", "may_hide"), [(400, True), (20, False)])
+def test_input_of_a_single_step_may_hide_behind_what_devices_still_do_then(tmp_path, lasts_us, may_hide):
+    run, free = TinyRun(), 0
+    run.op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 1_000)
+    for number in range(10):
+        at = 1_000 + 30 * number
+        run.op("aten::mul", at, at + 25)
+        run.call(at + 15, at + 20, number)
+        free = max(free, at + 22) + lasts_us
+        run.kernel("mul", free - lasts_us, free, number)
+    run.call(1_300, free + 2, 99, name="cudaDeviceSynchronize")
+    run.step(0, 0, free + 10)
+    (advice,) = (given for given in explained(run, tmp_path).advice if given.kind == "input")
+    assert (advice.gain_low == 1) is may_hide
+    assert advice.gain_high > 1.2
+
+
+@pytest.mark.parametrize(("longest_us", "said"), [(100, "cudnn.benchmark"), (400, "tune volta_scudnn_0")])
+def test_convolutions_in_many_kernels_are_to_be_chosen_by_measuring(tmp_path, longest_us, said):
+    kernels = [(f"volta_scudnn_{number}", 5, longest_us if not number else 100) for number in range(8)]
+    advised = explained(launches_of([*kernels, ("mul", 5, 100)] * 2), tmp_path).advice
+    (tune,) = (advice for advice in advised if advice.kind == "tune-kernel")
+    assert said in tune.do
+
+
+@pytest.mark.parametrize(
+    ("gpu", "is_fused"), [("Tesla P4", False), ("NVIDIA GeForce GTX 1080 Ti", False), ("Tesla T4", True)]
+)
+def test_gpus_for_which_compile_makes_no_code_are_not_advised_to_use_it(tmp_path, gpu, is_fused):
+    pointwise = "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+    recorded = launches_of([("volta_sgemm", 5, 300), *[(pointwise, 5, 100)] * 6] * 4).write(tmp_path / "run")
+    manifest = dataclasses.replace(recorded.manifest, gpus=[gpu])
+    verdict = explain(Analysis(dataclasses.replace(recorded, manifest=manifest)))
+    assert ("fuse" in kinds(verdict)) is is_fused
+
+
 def _written_out(*more: str) -> list[tuple[str, float, float]]:
     """A layer of attention whose softmax is written out: 400 us of products, 700 of what is between."""
     pointwise = "at::native::vectorized_elementwise_kernel<4, at::native::{}(at::TensorIteratorBase&)>"
