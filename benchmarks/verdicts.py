@@ -3,8 +3,9 @@
 python -m benchmarks.verdicts [--traces FOLDER …] [--verdicts FILE …] [--list] [--leave-one-out] [--json]
 
 A file holds one object per trace: `source` below the folder, `limit`, `limit_also_acceptable`,
-`faulty_ranks`, `not_advice`, and `advice` with `kind`, `gain_low_x`, `gain_high_x`. Without options both are
-looked for where DPRO_TRACES and DPRO_VERDICTS say. `--list` prints what differs. `--json` prints one object:
+`limit_null_acceptable` (whether naming none would do, too), `faulty_ranks`, `not_advice`, and `advice` with
+`kind`, `gain_low_x`, `gain_high_x`. Without options both are looked for where DPRO_TRACES and DPRO_VERDICTS
+say. `--list` prints what differs. `--json` prints one object:
 check → {n, agree_pct, bar, holds}. Checks: the limit is his, or one that he would accept; the ranks are those
 that he names; his first advice is among ours, by kind; the intervals of gains for the same kind of advice
 meet; none of ours is one that he warns of.
@@ -66,6 +67,8 @@ NOT_FITTED = (
 def graded(verdict: Explanation, expert: dict[str, Any]) -> dict[str, list[tuple[bool, str]]]:
     """By check: whether each thing agrees, and what differs in words."""
     accepted = [limit or "none" for limit in (expert["limit"], *expert.get("limit_also_acceptable", ()))]
+    if expert.get("limit_null_acceptable"):
+        accepted.append("none")
     limit = verdict.limit.kind if verdict.limit else "none"
     ours: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for given in verdict.advice:
