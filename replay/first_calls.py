@@ -2,8 +2,8 @@
 
 Takes a `Graph`; returns which of its nodes are cold, and their usual duration. The first launch of a kernel
 loads its code; the first use of a library or compiler loads or compiles code. Later steps do none of this, so
-the usual step of a job is without it. Allocations and copies of first calls are like others, and stay. Also
-returns how long calls overlap with the work that they launched.
+the usual step of a job is without it. Allocations and copies of first calls are like others, and stay, except
+calls that set up the device. Also returns how long calls overlap with the work that they launched.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, i
 PROMPT = r"^(cuda|cu|hip)[A-Z]"  # calls that take microseconds once their code is loaded,
 LONGER = r"Malloc|Free|Alloc|Synchronize|Memcpy|Memset|Query|Graph"  # except these
 COMPILING = r"\(dynamo_timed\)$|^compile_inner\b|^(cu|hip)(Module|Library)Load|^nvrtcCompile"
+SETTING_UP = r"^(cuda|hip)Free$"  # sets up a device that no call has used yet, and loads its libraries
+SET_UP_NS = 50_000_000  # a free that takes as long, and waits for no work, does that
 COLD_NS = 200_000  # shorter calls are not worth naming
 TIMES = 50.0  # a cold call takes at least this multiple of the usual duration
 PROMPTLY_NS = 10_000  # assumed usual duration of calls with fewer than `FEW` samples
@@ -71,8 +73,24 @@ def _usual_of_first(graph: Graph) -> Ints:
         typical = float(np.median(took_ns[named])) if named.size >= FEW else PROMPTLY_NS
         slow = named[took_ns[named] >= max(COLD_NS, TIMES * typical)]
         usual_ns[slow[_may_be_first(graph, slow, took_ns)]] = round(typical)
+    usual_ns[_set_up(graph)] = PROMPTLY_NS
     usual_ns[_compiles(graph)] = 0
     return usual_ns
+
+
+def _set_up(graph: Graph) -> Ints:
+    """Return the calls that set up a device: frees that take long while none of its work runs."""
+    nodes = graph.nodes
+    frees = np.array([bool(re.search(SETTING_UP, name)) for name in (*graph.names, "")])[nodes.name]
+    starts, ends = nodes.measured_start, nodes.measured_end
+    calls = np.flatnonzero((nodes.kind == NodeKind.RUNTIME) & frees & (ends - starts >= SET_UP_NS))
+    works = is_of(nodes.kind, GPU_KINDS)
+    beside_ns = [
+        np.clip(np.minimum(ends[work], ends[call]) - np.maximum(starts[work], starts[call]), 0, None).sum()
+        for call in calls
+        for work in [works & (nodes.rank == nodes.rank[call])]
+    ]
+    return calls[np.array(beside_ns, np.int64) < (1 - IDLE) * (ends - starts)[calls]]
 
 
 def _may_be_first(graph: Graph, calls: Ints, took_ns: Ints) -> Bools:
