@@ -92,7 +92,7 @@ LARGER = ("batch:factor=2", "batch:factor=4")
 MEASURED = 0.8  # least time of convolutions whose kernels cuDNN chose by measuring, as a share of now
 BEFORE_VOLTA = r"(?i)\b(tesla )?([kmp]\d+|p100|gtx (9|10)\d\d|titan xp?|quadro [kmp]\d+)\b"  # GPUs
 MORE_ROWS = (2.0, 8.0)  # rows that products with one row can take in about the same time: least, most
-MOST = 0.5  # of computing time: products with one row that take more are what to change
+MAINLY = 0.5  # of computing time: products with one row that take more are what to change
 MOSTLY_IDLE = 0.3  # computing share of the step below which a larger batch costs little
 _DONE_ONCE = ("launch-one", "allocator")  # remedies of what a process does only once, at its start
 WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch changes the training
@@ -901,7 +901,7 @@ def _rows(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Multiply several rows at a time, where products with one row read all weights for it."""
     names = facts.kernels.filter(pl.col("name").str.contains("(?i)gemv"))["name"].to_list()
     share = facts.share_of(names)
-    if limit != COMPUTE or share < MOST:
+    if limit != COMPUTE or share < MAINLY:
         return
     low, high = (facts.gain_of_faster(dict.fromkeys(names, 1 / rows)) for rows in MORE_ROWS)
     do = f"larger batches: {short_kernel(names[0])}, {share:.0%} of compute, reads all weights for one row"
