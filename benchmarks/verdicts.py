@@ -2,9 +2,9 @@
 
 python -m benchmarks.verdicts [--traces FOLDER …] [--verdicts FILE …] [--list] [--leave-one-out] [--json]
 
-A file has one object per trace: `source` below the folder, `limit`, `limit_also_acceptable`, `faulty_ranks`,
-`not_advice`, and `advice` with `kind`, `gain_low_x`, `gain_high_x`. Without options, DPRO_TRACES and
-DPRO_VERDICTS name both. `--list` prints the differences. `--json` prints one object: check → {n, agree_pct,
+A file has one object per trace: `source` below the folder, `limit`, `limit_also_acceptable`,
+`limit_null_acceptable` (whether naming no limit is right, too), `faulty_ranks`, `not_advice`, and `advice`
+with `kind`, `gain_low_x`, `gain_high_x`. Without options, DPRO_TRACES and DPRO_VERDICTS name both. `--list` prints the differences. `--json` prints one object: check → {n, agree_pct,
 bar, holds}. Checks: the limit is the expert's, or one that the expert accepts; the ranks are those that the
 expert names; the expert's first advice is among dpro's, by kind; the intervals of gains for advice of one
 kind overlap; dpro gives no advice that the expert warns of.
@@ -66,6 +66,8 @@ NOT_FITTED = (
 def graded(verdict: Explanation, expert: dict[str, Any]) -> dict[str, list[tuple[bool, str]]]:
     """Grade a verdict: for each check, whether each item agrees, and the difference in words."""
     accepted = [limit or "none" for limit in (expert["limit"], *expert.get("limit_also_acceptable", ()))]
+    if expert.get("limit_null_acceptable"):
+        accepted.append("none")
     limit = verdict.limit.kind if verdict.limit else "none"
     ours: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for given in verdict.advice:

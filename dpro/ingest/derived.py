@@ -112,6 +112,7 @@ _MIN_REPETITIONS = 3
 _MIN_SPANS = 4  # per repetition: a compiled step has few spans at the top level
 _MIN_AGREEING = 0.95  # share of spans with the same name as the span one period later
 _MAX_OF_TYPICAL = 2.0  # maximum duration of a repetition, in medians
+_MAX_PAUSED = 0.2  # share of a loop's repetitions that may be longer: it pauses now and then
 _MIN_AFTER_START_NS = 1_000_000  # faster repetitions after a slow first one may be layers
 _MOST = 0.5  # minimum share of kernel time in repetitions that follow a start-up
 _NO_BETTER = 2.0  # maximum share of differing spans, relative to the period with the least
@@ -128,8 +129,8 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
     """Return start and end of each whole repetition on the host, ns; empty if work does not clearly repeat.
 
     Repetitions are counted from the first span of the window, where a loop of steps is usually cut, or from
-    the end of a start-up, if they have most of the work. The first may take far longer than the others: it
-    warms up.
+    the end of a start-up, if they have most of the work. The first may take far longer than the others, as it
+    warms up; so may a few of a loop, which pauses between epochs or to save.
 
     Args:
         spans: with `kind`, `name`, `start_ns`, `duration_ns`, `pid`, `tid`, `stream`, `forward_thread`,
@@ -144,7 +145,9 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
     last_ns = int(spans.filter(pl.col("kind") == "cpu_op").select(end_ns).to_numpy().max(initial=0))
     for first, period in _periods(lane["name"].rank("dense").to_numpy()):
         starts, calls = (_bounds(times, first, period, last_ns) for times in (ran, called))
-        if _is_steady(np.diff(starts)) and (not first or _is_loop(spans, starts, calls)):
+        durations = np.diff(starts)
+        steady = _is_steady(durations) and not first
+        if steady or (_is_steady(_without_pauses(durations)) and _is_loop(spans, starts, calls)):
             return list(zip(calls[:-1].tolist(), calls[1:].tolist()))
     return []
 
@@ -168,6 +171,13 @@ def _is_steady(durations: Array) -> bool:
     typical = float(np.median(durations))
     others = durations[1:] if typical >= _MIN_AFTER_START_NS and durations[0] > typical else durations
     return bool(others.max() <= _MAX_OF_TYPICAL * typical and typical <= _MAX_OF_TYPICAL * others.min())
+
+
+def _without_pauses(durations: Array) -> Array:
+    """Return the durations without those that are far longer than the typical one, if these are few."""
+    paused = durations > _MAX_OF_TYPICAL * np.median(durations)
+    paused[0] = False  # the first may warm up
+    return durations[~paused] if paused.sum() <= _MAX_PAUSED * paused.size else durations
 
 
 def _is_loop(spans: pl.DataFrame, starts: Array, calls: Array) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -31,12 +31,13 @@ from dpro.replay.whatif.edit import EFFORTS
 from dpro.replay.whatif.edits.coalescing import series_of
 from dpro.replay.whatif.edits.gradients import Bucket
 from dpro.replay.whatif.edits.host import gpu_waits
-from dpro.replay.whatif.edits.kernels import is_pointwise
+from dpro.replay.whatif.edits.kernels import COMPILED
 from dpro.replay.whatif.edits.pipeline import Pipeline
 from dpro.replay.whatif.edits.synchronisation import reduced_in_vain
 from dpro.replay.whatif.edits.training_loop import Workers
 from dpro.replay.whatif.graph_ops.aside import COMPILER
 from dpro.replay.whatif.predict import Prediction
+from dpro.schema import GPU_WORK_KINDS
 from dpro.units import format_bytes, format_duration
 from dpro.verdict import objects
 from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel
@@ -54,6 +55,7 @@ from dpro.verdict.limits import (
     IMBALANCE,
     INPUT,
     SYNCHRONISATION,
+    PromptLaunches,
     before_first_launch,
     host_work_before_slow_launch,
     outside_operators,
@@ -71,18 +73,26 @@ WORTH_AFTER = 1.05  # least middle gain of advice for after the limit is gone
 NEARLY_ALL = 0.9  # share of the time of calls that the named ones take; of a kernel's time within attention
 SHOWN = 0.1  # least time of a part that is named, as a share of the longest part's
 SURE_TO_SHOW = 0.08  # least share of computing time for which a family of kernels is worth a line
-CASTING = 0.75  # most of their time that pointwise kernels take on half the bytes: others cast in addition
+CASTING = 0.75  # most of their time that other kernels take on half the bytes: others cast in addition
 LARGE_COPY = 1 << 18  # bytes above which a copy takes its time for the bytes rather than for the call
 INTO_DEVICE = r"(?i)memcpy.*(HtoD|HostToDevice)"
-BATCH_NORM = r"(?i)batch_?norm|\bbn_"
+IN_MEMORY = ("elementwise", "memory", "reduction", "normalisation")  # families that take their time for bytes
+KEPT_IN_FP32 = (
+    r"(?i)softmax|layer_?norm|group_?norm|rms_?norm|loss|nll|\b(exp|log|pow)\w*_kernel"  # by autocast
+)
 TENSOR_CORES = (2.0, 6.0)  # least and most speed-up of matmuls over FP32 without tensor cores
 FEW_BITS, FEW_BITS_WITHOUT_FP64 = (1.0, 8.0), (8.0, 64.0)  # least and most speed-up of FP32 over FP64
 HAS_FP64 = r"P100|V100|A100|A30\b|A800|H100|H200|H800|H20\b|B200|MI\d{2,3}"  # GPUs with units for it
 FUSED_ATTENTION = (0.35, 0.12)  # time of a fused kernel as a share of unfused attention's: most, least
-FUSED_WITH = 4  # kernels on either side of a softmax that include its matmul
+FUSED_WITH = 7  # kernels at most, with the softmax, between the two matmuls of unfused attention
+WRITTEN_WITH = 16  # the same, where the softmax is written out
 NEWER_ATTENTION = (0.75, 0.5)  # time of FlashAttention 3 on Hopper as a share of version 2's: most, least
 EVEN_SEQUENCES = "balance:over=sequences"
 LARGER = ("batch:factor=2", "batch:factor=4")
+MEASURED = 0.8  # least time of convolutions whose kernels cuDNN chose by measuring, as a share of now
+BEFORE_VOLTA = r"(?i)\b(tesla )?([kmp]\d+|p100|gtx (9|10)\d\d|titan xp?|quadro [kmp]\d+)\b"  # GPUs
+MORE_ROWS = (2.0, 8.0)  # rows that products with one row can take in about the same time: least, most
+MAINLY = 0.5  # of computing time: products with one row that take more are what to change
 MOSTLY_IDLE = 0.3  # computing share of the step below which a larger batch costs little
 _DONE_ONCE = ("launch-one", "allocator")  # remedies of what a process does only once, at its start
 WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch changes the training
@@ -91,6 +101,8 @@ OF_A_MOMENT = (0.5, 1.5)  # powers of the least and most gain where other jobs t
 OFTEN = 0.5  # times per step and rank above which something is done in each
 WARM = 3.0  # length of warm-up over that of all usual steps above which warm-up dominates a recording
 _SOFTMAX = r"(?i)softmax"
+_WRITTEN_OUT = (r"(?i)\bexp_kernel", r"(?i)MaxOps|MaxNanFunctor")  # parts of a softmax; with a log, of a loss
+_LOG = r"(?i)\blog_kernel"
 _OF_LOSS = r"(?i)nll|loss|log_?softmax|softmax_warp_\w+<.*\d, true"  # `true`: of the logarithm
 _ROUGH = "it helps as such a change did in other jobs; it was not measured on this one"
 
@@ -253,7 +265,7 @@ def _merit(advice: Advice) -> float:
 # What treats each limit itself, before what merely helps.
 _FIRST = {
     HOST: ("cores", "launch-one", "python", "allocator", "launch", "batch", "optimizer"),
-    COMPUTE: ("cores", "amp", "attention", "fuse", "tune-kernel", "optimizer"),
+    COMPUTE: ("cores", "amp", "attention", "fuse", "tune-kernel", "optimizer", "batch"),
     COMMUNICATION: (
         RECORD_MORE,
         "link",
@@ -460,10 +472,11 @@ def _outside_operators(facts: JobFacts, limit: str) -> Iterator[Advice]:
 def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Reduce the host's work per launch, or give the GPU more work for each.
 
-    Yields nothing if the host mostly does something else for long, which is then to be shortened.
+    Yields nothing if the host mostly does something else for long, which is then to be shortened, or if
+    launches last as long as their kernels, which hides their cost.
     """
     launches = facts.launches
-    if facts.slow_launches is not None and facts.still is None:
+    if facts.launches_block or (facts.slow_launches is not None and facts.still is None):
         return
     by_graph = launches.filter(pl.col("name").str.contains("(?i)graphlaunch"))
     if launches.is_empty() or (by_graph.height and facts.kernels["count"].sum() > 4 * launches.height):
@@ -486,6 +499,15 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
             f"give each step more work ({batch.describe()}): GPUs compute {facts.computing:.0%} of it",
             larger,
         )
+
+
+def _blocking(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """Let launches return before their kernels end."""
+    if not facts.launches_block:
+        return
+    gain = facts.typical_gain_of(facts.job.with_change(PromptLaunches()))
+    do = "unset CUDA_LAUNCH_BLOCKING, and record again: each launch returns only once its kernel has ended"
+    yield Advice("sync", do, partly(gain, 0.5), gain, "a setting", "no code needs launches that block")
 
 
 def _cores(facts: JobFacts, still: StandStill, host: float) -> Advice:
@@ -519,20 +541,35 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
         how = "prepare the input beside the step or on the GPU"
     longest = _longest_names(prepared, facts.rank_steps)
     loading = None if crowded else best_of(facts, facts.candidates(Workers))
+    is_hidden = _hides_input(facts, gain)
     if loading is not None:
         do = f"have {loading.what()} (num_workers) load the input, or prepare it on the GPU{longest}"
-        yield by_edit("input", do, loading)
+        advice = by_edit("input", do, loading)
+        yield replace(advice, gain_low=1.0) if is_hidden else advice
         return
     yield Advice(
         "input",
         f"{how}{longest}",
-        partly(gain, 0.5),
+        1.0 if is_hidden else partly(gain, 0.5),
         gain,
         "a setting" if in_workers and not crowded else "a line of code",
         "preparing it can be made cheaper"
         if crowded
         else "there are free cores for it, and the source can keep up",
     )
+
+
+def _hides_input(facts: JobFacts, gain: float) -> bool:
+    """Return whether devices may hide the input of a single step: they work longer behind the last launch.
+
+    In the next step they still work off this one while the input is loaded, unless the host waits for them.
+    """
+    if facts.usual.height > 1 or facts.launches.is_empty():
+        return False
+    end_ns = pl.col("start_ns") + pl.col("duration_ns")
+    works = facts.analysis.spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
+    lead_ns = works.select(end_ns.max()).item() - facts.launches.select(end_ns.max()).item()
+    return bool(lead_ns >= (1 - 1 / gain) * facts.step_ns)
 
 
 def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
@@ -672,7 +709,8 @@ def _per_step(graph: Graph, transfers: Ints) -> int:
 
 def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Multiply in FP32 rather than FP64, and on tensor cores rather than in FP32."""
-    matmuls = facts.kernels.filter(pl.col("family").is_in(["gemm", "convolution"]))["name"].to_list()
+    families = facts.kernels.filter(pl.col("family").is_in(["gemm", "convolution", "attention"]))
+    matmuls = families["name"].to_list()
     doubled = [name for name in matmuls if re.search(r"(?i)(?<![a-z])dgemm|d884|_f64|<double|double>", name)]
     if facts.share_of(doubled) >= SURE_TO_SHOW:
         may_have_fp64 = not facts.gpu or re.search(HAS_FP64, facts.gpu)
@@ -686,7 +724,8 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
     times = _times_of_tensor_cores(facts.gpu, [*names, *on_tensor_cores])
     if times < TENSOR_CORES[0]:
         return
-    floats = [name for name in facts.computing_kernels["name"] if _halved_by_autocast(name)]
+    computing = facts.computing_kernels.select("name", "family").iter_rows()
+    floats = [name for name, family in computing if _is_halved(name, family, of_compiled=bool(names))]
     least, most = (min(factor, part * times) for factor, part in zip(TENSOR_CORES, (0.75, 1.0)))
     autocast = dict.fromkeys([*on_tensor_cores, *floats], 0.5) | dict.fromkeys(names, 1 / most)
     if facts.share_of(names) >= SURE_TO_SHOW:
@@ -696,26 +735,31 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
         do += f"{facts.share_of(names):.0%} of compute"
         at_least = dict.fromkeys(names, 1 / least)
     elif facts.share_of(on_tensor_cores) >= SURE_TO_SHOW:
-        do = (
-            f"autocast to 16 bits: {short_kernel(on_tensor_cores[0])} and others are TF32, pointwise kernels "
-        )
+        do = f"autocast to 16 bits: {short_kernel(on_tensor_cores[0])} and others are TF32, other kernels "
         do += f"FP32, together {facts.share_of([*on_tensor_cores, *floats]):.0%} of compute"
         at_least = dict.fromkeys(floats, CASTING)
     else:
         return
     low, high = (facts.gain_of_faster(factors) for factors in (at_least, autocast))
-    assumes = "the model trains as well with fewer bits; at most, pointwise kernels move half the bytes, too"
+    assumes = "the model works as well with fewer bits; at most, other kernels move half the bytes, too"
     yield Advice("amp", do, low, high, "a line of code", assumes)
 
 
-def _halved_by_autocast(kernel: str) -> bool:
-    """Return whether autocast runs a kernel's work in 16 bits: pointwise work, batch normalisation."""
-    return stored_as(kernel) == "fp32" and (is_pointwise(kernel) or bool(re.search(BATCH_NORM, kernel)))
+def _is_halved(kernel: str, family: str, of_compiled: bool) -> bool:
+    """Return whether a kernel moves half the bytes in 16 bits, as autocast runs it.
+
+    Args:
+        of_compiled: whether kernels made by torch.compile count, whose names do not show their type.
+    """
+    if kernel.startswith(COMPILED):
+        return of_compiled and not re.search(r"16|half", kernel)
+    is_moved = family in IN_MEMORY and stored_as(kernel) == "fp32"
+    return is_moved and not re.search(KEPT_IN_FP32, kernel)
 
 
 def without_tensor_cores(kernel: str) -> bool:
-    """Return whether the name of a matmul or convolution says that it multiplies in plain FP32."""
-    fp32 = r"(?i)sgemm|scudnn|_f32f32_f32f32|simt|(engine|convolve\w*|winograd\w*)<float"
+    """Return whether the name of a matmul, convolution or attention says that it multiplies in FP32."""
+    fp32 = r"(?i)fmha\w*_f32|sgemm|scudnn|_f32f32_f32f32|simt|(engine|convolve\w*|winograd\w*)<float"
     return bool(re.search(fp32, kernel)) and not re.search(
         r"(?i)tensorop|tf32|s1688|s884|s16816|hmma|h884|bf16|half", kernel
     )
@@ -733,17 +777,13 @@ def _times_of_tensor_cores(gpu: str, names: Sequence[str]) -> float:
 def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Fuse attention, or use the version for the GPU at hand."""
     computing = facts.computing_kernels
-    unfused = [
-        name for name in computing["name"] if re.search(_SOFTMAX, name) and not re.search(_OF_LOSS, name)
-    ]
-    softmax = facts.share_of(unfused)
-    if softmax >= SURE_TO_SHOW:
-        names = [*unfused, *_around_softmax(facts, unfused)]
-        low, high = (facts.gain_of_faster(dict.fromkeys(names, factor)) for factor in FUSED_ATTENTION)
+    unfused = _unfused_attention(facts)
+    if unfused and facts.share_of(unfused) >= SURE_TO_SHOW:
+        low, high = (facts.gain_of_faster(dict.fromkeys(unfused, factor)) for factor in FUSED_ATTENTION)
         yield Advice(
             "attention",
             f"scaled_dot_product_attention: scores are written to memory ({short_kernel(unfused[0])} and its "
-            f"matmuls, {facts.share_of(names):.0%} of compute)",
+            f"matmuls, {facts.share_of(unfused):.0%} of compute)",
             low,
             high,
             "a line of code",
@@ -767,31 +807,42 @@ def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
         )
 
 
-def _around_softmax(facts: JobFacts, softmaxes: Collection[str]) -> list[str]:
-    """Return kernels that mostly run between the matmuls around a softmax: products, scaling, masks."""
+def _unfused_attention(facts: JobFacts) -> list[str]:
+    """Return kernels of unfused attention, a softmax or an exp first; empty without any.
+
+    These are each softmax, and what mostly runs from the product before one to the product after it: both
+    products, scaling, masks. A softmax may also be written out, with a maximum, an exp and a sum.
+    """
     families = facts.computing_kernels.select("name", "family")
+    of_softmax = pl.col("name").str.contains(_SOFTMAX) & ~pl.col("name").str.contains(_OF_LOSS)
+    has_log = pl.col("name").str.contains(_LOG).any()
+    is_product, lane = pl.col("family") == "gemm", ["rank", "stream"]
     kernels = (
         facts.spans.filter(pl.col("kind") == "kernel")
         .join(families, on="name")
-        .sort("rank", "stream", "start_ns")
-        .with_columns(pl.struct("rank", "stream").rank("dense").alias("lane"))
+        .sort(*lane, "start_ns")
+        .with_columns(stretch=is_product.cum_sum().over(lane))
     )
-    softmax = np.flatnonzero(kernels["name"].is_in(list(softmaxes)).to_numpy())[:, np.newaxis]
-    is_product, lane = (kernels["family"] == "gemm").to_numpy(), kernels["lane"].to_numpy()
-    inside = np.zeros(kernels.height, np.bool_)
-    for direction in (-1, 1):
-        near = softmax + direction * np.arange(1, FUSED_WITH + 1)
-        place = near.clip(0, kernels.height - 1)
-        ends = is_product[place] & (place == near) & (lane[place] == lane[softmax])
-        until_end = np.arange(FUSED_WITH) <= ends.argmax(axis=1)[:, np.newaxis]
-        inside[place[until_end & ends.any(axis=1)[:, np.newaxis]]] = True
+    written = pl.all_horizontal(pl.col("name").str.contains(part).any() for part in _WRITTEN_OUT) & ~has_log
+    between = (~is_product).sum()
+    is_last = pl.col("stretch").shift(-1).over(lane).is_null()
+    stretches = (
+        kernels.group_by(*lane, "stretch")
+        .agg(attends=(of_softmax.any() & (between <= FUSED_WITH)) | (written & (between <= WRITTEN_WITH)))
+        .sort(*lane, "stretch")
+        .with_columns(attends=pl.col("attends") & (pl.col("stretch") > 0) & ~is_last)
+        .with_columns(ends=pl.col("attends").shift(1).over(lane).fill_null(False))
+    )
+    inside = pl.col("attends") | (pl.col("ends") & is_product)
+    took_ns = pl.col("duration_ns")
     parts = (
-        kernels.with_columns(inside=inside)
+        kernels.join(stretches, on=[*lane, "stretch"])
         .group_by("name")
-        .agg(part=pl.col("duration_ns").filter("inside").sum() / pl.col("duration_ns").sum())
+        .agg(part=took_ns.filter(inside).sum() / took_ns.sum(), is_softmax=of_softmax.any())
     )
-    mostly = parts.filter((pl.col("part") >= NEARLY_ALL) & ~pl.col("name").is_in(list(softmaxes)))
-    return mostly["name"].sort().to_list()
+    mostly = parts.filter((pl.col("part") >= NEARLY_ALL) | "is_softmax")
+    is_exp = pl.col("name").str.contains(_WRITTEN_OUT[0])
+    return mostly.sort("is_softmax", is_exp, "name", descending=[True, True, False])["name"].to_list()
 
 
 def _is_hopper(facts: JobFacts) -> bool:
@@ -801,11 +852,13 @@ def _is_hopper(facts: JobFacts) -> bool:
 
 
 def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """Fuse pointwise kernels, on GPUs for which torch.compile makes code."""
     computing = facts.kernels.filter(pl.col("family").is_in(["elementwise", "memory", "normalisation"]))
     names = computing["name"].to_list()
     share = facts.share_of(names)
     count = int(computing["count"].sum()) / facts.rank_steps
-    if share < SURE_TO_SHOW or count < 10:
+    is_old = any(re.search(BEFORE_VOLTA, gpu) for gpu in facts.analysis.run.manifest.gpus)
+    if share < SURE_TO_SHOW or count < 10 or is_old:
         return
     fused = best_of(facts, ["compile"])
     if fused is not None:
@@ -818,21 +871,42 @@ def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _dominant_kernel(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Tune the kernel that takes most of the time, where compute is the limit."""
-    computing = facts.computing_kernels
-    if limit != COMPUTE or computing.is_empty():
+    """Where compute limits, tune the kernel that takes most of the time, or choose those of convolutions."""
+    if limit != COMPUTE or facts.computing_kernels.is_empty():
         return
-    name = computing["name"][0]
-    share = facts.share_of([name])
+    of_short = facts.computing_kernels.with_columns(short=pl.col("name").replace_strict(facts.short_names))
+    totals = of_short.group_by("short").agg("name", pl.col("total_ns").sum())
+    short, names, _ = totals.sort("total_ns", "short", descending=[True, False]).row(0)
+    share = facts.share_of(names)
     if share >= 0.15:
         yield Advice(
             "tune-kernel",
-            f"tune {facts.short_names[name]}: {share:.0%} of compute",
+            f"tune {short}: {share:.0%} of compute",
             1.0,
-            facts.gain_of_faster({name: 0.5}),
+            facts.gain_of_faster(dict.fromkeys(names, 0.5)),
             "new code",
             _ROUGH,
         )
+        return
+    families = facts.computing_kernels.group_by("family").agg("name", pl.col("total_ns").sum())
+    family, names, _ = families.sort("total_ns", "family", descending=[True, False]).row(0)
+    if family == "convolution":
+        do = "let cuDNN measure which kernels are fastest (torch.backends.cudnn.benchmark = True): "
+        do += f"convolutions are {facts.share_of(names):.0%} of compute, in {counted(len(names), 'kernel')}"
+        high = facts.gain_of_faster(dict.fromkeys(names, MEASURED))
+        yield Advice("tune-kernel", do, 1.0, high, "a line of code", f"sizes of input are fixed; {_ROUGH}")
+
+
+def _rows(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """Multiply several rows at a time, where products with one row read all weights for it."""
+    names = facts.kernels.filter(pl.col("name").str.contains("(?i)gemv"))["name"].to_list()
+    share = facts.share_of(names)
+    if limit != COMPUTE or share < MAINLY:
+        return
+    low, high = (facts.gain_of_faster(dict.fromkeys(names, 1 / rows)) for rows in MORE_ROWS)
+    do = f"larger batches: {short_kernel(names[0])}, {share:.0%} of compute, reads all weights for one row"
+    assumes = "gains are per sample or token, as more rows share what is read"
+    yield Advice("batch", do, low, high, "a setting", assumes)
 
 
 def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -999,11 +1073,13 @@ _SOURCES: Sequence[Source] = (
     _hosts,
     _outside_operators,
     _launches,
+    _blocking,
     _input,
     _matmuls,
     _attention,
     _pointwise,
     _dominant_kernel,
+    _rows,
     _transfers,
     _experts,
     _stages,

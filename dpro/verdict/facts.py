@@ -62,6 +62,8 @@ COLD = 0.1  # share of usual steps above which first calls of a process are wort
 STILL_NS = 2 * NS_PER_MS  # a host is stalled in a call of microseconds that lasts this long
 USUALLY_NS = 200_000  # usual time of a call, below which a long one is a stall
 STILL = 0.2  # share of the step above which stalls are the cause
+LONG_NS = 100_000  # a launch that lasts as long as a kernel of at least this time waits for it
+NEARLY_ALL = 0.9  # of such launches: the job launches with CUDA_LAUNCH_BLOCKING
 FEW = 4  # calls of a name needed to know its usual time
 COMES_AGAIN = 0.5  # of the launches of a kernel: without known steps, fewer slow ones may be pauses
 NO_WORK = 1e-3  # of the recorded time: devices that worked less did not train
@@ -368,6 +370,16 @@ class JobFacts:
         return calls.join(work, on=["rank", "correlation"])
 
     @cached_property
+    def launches_block(self) -> bool:
+        """Whether launches return only once their kernels have ended (CUDA_LAUNCH_BLOCKING)."""
+        kernels = self.spans.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= LONG_NS))
+        ends = kernels.select("rank", "correlation", ends=pl.col("start_ns") + pl.col("duration_ns"))
+        calls = self.launches.unique(["rank", "correlation"], keep="none")  # a graph launches several kernels
+        ran = calls.join(ends, on=["rank", "correlation"])
+        waited = ran.filter(pl.col("start_ns") + pl.col("duration_ns") >= pl.col("ends"))
+        return ran.height >= FEW and waited.height >= NEARLY_ALL * ran.height
+
+    @cached_property
     def device_work_ns(self) -> int:
         """Time that the busiest rank's devices computed, copied and filled, as recorded, in ns."""
         work = self.analysis.spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
@@ -538,10 +550,13 @@ def facts_of(analysis: Analysis) -> Iterator[JobFacts]:
 LONGEST = 32
 
 
+_RETURNED = re.compile(r"^(void|static|auto|std::enable_if<[^>]*>::type) ")
 _WRAPPERS = re.compile(r"(AUnary|BUnary|Binary|Unary)Functor$")
 _LAUNCHERS = re.compile(r"(?i)^(device_kernel|kernel2?|kentry|enable_\w+)$")  # launch a template argument
 _UNCLEAR = re.compile(r"(?i)^(gemm|\w{0,3})_?kernel$")  # names that only their namespace makes clear
-_CLASS = re.compile(r"^[a-zA-Z_][\w:]*(?<!int)(?<!float)(?<!double)(?<!bool)(?<!char)(?<!long)(?<!half)$")
+_CLASS = re.compile(
+    r"^(?!true|false|\w*Params)[a-zA-Z_][\w:]*(?<!int)(?<!float)(?<!double)(?<!bool)(?<!char)(?<!long)(?<!half)$"
+)
 
 
 def short_kernel(name: str) -> str:
@@ -555,7 +570,7 @@ def name_kernel(name: str) -> str:
     Kernels that launch another one, given as an argument of their template, get the name of that one.
     """
     plain = re.sub(r"\(anonymous namespace\)::|<unnamed>::", "", name).strip()
-    head, *arguments = re.split(r"[<(,>]", re.sub(r"^(void|static|auto) ", "", plain))
+    head, *arguments = re.split(r"[<(,>]", _RETURNED.sub("", plain))
     for argument in map(str.strip, arguments if "<" in plain else ()):
         if _LAUNCHERS.match(head.rsplit("::", 1)[-1].strip()) and _CLASS.match(argument):
             head = argument

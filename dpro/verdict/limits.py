@@ -19,6 +19,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.classify import is_communication
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
+from dpro.replay.first_calls import beside_launched_ns
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
 from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
 from dpro.replay.steps import NO_STEP
@@ -210,32 +211,17 @@ class FreeCopies:
     def apply(self, graph: Graph) -> Graph:
         """Return the graph in which copies take no time."""
         copies = copies_of(graph)
-        left_ns = np.maximum(graph.nodes.duration - _copying_ns(graph, copies), 0)
+        left_ns = np.maximum(graph.nodes.duration - beside_launched_ns(graph, NodeKind.COPY), 0)
         return graph.with_durations(np.where(copies, 0, left_ns))
 
 
-def _copying_ns(graph: Graph, copies: Bools) -> Ints:
-    """Return [N] ns that calls overlap with the copies that they made."""
-    nodes, edges = graph.nodes, graph.edges
-    columns = (nodes.kind, nodes.span, nodes.measured_start, edges.kind, edges.source, edges.target)
-    return once(graph, "copying", columns, lambda: _beside_copies(graph, copies))
+class PromptLaunches:
+    """Change after which calls that launch kernels do not wait for them, as with CUDA_LAUNCH_BLOCKING."""
 
-
-def _beside_copies(graph: Graph, copies: Bools) -> Ints:
-    nodes, edges = graph.nodes, graph.edges
-    made = (edges.kind == EdgeKind.LAUNCH) & copies[edges.target]
-    call, copy = edges.source[made], edges.target[made]
-    place = ("rank", "window", "span")
-    rows = {name: getattr(nodes, name) for name in (*place, "measured_start", "measured_end")}
-    frame = pl.DataFrame(rows).with_columns(node=pl.int_range(pl.len()))
-    times = frame[copy].select(begun="measured_start", ended="measured_end")
-    calls = pl.concat([frame[call].select(place), times], how="horizontal").filter(pl.col("span") >= 0)
-    pieces = frame.filter(pl.Series(nodes.kind == NodeKind.RUNTIME)).join(calls, on=place)
-    both = pl.min_horizontal("measured_end", "ended") - pl.max_horizontal("measured_start", "begun")
-    beside = pieces.group_by("node").agg(both.max().clip(lower_bound=0))
-    copying_ns = np.zeros(graph.num_nodes, np.int64)
-    copying_ns[beside["node"].to_numpy()] = beside.to_series(1).to_numpy()
-    return copying_ns
+    def apply(self, graph: Graph) -> Graph:
+        """Return the graph in which calls take no time while their own kernels run."""
+        left_ns = graph.nodes.duration - beside_launched_ns(graph, NodeKind.KERNEL)
+        return graph.with_durations(np.maximum(left_ns, 0))
 
 
 @dataclass(frozen=True)

@@ -503,6 +503,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         (unlike := unlike_the_others(facts.analysis)): bool(unlike),
         (another := _another_length(facts)): bool(another) and not unlike,
         f"gains are rated poor: {trust.weakest}": trust.answerable and trust.grade == "poor" and not unlike,
+        "launches wait for their kernels: hosts and devices cannot overlap here": facts.launches_block,
         "other processes use cores of these hosts: gains hold only under that load": bool(facts.shared_hosts),
         f"what kernels do that take {unknown:.0%} of compute is not known by their names": unknown >= UNKNOWN,
     }

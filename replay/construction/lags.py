@@ -28,6 +28,8 @@ SAME_ROOM = 1.05
 ENOUGH_DRAINED = 3
 # Work that starts more than this after its last known dependency is anchored.
 UNEXPLAINED_NS = 50_000
+# No launch takes longer than this to reach an idle device.
+LONGEST_LATENCY_NS = 1_000_000
 # A worker thread begins a CPU collective within this time of the call, unless it finds no core.
 NO_CORE_NS = 1_000_000
 # Kinds of work: kernels, copies, GPU collectives, collectives of communication threads.
@@ -113,6 +115,8 @@ class Started:
         free: [C] whether nothing else held up the work when the source ended.
         others, called: [W] ns at which the last dependency of each had ended: non-launches, launches.
         on_worker: [W] whether it runs on a thread for CPU collectives.
+        behind: [W] whether it may have queued behind work from before the window: it was ready before its GPU
+            did anything inside the window, and began late.
     """
 
     edges: Edges
@@ -129,6 +133,7 @@ class Started:
     others: Ints
     called: Ints
     on_worker: Bools
+    behind: Bools
 
     @property
     def launches(self) -> tuple[Bools, Bools]:
@@ -174,11 +179,29 @@ def started_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> Started:
     # The slack of a launch is its latency only where all other dependencies had ended before.
     others, called = np.full(work.size, LONG_AGO), np.full(work.size, LONG_AGO)
     _latest(ended, kind == EdgeKind.LAUNCH, leads_to, others, called)
+    late = nodes.measured_start[work] - np.maximum(others, called) > UNEXPLAINED_NS
+    behind = late & ~worker & (np.maximum(others, called) < _first_work(nodes, work))
+    behind[leads_to[kind == EdgeKind.STREAM]] = False
+    # A call that returns after its work began still worked on it, as for a copy of pageable memory.
+    behind[leads_to[(kind == EdgeKind.LAUNCH) & edges.inferred[chosen]]] = False
+    slack = nodes.measured_start[target] - ended
+    free = (others[leads_to] <= ended) & ~(behind[leads_to] & (slack > LONGEST_LATENCY_NS))
     return Started(
         edges, nodes, work, chosen, source, kind, edges.inferred[chosen], leads_to,
-        slack=nodes.measured_start[target] - ended, group=group[leads_to], free=others[leads_to] <= ended,
-        others=others, called=called, on_worker=worker,
+        slack=slack, group=group[leads_to], free=free,
+        others=others, called=called, on_worker=worker, behind=behind,
     )  # fmt: skip
+
+
+def _first_work(nodes: Nodes, work: Ints) -> Ints:
+    """Return [W] ns at which the GPU of each rank first did anything in the window."""
+    rank, window = nodes.rank[work], nodes.window[work]  # -1 is the rank of rendezvous
+    of_window = (rank - rank.min(initial=0)) * (window.max(initial=0) + 1) + window
+    on_gpu = np.isin(nodes.kind[work], GPU_KINDS)
+    first = np.full(int(of_window.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, of_window[on_gpu], nodes.measured_start[work[on_gpu]])
+    began_first: Ints = first[of_window]
+    return began_first
 
 
 def facts_of(started: Started, names: Sequence[str]) -> LagFacts:
@@ -352,23 +375,13 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     ready = np.maximum(started.others, started.called)
     late = (began - ready > UNEXPLAINED_NS) & ~anchored[work]
     without_core = late & on_worker & (began - ready > NO_CORE_NS)
-    has_launch, has_before = np.zeros(work.size, np.bool_), np.zeros(work.size, np.bool_)
+    has_launch = np.zeros(work.size, np.bool_)
     has_launch[leads_to[launch]] = True
-    has_before[leads_to[stream]] = True
-    # When the GPU of each rank first did anything in a window.
-    rank, window = nodes.rank[work], nodes.window[work]  # -1 is the rank of rendezvous
-    of_window = (rank - rank.min(initial=0)) * (window.max(initial=0) + 1) + window
-    on_gpu = np.isin(nodes.kind[work], GPU_KINDS)
-    first_work = np.full(int(of_window.max(initial=0)) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first_work, of_window[on_gpu], began[on_gpu])
-    first = late & ~has_before & ~on_worker & (ready < first_work[of_window])
-    # A call that returns after its work began still worked on it, as for a copy of pageable memory.
-    first[leads_to[launch & started.inferred]] = False
     # Tie the rest to its last dependency by an edge with the measured lag.
     fitted = stream & (late & ~has_launch)[leads_to]
     fitted |= without_core[leads_to] & (ended == ready[leads_to])
     lag[fitted] = began[leads_to[fitted]] - ended[fitted]
-    keeps: Ints = work[first]
+    keeps: Ints = work[started.behind & ~anchored[work]]
     anchored[keeps] = True
     anchored[work[leads_to[fitted]]] = True
     return keeps

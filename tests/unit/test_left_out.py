@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.verdicts import constants, middle_of_best, scaled, share_left_out
+from benchmarks.verdicts import constants, graded, middle_of_best, scaled, share_left_out
+from dpro.verdict.verdict import Explanation
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,14 @@ def test_of_a_gain_what_is_above_one_is_scaled():
 def test_the_bars_of_the_verdict_are_among_the_constants():
     assert {"LARGE", "WORTH", "SLOW_LAUNCH_NS", "COLD"} <= set(constants())
     assert "MAX_ADVICE" not in constants()
+
+
+@pytest.mark.parametrize(("said", "is_right"), [({}, False), ({"limit_null_acceptable": True}, True)])
+def test_no_limit_is_right_where_the_expert_would_accept_that_none_is_named(said, is_right):
+    expert = {
+        "limit": "host",
+        "faulty_ranks": [],
+        "advice": [{"kind": "x", "gain_low_x": 1, "gain_high_x": 2}],
+    }
+    ((right, _),) = graded(Explanation(run="r", job="j", fault="", faulty_ranks=[]), expert | said)["limit"]
+    assert right is is_right

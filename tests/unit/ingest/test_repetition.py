@@ -103,6 +103,22 @@ def test_rounds_of_very_different_lengths_are_not_clear():
     assert repetitions(_spans(STEP * 3, slow=9)) == []
 
 
+LOOP = [*STEP[:-1], "autograd::engine::evaluate_function: adam"]
+
+
+def test_pauses_in_few_rounds_of_a_loop_do_not_hide_the_others():
+    assert len(repetitions(_spans(LOOP * 20, slow=73))) == 20
+
+
+def test_rounds_of_a_loop_that_often_pause_are_not_clear():
+    rounds = [_spans(LOOP * 2, slow=9).with_columns(pl.col("start_ns") + 1_000 * at) for at in range(6)]
+    assert repetitions(pl.concat(rounds)) == []
+
+
+def test_pauses_between_equal_layers_are_no_steps():
+    assert repetitions(_spans(STEP * 20, slow=73)) == []
+
+
 def test_a_guess_says_that_it_is_one_and_marks_come_first():
     spans = _spans(STEP * 3)
     assert guess_steps(spans)["source"].to_list() == ["repetition"] * 3

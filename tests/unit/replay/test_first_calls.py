@@ -59,6 +59,18 @@ def test_a_launch_of_a_kernel_that_ran_before_loads_nothing(tmp_path):
     assert _named(_steps({1: 900.0}, known=True), tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("took_ms", "works", "is_first"), [(100, False, True), (100, True, False), (5, False, False)]
+)
+def test_a_free_that_takes_long_and_waits_for_nothing_sets_up_its_device(tmp_path, took_ms, works, is_first):
+    run = TinyRun()
+    run.call(0, 10, 1)
+    run.kernel("gemm", 20, 1000 * took_ms if works else 40, 1)
+    run.call(50, 50 + 1000 * took_ms, -1, name="cudaFree")
+    run.step(0, 0, 100 + 1000 * took_ms)
+    assert bool(_named(run, tmp_path)) is is_first
+
+
 def test_what_is_compiled_in_the_first_step_is_a_start_and_later_it_is_not(tmp_path):
     run = _steps({})
     run.mark("compile_inner (dynamo_timed)", 210, 219)

@@ -36,6 +36,11 @@ from dpro.verdict.facts import LONGEST, short_kernel
         ),
         ("void cutlass::device_kernel<flash::enable_sm90<flash::FwdSm90<flash::C<2> > > >(P)", "FwdSm90"),
         (
+            "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, __half, false, 7, false, "
+            "cublasGemvParamsEx<int, __half> >(cublasGemvParamsEx<int, __half>)",
+            "gemvx::kernel",
+        ),
+        (
             "void cutlass::Kernel2<cutlass_80_simt_sgemm_nn>(cutlass_80_simt_sgemm_nn::Params)",
             "cutlass_80_simt_sgemm_nn",
         ),

@@ -296,6 +296,124 @@ def test_one_call_that_is_slow_is_no_lack_of_cores(tmp_path):
     assert facts_of(run, tmp_path).still is None
 
 
+def blocking(waits: bool) -> TinyRun:
+    """Ten kernels of 300 us, each after 50 us of its host; calls last 10 us, or until their kernel ends."""
+    run, at, free = TinyRun(), 0.0, 0.0
+    for number in range(10):
+        run.op("aten::op", at, at + 50)
+        free = max(free, at + 55) + 300
+        run.kernel(f"kernel_{number}", free - 300, free, number)
+        run.call(at + 51, free + 2 if waits else at + 61, number)
+        at = free + 5 if waits else at + 65
+    run.step(0, 0, free + 10)
+    return run
+
+
+def test_launches_that_wait_for_their_kernels_are_to_return_at_once(tmp_path):
+    verdict = explained(blocking(waits=True), tmp_path)
+    first = verdict.advice[0]
+    assert (first.kind, "unset CUDA_LAUNCH_BLOCKING" in first.do) == ("sync", True)
+    # 3,600 us, which are 10 kernels of 300 us behind the first 55 us where hosts run ahead.
+    assert first.gain_high == pytest.approx(3_600 / 3_065, rel=0.02)
+    assert not {"record-more", "launch"} & {*kinds(verdict)}  # a call with its kernel in it is no first call
+    assert any("launches wait for their kernels" in line for line in verdict.unsure)
+    beside = explained(blocking(waits=False), tmp_path / "again")
+    assert "sync" not in kinds(beside)
+    assert not any("launches wait" in line for line in beside.unsure)
+
+
+@pytest.mark.parametrize(("lasts_us", "may_hide"), [(400, True), (20, False)])
+def test_input_of_a_single_step_may_hide_behind_what_devices_still_do_then(tmp_path, lasts_us, may_hide):
+    run, free = TinyRun(), 0
+    run.op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 1_000)
+    for number in range(10):
+        at = 1_000 + 30 * number
+        run.op("aten::mul", at, at + 25)
+        run.call(at + 15, at + 20, number)
+        free = max(free, at + 22) + lasts_us
+        run.kernel("mul", free - lasts_us, free, number)
+    run.call(1_300, free + 2, 99, name="cudaDeviceSynchronize")
+    run.step(0, 0, free + 10)
+    (advice,) = (given for given in explained(run, tmp_path).advice if given.kind == "input")
+    assert (advice.gain_low == 1) is may_hide
+    assert advice.gain_high > 1.2
+
+
+@pytest.mark.parametrize(("longest_us", "said"), [(100, "cudnn.benchmark"), (400, "tune volta_scudnn_0")])
+def test_convolutions_in_many_kernels_are_to_be_chosen_by_measuring(tmp_path, longest_us, said):
+    kernels = [(f"volta_scudnn_{number}", 5, longest_us if not number else 100) for number in range(8)]
+    advised = explained(launches_of([*kernels, ("mul", 5, 100)] * 2), tmp_path).advice
+    (tune,) = (advice for advice in advised if advice.kind == "tune-kernel")
+    assert said in tune.do
+
+
+@pytest.mark.parametrize(
+    ("gpu", "is_fused"), [("Tesla P4", False), ("NVIDIA GeForce GTX 1080 Ti", False), ("Tesla T4", True)]
+)
+def test_gpus_for_which_compile_makes_no_code_are_not_advised_to_use_it(tmp_path, gpu, is_fused):
+    pointwise = "at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
+    recorded = launches_of([("volta_sgemm", 5, 300), *[(pointwise, 5, 100)] * 6] * 4).write(tmp_path / "run")
+    manifest = dataclasses.replace(recorded.manifest, gpus=[gpu])
+    verdict = explain(Analysis(dataclasses.replace(recorded, manifest=manifest)))
+    assert ("fuse" in kinds(verdict)) is is_fused
+
+
+def _written_out(*more: str) -> list[tuple[str, float, float]]:
+    """A layer of attention whose softmax is written out: 400 us of products, 700 of what is between."""
+    pointwise = "at::native::vectorized_elementwise_kernel<4, at::native::{}(at::TensorIteratorBase&)>"
+    largest, total = (
+        f"at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, {op}<float>>>"
+        for op in ("at::native::MaxOps", "at::native::sum_functor")
+    )
+    names = ["where", "sub", "exp_kernel_cuda", *more, "div_kernel_cuda"]
+    where, sub, *rest, div = (pointwise.format(name) for name in names)
+    between = [where, largest, sub, *rest, total, div]
+    products = ["ampere_bf16_s16816gemm_bf16_128x128_tn", "ampere_bf16_s16816gemm_bf16_128x128_nn"]
+    ran = [products[0], *between, products[1]]
+    return [(name, 5, 200 if name in products else 100) for name in ran]
+
+
+@pytest.mark.parametrize(("more", "is_attention"), [((), True), (("log_kernel_cuda",), False)])
+def test_attention_is_also_recognised_by_a_softmax_that_is_written_out(tmp_path, more, is_attention):
+    others = [("other_gemm_bf16", 5, 100), ("mul", 5, 50), ("other_gemm_bf16", 5, 100)]
+    run = launches_of([*others, *_written_out(*more), *others] * 3)
+    advised = [advice for advice in explained(run, tmp_path).advice if advice.kind == "attention"]
+    assert bool(advised) is is_attention
+    for advice in advised:
+        assert "(exp and its matmuls, 67% of compute)" in advice.do  # 1,000 of 1,500 us a layer
+
+
+def test_attention_whose_softmax_is_short_counts_with_its_products(tmp_path):
+    softmax = "at::native::cunn_SoftMaxForward<8, c10::Half, float, float, at::native::Epilogue>"
+    scores, values, other = (f"ampere_fp16_s16816gemm_fp16_{tile}" for tile in ("64x64", "128x64", "256x128"))
+    run = launches_of([(other, 5, 800), (scores, 5, 80), (softmax, 5, 60), (values, 5, 60)] * 4)
+    (attention,) = (advice for advice in explained(run, tmp_path).advice if advice.kind == "attention")
+    assert "its matmuls, 20% of compute" in attention.do
+
+
+def test_a_softmax_after_the_last_product_of_a_model_does_not_make_attention_of_it(tmp_path):
+    sampling = ["at::native::cunn_SoftMaxForward<4, c10::Half, float, float, E>", *["sort"] * 8]
+    run = launches_of([("head_gemm_fp16", 5, 500), *((name, 5, 20) for name in sampling)] * 4)
+    assert "attention" not in kinds(explained(run, tmp_path))
+
+
+@pytest.mark.parametrize(("kernel", "is_read"), [("gemv2T_kernel_val<int>", True), ("gemm_fp16", False)])
+def test_products_with_one_row_that_take_most_of_the_time_ask_for_more_rows(tmp_path, kernel, is_read):
+    run = launches_of([(kernel, 5, 600), ("silu", 5, 200)] * 6)
+    batches = [advice for advice in explained(run, tmp_path).advice if advice.kind == "batch"]
+    assert [(advice.gain_low, advice.gain_high) for advice in batches] == (
+        [(pytest.approx(800 / 500, rel=0.03), pytest.approx(800 / 275, rel=0.05))] if is_read else []
+    )
+
+
+def test_what_is_to_be_tuned_is_all_kernels_with_one_short_name(tmp_path):
+    kernels = [(f"void mine::splat<{tile}>(int)", 5, 100) for tile in (8, 16, 32)]
+    run = launches_of([*kernels, ("another", 5, 130), ("third", 5, 170)] * 4)
+    (tune,) = (advice for advice in explained(run, tmp_path).advice if advice.kind == "tune-kernel")
+    assert "tune splat: 50% of compute" in tune.do
+    assert tune.gain_high == pytest.approx(600 / 450, rel=0.03)
+
+
 def test_matmuls_in_fp32_are_advised_to_use_tensor_cores(tmp_path):
     run = launches_of([("volta_sgemm_128x64_tn", 5, 900), ("mul", 5, 60)] * 4)
     verdict = explained(run, tmp_path)
@@ -388,6 +506,24 @@ def test_pointwise_kernels_on_floats_halve_only_beside_matmuls_with_more_than_16
     assert advice.gain_high == pytest.approx(1_200 / 400, rel=0.02)
     run = launches_of([("ampere_bf16_s16816gemm_bf16_128x64", 5, 600), (pointwise, 5, 600)] * 4)
     assert "amp" not in kinds(explained(run, tmp_path / "again"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "left_us"),
+    [
+        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float>)", 100),
+        ("triton_per_fused_add_native_layer_norm_20", 300),
+        ("max_pool_forward_nchw<float, float>", 300),
+        ("at::native::cunn_SoftMaxForward<4, float, float, float>", 600),
+        ("FusedOptimizerTensorListMetadata<float>", 600),
+    ],
+)
+def test_beside_matmuls_in_fp32_attention_gains_as_they_do_and_what_autocast_casts_halves(
+    tmp_path, kernel, left_us
+):
+    run = launches_of([("ampere_sgemm_128x64_tn", 5, 600), (kernel, 5, 600)] * 4)
+    (advice,) = (advice for advice in explained(run, tmp_path).advice if advice.kind == "amp")
+    assert advice.gain_high == pytest.approx(1_200 / (100 + left_us), rel=0.02)
 
 
 def test_kernels_with_one_short_name_are_named_once_and_counted(tmp_path):

@@ -633,3 +633,17 @@ def test_the_first_work_of_each_window_waits_for_what_was_queued_before_it(tmp_p
     assert ends["queued"].to_list() == [True, False, True, False]
     assert step_lengths(ends).tolist() == [600 * US] * 4  # without the 5 ms of older work
     assert usual_steps(ends)["counted"].to_list() == [False, True, False, True]
+
+
+def test_a_wait_behind_work_that_was_queued_before_the_window_is_no_latency_of_launches(tmp_path):
+    run = TinyRun()
+    run.call(0, 5, 1, name="cudaMemsetAsync")
+    run.kernel("Memset", 5_000, 5_002, 1, kind="memset")  # the GPU is 5 ms behind
+    run.call(100, 105, 2)
+    run.kernel("gemm", 5_003, 6_003, 2)
+    run.call(900, 905, 3, name="cudaMemsetAsync")
+    run.kernel("second Memset", 6_004, 6_006, 3, kind="memset")
+    run.step(0, 0, 1_000)
+    seen = replayed(run, tmp_path)
+    assert seen.misses() == pytest.approx(0, abs=1)
+    assert seen.lasting("gemm", -900).start("second Memset") == pytest.approx(5_104, abs=1)
