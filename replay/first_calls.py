@@ -34,9 +34,7 @@ def with_warm_calls(graph: Graph) -> Graph:
 
 def usual_of_first(graph: Graph) -> Ints:
     """Return [N] the usual duration of each first call, in ns; -1 for other nodes."""
-    nodes, edges = graph.nodes, graph.edges
-    columns = (nodes.kind, nodes.name, nodes.around, nodes.step, nodes.measured_start, edges.kind)
-    return once(graph, "usual of first calls", columns, lambda: _usual_of_first(graph))
+    return once(graph, "usual of first calls", _usual_of_first)
 
 
 def first_calls(graph: Graph) -> pl.DataFrame:

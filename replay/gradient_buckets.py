@@ -73,9 +73,7 @@ def inferred_passes(graph: Graph) -> list[Pass]:
     """
     if graph.run is None:
         raise Unanswerable(NO_BACKWARD)
-    run = graph.run
-    calls = once(graph, "calls of reductions", (run,), lambda: gradient_calls(run))
-    moments = once(graph, "moments of reductions", (run,), lambda: _moments(run, calls))
+    calls, moments = once(graph, "calls and moments of reductions", _calls_and_moments)
     kinds = set(calls.select("op", "group").iter_rows())
     launches = Launches(graph, kinds)
     issued = calls_of(graph)
@@ -90,6 +88,12 @@ def inferred_passes(graph: Graph) -> list[Pass]:
     if not reduced:
         raise Unanswerable("no backward pass in the run reduces gradients in whole steps")
     return in_order(reduced)
+
+
+def _calls_and_moments(graph: Graph) -> tuple[pl.DataFrame, pl.DataFrame]:
+    assert graph.run is not None
+    calls = gradient_calls(graph.run)
+    return calls, _moments(graph.run, calls)
 
 
 def given_passes(passes: list[tuple[int, Parameters]], step: Ints) -> list[tuple[int, Parameters]]:
@@ -598,11 +602,7 @@ def gradient_passes(graph: Graph) -> list[Pass]:
     Raises:
         Unanswerable: gradients go through a communication hook, or no pass was found; the message says why.
     """
-    nodes, edges = graph.nodes, graph.edges
-    places = (nodes.rank, nodes.window, nodes.step, nodes.lane, nodes.span, nodes.kind, nodes.message)
-    columns = (*places, nodes.measured_start, nodes.measured_end, edges.source, edges.target, edges.kind)
-    inputs = (*columns, graph.messages, graph.run)
-    return list(kept(graph, "gradient-passes", inputs, lambda: tuple(_gradient_passes(graph)), RECORDS))
+    return list(kept(graph, "gradient-passes", _gradient_passes, RECORDS))
 
 
 def _gradient_passes(graph: Graph) -> list[Pass]:

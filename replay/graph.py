@@ -7,7 +7,7 @@ topological order. `dpro.replay.timeline` replays it; `dpro.replay.whatif` chang
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
@@ -211,21 +211,24 @@ class Graph:
     places: Mapping[int, MeshPosition] = field(default_factory=dict)
     run: Run | None = None
     network: pl.DataFrame | None = None
-    facts: dict[Hashable, tuple[Sequence[object], Any]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    facts: dict[Hashable, Fact] = field(default_factory=dict, repr=False, compare=False)
     products: pl.DataFrame | None = None
     step_bytes: int | None = None
 
     @property
     def num_nodes(self) -> int:
         """Number of nodes."""
-        return int(self.nodes.duration.size)
+        return int(self.nodes.measured_start.size)  # which no edit changes by itself, unlike durations
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return int(self.edges.source.size)
 
     @property
     def ranks(self) -> list[int]:
         """The ranks that have nodes, ascending."""
-        ranks = once(self, "ranks", (self.nodes.rank,), lambda: distinct(self.nodes.rank)[0])
+        ranks = once(self, "ranks", lambda graph: distinct(graph.nodes.rank)[0])
         return [rank for rank in ranks.tolist() if rank >= 0]
 
     def has_nodes_of(self, graph: Graph) -> bool:
@@ -243,7 +246,7 @@ class Graph:
         kinds, counts = np.unique(self.nodes.kind, return_counts=True)
         rows = [(NodeKind(kind).name.lower(), f"{count:,}") for kind, count in zip(kinds, counts)]
         ranks = np.unique(self.nodes.rank[self.nodes.rank >= 0]).size
-        title = f"{self.num_nodes:,} nodes on {ranks} ranks, {self.edges.source.size:,} edges"
+        title = f"{self.num_nodes:,} nodes on {ranks} ranks, {self.num_edges:,} edges"
         return table(title, rows, ("kind of node", "nodes"))
 
     def with_durations(self, duration: Ints) -> Graph:
@@ -283,28 +286,142 @@ class Graph:
         return dataclasses.replace(self, edges=_freeze(edges.taken(order)), indptr=frozen(indptr))
 
 
-def once(graph: Graph, name: Hashable, columns: Sequence[object], compute: Callable[[], Value]) -> Value:
-    """Return a value that follows from `columns`, cached for all graphs with the same columns.
+# Facts of graphs: values that are computed once for all graphs from which the same is read.
+
+
+class Fact(NamedTuple):
+    """A value that was computed from a graph.
+
+    Attributes:
+        columns: what was read of the graph, by name: `nodes.rank`, `messages`, …
+        given: further objects that the value follows from.
+    """
+
+    columns: Mapping[str, object]
+    given: tuple[object, ...]
+    value: Any
+
+    def of(self, graph: Graph) -> Fact:
+        """Return the fact with the columns of a graph, as after reading both from files."""
+        return self._replace(columns={name: column_of(graph, name) for name in self.columns})
+
+    def without_columns(self) -> Fact:
+        """Return the fact with only the names of columns, to be written to a file."""
+        return self._replace(columns=dict.fromkeys(self.columns))
+
+
+def once(
+    graph: Graph, name: Hashable, compute: Callable[[Graph], Value], given: tuple[object, ...] = ()
+) -> Value:
+    """Return a value that follows from a graph, cached for all graphs from which the same is read.
 
     Edits need the same facts of one graph repeatedly, and of graphs that differ from it only in durations.
-    One value per name is cached, so the cache does not grow with the number of changed graphs. The value must
-    not contain a graph: that would make a reference cycle, which is freed late. Arrays become read-only.
+    `compute` is called with a view of the graph that notes which columns are read, so it must read no other
+    graph. One value per name is cached, so the cache does not grow with the number of changed graphs. The
+    value must not contain a graph: that would make a reference cycle, which is freed late. Arrays become
+    read-only.
+
+    Args:
+        given: objects beside the graph that the value follows from, compared by identity.
     """
-    kept = graph.facts.get(name)
-    if kept is not None and all(one is other for one, other in zip(kept[0], columns, strict=True)):
-        value: Value = kept[1]
-        return value
-    value = compute()
-    if isinstance(value, np.ndarray):
-        value.setflags(write=False)
-    graph.facts.setdefault(name, (columns, value))
+    fact = recall(graph, name, given)
+    if fact is None:
+        fact = observe(graph, compute, given)
+        graph.facts.setdefault(name, fact)
+    value: Value = fact.value
     return value
 
 
-class _Layer(dict[Hashable, tuple[Sequence[object], Any]]):
+def recall(graph: Graph, name: Hashable, given: tuple[object, ...] = ()) -> Fact | None:
+    """Return the cached fact of this name if it holds for the graph, else None."""
+    fact = graph.facts.get(name)
+    if fact is None or not all(one is other for one, other in zip(fact.given, given, strict=True)):
+        return None
+    plain = unwatched(graph)
+    if not all(column_of(plain, column) is content for column, content in fact.columns.items()):
+        return None
+    note(graph, fact.columns)
+    return fact
+
+
+def observe(graph: Graph, compute: Callable[[Graph], Any], given: tuple[object, ...] = ()) -> Fact:
+    """Compute a value, and return it with the columns that were read for it."""
+    plain, read = unwatched(graph), set[str]()
+    try:
+        value = compute(_watched(plain, read))
+    finally:
+        note(graph, read)
+    if isinstance(value, np.ndarray):
+        value.setflags(write=False)
+    return Fact({column: column_of(plain, column) for column in sorted(read)}, given, value)
+
+
+def column_of(graph: Graph, name: str) -> object:
+    """Return what `Fact.columns` calls by a name."""
+    group, _, column = name.rpartition(".")
+    return getattr(getattr(graph, group) if group else graph, column)
+
+
+def note(graph: Graph, columns: Iterable[str]) -> None:
+    """Note for the fact that is being computed from a graph, if any, that it follows from these columns."""
+    if isinstance(graph, _WATCHED[Graph]):
+        vars(graph)["_read"].update(columns)
+
+
+T = TypeVar("T")
+
+
+def _noting_reads(kind: type[T], prefix: str, apart: Collection[str] = ()) -> type[T]:
+    """Return a class whose instances take their fields from another object, and note which are read.
+
+    They say that they are of the class itself, so that `dataclasses.replace` makes a plain object of them.
+
+    Args:
+        prefix: of the names that are noted.
+        apart: fields that are not noted.
+    """
+
+    def noting(field_name: str) -> property:
+        def read(self: Any) -> Any:
+            self._read.add(prefix + field_name)
+            return getattr(self._plain, field_name)
+
+        return property(read)
+
+    names = [f.name for f in dataclasses.fields(kind) if f.name not in apart]  # type: ignore[arg-type]
+    members = {"__class__": property(lambda self: kind), **{name: noting(name) for name in names}}
+    return type(kind.__name__, (kind,), members)
+
+
+_WATCHED: Mapping[type, type] = {
+    Nodes: _noting_reads(Nodes, "nodes."),
+    Edges: _noting_reads(Edges, "edges."),
+    Graph: _noting_reads(Graph, "", ("nodes", "edges", "facts")),
+}
+
+
+def _watched(graph: Graph, read: set[str]) -> Graph:
+    """Return a view of a graph that notes in `read` which of its columns are read."""
+
+    def watch(plain: T, kind: type[T], **fields: Any) -> T:
+        view: T = object.__new__(_WATCHED[kind])
+        vars(view).update(fields, _plain=plain, _read=read)
+        return view
+
+    nodes, edges = watch(graph.nodes, Nodes), watch(graph.edges, Edges)
+    return watch(graph, Graph, nodes=nodes, edges=edges, facts=graph.facts)
+
+
+def unwatched(graph: Graph) -> Graph:
+    """Return the graph itself, of which this may be a view."""
+    plain: Graph = vars(graph).get("_plain", graph)
+    return plain
+
+
+class _Layer(dict[Hashable, Fact]):
     """Cached facts of one graph, on top of those of another."""
 
-    def __init__(self, below: Mapping[Hashable, tuple[Sequence[object], Any]]) -> None:
+    def __init__(self, below: Mapping[Hashable, Fact]) -> None:
         super().__init__()
         self._below = below
 

@@ -632,7 +632,7 @@ def axes_of_messages(graph: Graph) -> tuple[str, ...]:
     Returns:
         Axes as from `axis_of_group`; empty where calls differ in axis, and all empty without a run.
     """
-    return kept(graph, "axes-of-messages", (graph.messages, graph.run), lambda: _axes_of_messages(graph))
+    return kept(graph, "axes-of-messages", _axes_of_messages)
 
 
 def _axes_of_messages(graph: Graph) -> tuple[str, ...]:

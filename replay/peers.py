@@ -28,19 +28,17 @@ LABEL = [*PHASE, "name", "around"]
 
 def work_keys(graph: Graph, ranks: Sequence[int] | None = None) -> pl.DataFrame:
     """Return `node`, `rank`, `step` and the keys for comparison of all nodes that are work in a step."""
-    nodes = graph.nodes
     if ranks is not None:
-        return _work_keys(graph, np.isin(nodes.rank, ranks))
-    columns = (nodes.kind, nodes.phase, nodes.step, nodes.rank, nodes.name, nodes.around)
-    return once(graph, "work keys", columns, lambda: _work_keys(graph, np.True_))
+        return _work_keys(graph, np.isin(graph.nodes.rank, ranks))
+    return once(graph, "work keys", _work_keys)
 
 
-def _work_keys(graph: Graph, among: Bools | np.bool_) -> pl.DataFrame:
+def _work_keys(graph: Graph, among: Bools | np.bool_ = np.True_) -> pl.DataFrame:
     nodes = graph.nodes
     on_cpu = is_of(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches count as work of the host
     on_gpu = is_of(nodes.kind, GPU_KINDS)
     node = np.flatnonzero((on_cpu | on_gpu) & among & (nodes.phase >= 0) & (nodes.step >= 0))
-    same = once(graph, "codes of names", (graph.names,), lambda: _name_codes(graph))
+    same = once(graph, "codes of names", _name_codes)
     return pl.DataFrame(
         {
             "node": node,
@@ -68,10 +66,7 @@ def phase_work(graph: Graph) -> pl.DataFrame:
         `rank`, `step`, `position` (of the phase in its step), `resource` (CPU 0, GPU 1), `name`, `around`
         (codes of names without numbers), `work_ns`, `calls` (a code of the rank's calls in a step).
     """
-    nodes = graph.nodes
-    compared = (nodes.kind, nodes.phase, nodes.step, nodes.rank, nodes.name, nodes.around, nodes.message)
-    columns = (nodes.duration, *compared, graph.messages)
-    return kept(graph, "phase-work", columns, lambda: with_calls(work_without_calls(graph), graph))
+    return kept(graph, "phase-work", lambda graph: with_calls(work_without_calls(graph), graph))
 
 
 def work_without_calls(graph: Graph) -> pl.DataFrame:

@@ -210,19 +210,17 @@ class FreeCopies:
     def apply(self, graph: Graph) -> Graph:
         """Return the graph in which copies take no time."""
         copies = copies_of(graph)
-        left_ns = np.maximum(graph.nodes.duration - _copying_ns(graph, copies), 0)
+        left_ns = np.maximum(graph.nodes.duration - _copying_ns(graph), 0)
         return graph.with_durations(np.where(copies, 0, left_ns))
 
 
-def _copying_ns(graph: Graph, copies: Bools) -> Ints:
+def _copying_ns(graph: Graph) -> Ints:
     """Return [N] ns that calls overlap with the copies that they made."""
-    nodes, edges = graph.nodes, graph.edges
-    columns = (nodes.kind, nodes.span, nodes.measured_start, edges.kind, edges.source, edges.target)
-    return once(graph, "copying", columns, lambda: _beside_copies(graph, copies))
+    return once(graph, "copying", _beside_copies)
 
 
-def _beside_copies(graph: Graph, copies: Bools) -> Ints:
-    nodes, edges = graph.nodes, graph.edges
+def _beside_copies(graph: Graph) -> Ints:
+    nodes, edges, copies = graph.nodes, graph.edges, copies_of(graph)
     made = (edges.kind == EdgeKind.LAUNCH) & copies[edges.target]
     call, copy = edges.source[made], edges.target[made]
     place = ("rank", "window", "span")
@@ -334,9 +332,7 @@ def _has_steps(graph: Graph) -> bool:
 
 def next_launches(graph: Graph) -> Ints:
     """Return [N] the call by which a rank next launches GPU work, for CPU work of steps; -1 elsewhere."""
-    nodes, edges = graph.nodes, graph.edges
-    columns = (nodes.kind, nodes.measured_start, edges.kind, edges.source)
-    return once(graph, "next launches", columns, lambda: _next_launches(graph))
+    return once(graph, "next launches", _next_launches)
 
 
 def _next_launches(graph: Graph) -> Ints:

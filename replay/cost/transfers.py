@@ -64,15 +64,12 @@ BEYOND = 1.1  # times the sizes of the run: payloads beyond are reported
 
 def fit_costs(graph: Graph) -> dict[CollectiveKind, LinkCost]:
     """Fit a curve for each operation and group with enough transfers of known size."""
-    nodes, edges = graph.nodes, graph.edges
-    columns = (*nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
-    records = {"LinkCost": LinkCost}
-    return kept(graph, "link-costs", columns, lambda: _fit_costs(graph, replayed(graph)), records)
+    return kept(graph, "link-costs", _fit_costs, {"LinkCost": LinkCost})
 
 
-def _fit_costs(graph: Graph, timeline: Timeline) -> dict[CollectiveKind, LinkCost]:
+def _fit_costs(graph: Graph) -> dict[CollectiveKind, LinkCost]:
     # Transfers of unknown size or without recorded peers are left out: their time includes waiting.
-    edges = graph.edges
+    edges, timeline = graph.edges, replayed(graph)
     met = np.zeros(graph.num_nodes, np.bool_)
     met[edges.target[edges.kind == EdgeKind.RENDEZVOUS]] = True
     usable = np.flatnonzero(_of_known_size(graph) & met)

@@ -123,14 +123,12 @@ def kernels_beside(graph: Graph) -> pl.DataFrame:
 
 def overlapped_before(graph: Graph) -> Floats:
     """Return [N] `overlapped_share` of each node in the replay of an unchanged graph."""
-    nodes, edges = graph.nodes, graph.edges
-    columns = (nodes.duration, nodes.earliest, nodes.kind, nodes.rank, edges.source, edges.lag)
+    return once(graph, "overlapped before", _overlapped_as_replayed)
 
-    def compute() -> Floats:
-        timeline = replayed(graph)
-        return overlapped_share(graph, timeline.start, timeline.end)
 
-    return once(graph, "overlapped before", columns, compute)
+def _overlapped_as_replayed(graph: Graph) -> Floats:
+    timeline = replayed(graph)
+    return overlapped_share(graph, timeline.start, timeline.end)
 
 
 def overlapped_share(graph: Graph, start: Ints, end: Ints) -> Floats:
@@ -149,12 +147,11 @@ def overlapped_share(graph: Graph, start: Ints, end: Ints) -> Floats:
 
 
 def _kernels_and_transfers(graph: Graph) -> tuple[Ints, Ints]:
-    kind = graph.nodes.kind
-
-    def compute() -> tuple[Ints, Ints]:
+    def compute(graph: Graph) -> tuple[Ints, Ints]:
+        kind = graph.nodes.kind
         return np.flatnonzero(kind == NodeKind.KERNEL), np.flatnonzero(kind == NodeKind.TRANSFER)
 
-    return once(graph, "kernels and transfers", (kind,), compute)
+    return once(graph, "kernels and transfers", compute)
 
 
 def _shares(graph: Graph, kernels: Ints, moving: Ints, start: Ints, end: Ints) -> Floats:

@@ -173,5 +173,4 @@ def refuse_foreign(edit: Edit | type[Edit], graph: Graph) -> None:
 
 def kind_of_job(graph: Graph) -> JobKind:
     """Return the kind of job of a graph."""
-    run = graph.run
-    return JobKind() if run is None else once(graph, "kind of job", (run,), lambda: kind_of(run))
+    return once(graph, "kind of job", lambda graph: JobKind() if graph.run is None else kind_of(graph.run))

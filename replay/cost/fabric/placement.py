@@ -236,21 +236,19 @@ def placed(graph: Graph) -> Placed:
     Raises:
         Unanswerable: the run has no topology, or the topology lacks a host, or no rank sends to another host.
     """
+    return once(graph, "placed", _placed)
 
-    def compute() -> Placed:
-        fabric = fabric_of_run(graph.run)
-        assert graph.run is not None
-        gpus = gpus_of_ranks(graph.run, fabric)
-        exchanged = communications(graph, gpus)
-        flows = flows_of(fabric, *exchanged.kinds)
-        if not (fabric.kind[flows.begin] == NIC).any():
-            raise Unanswerable("no rank sends to another host: the fabric has no part in this run")
-        in_order = tuple(gpus[rank] for rank in sorted(gpus))
-        return Placed(fabric, routes_of(fabric), exchanged, flows, in_order, paths_of_run(graph.run))
 
-    nodes, edges = graph.nodes, graph.edges
-    columns = (nodes.kind, nodes.message, nodes.rank, nodes.duration, edges.source, edges.kind)
-    return once(graph, "placed", columns, compute)
+def _placed(graph: Graph) -> Placed:
+    fabric = fabric_of_run(graph.run)
+    assert graph.run is not None
+    gpus = gpus_of_ranks(graph.run, fabric)
+    exchanged = communications(graph, gpus)
+    flows = flows_of(fabric, *exchanged.kinds)
+    if not (fabric.kind[flows.begin] == NIC).any():
+        raise Unanswerable("no rank sends to another host: the fabric has no part in this run")
+    in_order = tuple(gpus[rank] for rank in sorted(gpus))
+    return Placed(fabric, routes_of(fabric), exchanged, flows, in_order, paths_of_run(graph.run))
 
 
 # Recorded rings and trees.

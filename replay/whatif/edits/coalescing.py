@@ -89,9 +89,7 @@ def series_of(graph: Graph) -> pl.DataFrame:
     Raises:
         Unanswerable: there are none.
     """
-    nodes, edges = graph.nodes, graph.edges
-    columns = (*nodes.columns, edges.source, edges.target, edges.kind, graph.messages)
-    series = once(graph, "series of collectives", columns, lambda: _find_series(graph))
+    series = once(graph, "series of collectives", _find_series)
     if series.is_empty():
         raise Unanswerable("no two collectives of one kind are in a row, each waited for")
     return series

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.graph import EdgeKind, Graph, NodeKind, Value, once
+from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
 from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES, WEIGHTS_NAMES
 from dpro.replay.pipeline.schedules import (
     BACKWARD,
@@ -59,14 +59,7 @@ def computes(graph: Graph) -> pl.DataFrame:
     Raises:
         Unanswerable: the run does not consist of whole operations.
     """
-    return _once(graph, "computes", lambda: _computes(graph))
-
-
-def _once(graph: Graph, name: str, compute: Callable[[], Value]) -> Value:
-    """Compute a result of the operations of a graph once."""
-    nodes = graph.nodes
-    columns = (nodes.kind, nodes.name, nodes.around, nodes.rank, nodes.step, nodes.measured_start)
-    return once(graph, name, (*columns, nodes.duration, graph.names, graph.places), compute)
+    return once(graph, "computes", _computes)
 
 
 def _computes(graph: Graph) -> pl.DataFrame:
@@ -138,7 +131,7 @@ def slowness(graph: Graph) -> pl.DataFrame:
     Returns:
         `rank`, `kind`, `slowness`: 1 for a rank that is alone, or not clearly slower in most steps.
     """
-    return _once(graph, "slowness of ranks", lambda: _slowness(computes(graph)))
+    return once(graph, "slowness of ranks", lambda graph: _slowness(computes(graph)))
 
 
 def _slowness(rows: pl.DataFrame) -> pl.DataFrame:
@@ -330,7 +323,7 @@ class Pipeline(Edit):
         """Report the activations that the schedule keeps in memory."""
         rows = computes(graph)
         shape = shape_of(rows)
-        before = _once(graph, "activations held", lambda: most_held(rows, shape))
+        before = once(graph, "activations held", lambda _: most_held(rows, shape), (rows,))
         orders = self._orders(shape)
         most = max(map(most_in_flight, orders)) / self._chunks(shape)
         after = most * shape.batches / (self.micro_batches or shape.batches)
@@ -511,9 +504,7 @@ def handed(graph: Graph) -> Handed:
     Raises:
         Unanswerable: the run does not count tokens, they are even, or work does not depend on them.
     """
-    nodes = graph.nodes
-    columns = (nodes.duration, nodes.kind, nodes.rank, nodes.step, nodes.name, graph.run)
-    return once(graph, "handed sequences", columns, lambda: _handed(graph))
+    return once(graph, "handed sequences", _handed)
 
 
 def _handed(graph: Graph) -> Handed:

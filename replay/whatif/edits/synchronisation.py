@@ -366,8 +366,12 @@ def reduced_in_vain(graph: Graph) -> Bools:
     """
     if graph.run is None:
         raise Unanswerable("which gradients a rank reduces is not known of a condensed run")
-    run, nodes = graph.run, graph.nodes
-    spans = once(graph, "reduced in vain", (run,), lambda: spans_in_vain(run))
+
+    def compute(graph: Graph) -> pl.DataFrame:
+        assert graph.run is not None
+        return spans_in_vain(graph.run)
+
+    nodes, spans = graph.nodes, once(graph, "reduced in vain", compute)
     if spans.is_empty():
         raise Unanswerable("gradients are reduced once in each update")
     of_nodes = pl.DataFrame({"rank": nodes.rank, "span_id": nodes.span}).with_row_index("node")

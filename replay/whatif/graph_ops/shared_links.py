@@ -80,16 +80,14 @@ class _Recorded(NamedTuple):
 
 def _recorded(graph: Graph) -> _Recorded:
     """Return the demand of a graph's transfers on their links, and their times alone."""
-    nodes, edges = graph.nodes, graph.edges
 
-    def compute() -> _Recorded:
+    def compute(graph: Graph) -> _Recorded:
         timeline, demand = replayed(graph), moving_shares(graph)
         transfers = np.flatnonzero(demand > 0)
         alone, uncontended = (estimated(graph, timeline, demand) for estimated in (_alone, _uncontended))
         return _Recorded(transfers, demand[transfers], alone[transfers], uncontended[transfers])
 
-    columns = (*nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
-    return kept(graph, "links-as-recorded", columns, compute, {"_Recorded": _Recorded})
+    return kept(graph, "links-as-recorded", compute, {"_Recorded": _Recorded})
 
 
 def _copied(changed: Graph, transfers: Ints, graph: Graph, recorded: Ints) -> Ints:
@@ -174,11 +172,11 @@ def _distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints]:
 
 def _on_links(graph: Graph) -> tuple[Ints, Ints, Ints]:
     """Return all transfers, the link of each, and its stream: -1 if an edit queued it."""
-    nodes, edges = graph.nodes, graph.edges
 
-    def compute() -> tuple[Ints, Ints, Ints]:
+    def compute(graph: Graph) -> tuple[Ints, Ints, Ints]:
+        nodes = graph.nodes
         transfers = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
-        groups = once(graph, "groups of messages", of_groups, lambda: _groups(graph))
+        groups = once(graph, "groups of messages", _groups)
         group = groups[nodes.message[transfers]] if transfers.size else transfers
         places = (nodes.rank[transfers], nodes.window[transfers], group)
         link = np.zeros_like(transfers)
@@ -187,10 +185,7 @@ def _on_links(graph: Graph) -> tuple[Ints, Ints, Ints]:
         link = np.unique(link, return_inverse=True)[1]
         return transfers, link, np.where(queued(graph)[transfers], -1, nodes.lane[transfers])
 
-    of_groups = (nodes.rank, nodes.message, graph.messages)
-    of_queues = (edges.kind, edges.source, edges.target, edges.lag)
-    columns = (*of_groups, nodes.kind, nodes.window, nodes.lane, *of_queues)
-    return once(graph, "transfers on links", columns, compute)
+    return once(graph, "transfers on links", compute)
 
 
 def _groups(graph: Graph) -> Ints:
@@ -224,9 +219,9 @@ def _queued_shares(graph: Graph) -> Floats:
 
 def _queues(graph: Graph) -> tuple[Bools, Ints]:
     """Return [N] whether a transfer is in a queue, and by how many ns it overlaps there."""
-    nodes, edges = graph.nodes, graph.edges
 
-    def compute() -> tuple[Bools, Ints]:
+    def compute(graph: Graph) -> tuple[Bools, Ints]:
+        nodes, edges = graph.nodes, graph.edges
         into = graph.edges_into(np.flatnonzero(nodes.kind == NodeKind.TRANSFER))
         queue = into[edges.kind[into] == EdgeKind.STREAM]
         queue = queue[nodes.kind[edges.source[queue]] == NodeKind.TRANSFER]  # edges are sorted by target
@@ -236,8 +231,7 @@ def _queues(graph: Graph) -> tuple[Bools, Ints]:
             fixed[end[queue]] = np.maximum(-edges.lag[queue], 0)
         return is_queued, fixed
 
-    columns = (nodes.kind, nodes.message, edges.kind, edges.source, edges.target, edges.lag)
-    return once(graph, "queues on links", columns, compute)
+    return once(graph, "queues on links", compute)
 
 
 def moving_shares(graph: Graph) -> Floats:

@@ -23,6 +23,7 @@ from dpro.replay.peers import phase_work
 from dpro.replay.whatif.graph_ops.scope import optimizing, rows_of
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit
+from dpro.schema import SPANS
 from dpro.store import Run, open_run
 from tests.builders import cpu_job
 from tests.unit.replay.fidelity.test_saved import equal
@@ -44,11 +45,11 @@ def loaded(run: Run) -> Graph:
 def total(graph: Graph, calls: list[int]) -> Any:
     """A fact about durations and tables, and that it was computed."""
 
-    def compute() -> tuple[int, np.ndarray]:
-        calls.append(1)
+    def compute(graph: Graph) -> tuple[int, np.ndarray]:
+        calls.append(graph.run.num_rows(SPANS))
         return int(graph.nodes.duration.sum()), graph.nodes.duration * 2
 
-    return kept(graph, "total", (graph.nodes.duration, graph.run), compute)
+    return kept(graph, "total", compute)
 
 
 def facts(tmp_path: Path) -> list[Path]:
@@ -104,7 +105,7 @@ FACTS = [
     gradient_passes,
     optimizing,
     phase_work,
-    lambda graph: rows_of(graph, graph.run),
+    rows_of,
 ]
 
 
