@@ -323,7 +323,7 @@ class Pipeline(Edit):
         """Report the activations that the schedule keeps in memory."""
         rows = computes(graph)
         shape = shape_of(rows)
-        before = once(graph, "activations held", lambda _: most_held(rows, shape), (rows,))
+        before = once(graph, "activations held", lambda _: most_held(rows, shape_of(rows)), (rows,))
         orders = self._orders(shape)
         most = max(map(most_in_flight, orders)) / self._chunks(shape)
         after = most * shape.batches / (self.micro_batches or shape.batches)
