@@ -274,9 +274,8 @@ def _order_of_streams(graph: Graph, dropped: Bools) -> Edges:
     following = waits.join_asof(
         launches, on="at", by=["rank", "lane"], strategy="forward", check_sortedness=False
     )
-    pairs = (
-        following.filter(pl.col("work") > pl.col("done")).select("done", "work").unique(maintain_order=True)
-    )
+    later = following.filter(pl.col("work") > pl.col("done"))
+    pairs = later.select("done", "work").unique().sort("done", "work")
     kind = np.full(pairs.height, EdgeKind.STREAM, np.int64)
     return Edges(
         pairs["done"].to_numpy(),

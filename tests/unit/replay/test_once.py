@@ -242,6 +242,8 @@ def same(one: Any, other: Any) -> bool:
     """Whether two facts are equal, column by column."""
     if type(one) is not type(other):
         return False
+    if isinstance(one, Exception):
+        return str(one) == str(other)
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
     if isinstance(one, pl.DataFrame):
