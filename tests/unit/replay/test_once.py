@@ -22,7 +22,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.whatif import search_once
 from dpro.errors import Unanswerable
 from dpro.replay import graph as graphs
-from dpro.replay.graph import Graph, column_of, once
+from dpro.replay.graph import Fact, Graph, column_of, observe, once
 from dpro.store import open_run
 from dpro.verdict.verdict import explain
 from tests.builders import tiny_graph
@@ -275,12 +275,14 @@ def test_facts_follow_from_what_was_read_and_keep_no_view(name, repository: Path
     views: list[weakref.ref[Graph]] = []
     checked: Counter[Hashable] = Counter()
     wrong: set[Hashable] = set()
-    watch = graphs._watched
 
-    def noted(graph: Graph, read: set[str]) -> Graph:
-        view = watch(graph, read)
-        views.extend(map(weakref.ref, (view, view.nodes, view.edges)))
-        return view
+    def observed(graph: Graph, compute: Callable[[Graph], Any], given: tuple[object, ...] = ()) -> Fact:
+        def noted(view: Graph) -> Any:
+            value = compute(view)  # an error holds the view by its traceback, but is not kept here
+            views.extend(map(weakref.ref, (view, view.nodes, view.edges)))
+            return value
+
+        return observe(graph, noted, given)
 
     def watched(
         graph: Graph, name: Hashable, compute: Callable[[Graph], Any], given: tuple[object, ...] = ()
@@ -297,10 +299,11 @@ def test_facts_follow_from_what_was_read_and_keep_no_view(name, repository: Path
                 wrong.add(name)
         return value
 
-    monkeypatch.setattr(graphs, "_watched", noted)
     for module in [module for key, module in sys.modules.items() if key.startswith("dpro.")]:
         if getattr(module, "once", None) is once:
             monkeypatch.setattr(module, "once", watched)
+        if getattr(module, "observe", None) is observe:
+            monkeypatch.setattr(module, "observe", observed)
     analysis = Analysis(open_run(repository / "sample_traces" / name))
     explain(analysis)
     search_once(analysis)
@@ -308,6 +311,6 @@ def test_facts_follow_from_what_was_read_and_keep_no_view(name, repository: Path
     assert len(checked) > 20
     assert not wrong
     gc.collect()
-    assert len(views) > 1_000
+    assert len(views) > 500
     assert not any(view() for view in views)
     assert analysis.built.graph.facts
