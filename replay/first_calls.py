@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, computed_once, is_of
 
 PROMPT = r"^(cuda|cu|hip)[A-Z]"  # calls that take microseconds once their code is loaded,
 LONGER = r"Malloc|Free|Alloc|Synchronize|Memcpy|Memset|Query|Graph"  # except these
@@ -32,9 +32,22 @@ def with_warm_calls(graph: Graph) -> Graph:
     return graph.with_durations(np.where(cold, usual_ns, duration)) if cold.any() else graph
 
 
+@computed_once
 def usual_of_first(graph: Graph) -> Ints:
     """Return [N] the usual duration of each first call, in ns; -1 for other nodes."""
-    return once(graph, "usual of first calls", _usual_of_first)
+    nodes = graph.nodes
+    usual_ns = np.full(graph.num_nodes, -1, np.int64)
+    took_ns = nodes.measured_end - nodes.measured_start
+    names = pl.Series(graph.names, dtype=pl.String).str
+    is_prompt = (names.contains(PROMPT) & ~names.contains(LONGER)).to_numpy()
+    calls = np.flatnonzero((nodes.kind == NodeKind.RUNTIME) & is_prompt[nodes.name])
+    for name in np.unique(nodes.name[calls[took_ns[calls] >= COLD_NS]]):
+        named = calls[nodes.name[calls] == name]
+        typical = float(np.median(took_ns[named])) if named.size >= FEW else PROMPTLY_NS
+        slow = named[took_ns[named] >= max(COLD_NS, TIMES * typical)]
+        usual_ns[slow[_may_be_first(graph, slow, took_ns)]] = round(typical)
+    usual_ns[_compiles(graph)] = 0
+    return usual_ns
 
 
 def first_calls(graph: Graph) -> pl.DataFrame:
@@ -54,22 +67,6 @@ def first_calls(graph: Graph) -> pl.DataFrame:
             "cold_ns": np.maximum(took_ns - usual_ns[cold], 0),
         }
     )
-
-
-def _usual_of_first(graph: Graph) -> Ints:
-    nodes = graph.nodes
-    usual_ns = np.full(graph.num_nodes, -1, np.int64)
-    took_ns = nodes.measured_end - nodes.measured_start
-    names = pl.Series(graph.names, dtype=pl.String).str
-    is_prompt = (names.contains(PROMPT) & ~names.contains(LONGER)).to_numpy()
-    calls = np.flatnonzero((nodes.kind == NodeKind.RUNTIME) & is_prompt[nodes.name])
-    for name in np.unique(nodes.name[calls[took_ns[calls] >= COLD_NS]]):
-        named = calls[nodes.name[calls] == name]
-        typical = float(np.median(took_ns[named])) if named.size >= FEW else PROMPTLY_NS
-        slow = named[took_ns[named] >= max(COLD_NS, TIMES * typical)]
-        usual_ns[slow[_may_be_first(graph, slow, took_ns)]] = round(typical)
-    usual_ns[_compiles(graph)] = 0
-    return usual_ns
 
 
 def _may_be_first(graph: Graph, calls: Ints, took_ns: Ints) -> Bools:

@@ -44,8 +44,8 @@ from dpro.replay.gradient_passes import (
     passes_at,
     passes_of,
 )
-from dpro.replay.graph import Graph, once
-from dpro.replay.kept import kept
+from dpro.replay.graph import Graph, computed_once
+from dpro.replay.kept import kept_as
 from dpro.schema import BUCKETS, COLLECTIVES, SPANS, STEPS
 from dpro.store import Run
 
@@ -73,7 +73,7 @@ def inferred_passes(graph: Graph) -> list[Pass]:
     """
     if graph.run is None:
         raise Unanswerable(NO_BACKWARD)
-    calls, moments = once(graph, "calls and moments of reductions", _calls_and_moments)
+    calls, moments = _calls_and_moments(graph)
     kinds = set(calls.select("op", "group").iter_rows())
     launches = Launches(graph, kinds)
     issued = calls_of(graph)
@@ -90,6 +90,7 @@ def inferred_passes(graph: Graph) -> list[Pass]:
     return in_order(reduced)
 
 
+@computed_once
 def _calls_and_moments(graph: Graph) -> tuple[pl.DataFrame, pl.DataFrame]:
     assert graph.run is not None
     calls = gradient_calls(graph.run)
@@ -602,9 +603,10 @@ def gradient_passes(graph: Graph) -> list[Pass]:
     Raises:
         Unanswerable: gradients go through a communication hook, or no pass was found; the message says why.
     """
-    return list(kept(graph, "gradient-passes", _gradient_passes, RECORDS))
+    return list(_gradient_passes(graph))
 
 
+@kept_as("gradient-passes", RECORDS)
 def _gradient_passes(graph: Graph) -> list[Pass]:
     rows = graph.run.table(BUCKETS) if graph.run is not None else BUCKETS.empty()
     hooks = rows.filter(pl.col("hook") != "")["hook"]

@@ -7,9 +7,11 @@ topological order. `dpro.replay.timeline` replays it; `dpro.replay.whatif` chang
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import wraps
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -301,13 +303,9 @@ class Fact(NamedTuple):
     given: tuple[object, ...]
     value: Any
 
-    def of(self, graph: Graph) -> Fact:
-        """Return the fact with the columns of a graph, as after reading both from files."""
-        return self._replace(columns={name: column_of(graph, name) for name in self.columns})
-
-    def without_columns(self) -> Fact:
-        """Return the fact with only the names of columns, to be written to a file."""
-        return self._replace(columns=dict.fromkeys(self.columns))
+    def of(self, graph: Graph | None) -> Fact:
+        """Return the fact with the columns of a graph; with only their names for None, as files have it."""
+        return self._replace(columns={name: graph and attrgetter(name)(graph) for name in self.columns})
 
 
 def once(
@@ -332,90 +330,85 @@ def once(
     return value
 
 
+def computed_once(compute: Callable[[Graph], Value]) -> Callable[[Graph], Value]:
+    """Make a function of a graph return its value by `once`."""
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def recalled(graph: Graph) -> Value:
+        return once(graph, name, compute)
+
+    return recalled
+
+
 def recall(graph: Graph, name: Hashable, given: tuple[object, ...] = ()) -> Fact | None:
     """Return the cached fact of this name if it holds for the graph, else None."""
     fact = graph.facts.get(name)
     if fact is None or not all(one is other for one, other in zip(fact.given, given, strict=True)):
         return None
     plain = unwatched(graph)
-    if not all(column_of(plain, column) is content for column, content in fact.columns.items()):
+    if not all(attrgetter(column)(plain) is content for column, content in fact.columns.items()):
         return None
-    note(graph, fact.columns)
+    _reads_of(graph).update(fact.columns)
     return fact
 
 
 def observe(graph: Graph, compute: Callable[[Graph], Any], given: tuple[object, ...] = ()) -> Fact:
     """Compute a value, and return it with the columns that were read for it."""
     plain, read = unwatched(graph), set[str]()
+    nodes, edges = _watched(plain.nodes, read), _watched(plain.edges, read)
     try:
-        value = compute(_watched(plain, read))
+        value = compute(_watched(plain, read, nodes=nodes, edges=edges, facts=plain.facts))
     finally:
-        note(graph, read)
+        _reads_of(graph).update(read)  # what a fact follows from, those computed from it do, too
     if isinstance(value, np.ndarray):
         value.setflags(write=False)
-    return Fact({column: column_of(plain, column) for column in sorted(read)}, given, value)
-
-
-def column_of(graph: Graph, name: str) -> object:
-    """Return what `Fact.columns` calls by a name."""
-    group, _, column = name.rpartition(".")
-    return getattr(getattr(graph, group) if group else graph, column)
-
-
-def note(graph: Graph, columns: Iterable[str]) -> None:
-    """Note for the fact that is being computed from a graph, if any, that it follows from these columns."""
-    if isinstance(graph, _WATCHED[Graph]):
-        vars(graph)["_read"].update(columns)
+    return Fact(dict.fromkeys(sorted(read)), given, value).of(plain)
 
 
 T = TypeVar("T")
 
 
-def _noting_reads(kind: type[T], prefix: str, apart: Collection[str] = ()) -> type[T]:
-    """Return a class whose instances take their fields from another object, and note which are read.
+def _noting_reads(kind: type[T], prefix: str) -> type[T]:
+    """Return a class whose instances take their columns from another object, and note which are read.
 
     They say that they are of the class itself, so that `dataclasses.replace` makes a plain object of them.
-
-    Args:
-        prefix: of the names that are noted.
-        apart: fields that are not noted.
     """
 
-    def noting(field_name: str) -> property:
+    def noting(name: str) -> property:
         def read(self: Any) -> Any:
-            self._read.add(prefix + field_name)
-            return getattr(self._plain, field_name)
+            self._read.add(prefix + name)
+            return getattr(self._plain, name)
 
         return property(read)
 
-    names = [f.name for f in dataclasses.fields(kind) if f.name not in apart]  # type: ignore[arg-type]
+    names = {f.name for f in dataclasses.fields(kind)} - {"nodes", "edges", "facts"}  # type: ignore[arg-type]
     members = {"__class__": property(lambda self: kind), **{name: noting(name) for name in names}}
     return type(kind.__name__, (kind,), members)
 
 
-_WATCHED: Mapping[type, type] = {
-    Nodes: _noting_reads(Nodes, "nodes."),
-    Edges: _noting_reads(Edges, "edges."),
-    Graph: _noting_reads(Graph, "", ("nodes", "edges", "facts")),
+_VIEWS: Mapping[type, type] = {
+    kind: _noting_reads(kind, prefix) for kind, prefix in ((Nodes, "nodes."), (Edges, "edges."), (Graph, ""))
 }
 
 
-def _watched(graph: Graph, read: set[str]) -> Graph:
-    """Return a view of a graph that notes in `read` which of its columns are read."""
-
-    def watch(plain: T, kind: type[T], **fields: Any) -> T:
-        view: T = object.__new__(_WATCHED[kind])
-        vars(view).update(fields, _plain=plain, _read=read)
-        return view
-
-    nodes, edges = watch(graph.nodes, Nodes), watch(graph.edges, Edges)
-    return watch(graph, Graph, nodes=nodes, edges=edges, facts=graph.facts)
+def _watched(plain: T, read: set[str], **fields: Any) -> T:
+    """Return a view of an object that notes in `read` which columns are read."""
+    view: T = object.__new__(_VIEWS[plain.__class__])
+    vars(view).update(fields, _plain=plain, _read=read)
+    return view
 
 
 def unwatched(graph: Graph) -> Graph:
     """Return the graph itself, of which this may be a view."""
     plain: Graph = vars(graph).get("_plain", graph)
     return plain
+
+
+def _reads_of(graph: Graph) -> set[str]:
+    """Return where the columns that are read of a view are noted; an unused set for a graph itself."""
+    read: set[str] = vars(graph).get("_read", set())
+    return read
 
 
 class _Layer(dict[Hashable, Fact]):

@@ -8,22 +8,25 @@ same as `once`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import wraps
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from dpro.arrays import Ints
 from dpro.replay.archive import read_archive, write_archive
-from dpro.replay.graph import Fact, Graph, column_of, observe, once, recall, unwatched
+from dpro.replay.graph import Fact, Graph, observe, once, recall, unwatched
 from dpro.store import Run
 
 Value = TypeVar("Value")
 
 KEPT_FACTS = "kept facts"  # key in `Graph.facts`
 SUFFIX = ".fact"
+RUN = "run"  # the column of a graph that has other objects for the same content
 NO_RECORDS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -41,14 +44,10 @@ class KeptFacts:
     graph: Graph
     tables: tuple[tuple[str, int], ...]
 
-    def has(self, graph: Graph, columns: Iterable[str]) -> bool:
+    def has(self, graph: Graph, columns: Collection[str]) -> bool:
         """Return whether these columns of a graph are those of the saved one; of its run, the tables."""
-        return all(
-            _tables_of(graph.run) == self.tables
-            if name == "run"
-            else column_of(graph, name) is column_of(self.graph, name)
-            for name in columns
-        )
+        same = all(attrgetter(name)(graph) is attrgetter(name)(self.graph) for name in columns if name != RUN)
+        return same and (RUN not in columns or _tables_of(graph.run) == self.tables)
 
     def file_of(self, name: str) -> Path:
         """Return the file of a fact."""
@@ -61,7 +60,7 @@ class KeptFacts:
             run: the run as the graph that asks has it; a fact that follows from it needs the saved tables.
         """
         fact = read_archive(self.file_of(name), {**records, "Fact": Fact}, run)
-        if not isinstance(fact, Fact) or ("run" in fact.columns and _tables_of(run) != self.tables):
+        if not isinstance(fact, Fact) or (RUN in fact.columns and _tables_of(run) != self.tables):
             return None
         with suppress(AttributeError):  # written by another version, whose graphs had other columns
             return fact.of(replace(self.graph, run=run))
@@ -107,38 +106,41 @@ def kept(
         name: name of the fact, used in its file name.
         records: classes that the fact consists of, by name.
     """
-    place = graph.facts.get(KEPT_FACTS)
+    place, fact = graph.facts.get(KEPT_FACTS), recall(graph, name)
     if place is None:
         return once(graph, name, compute)
-    fact = recall(graph, name)
-    if fact is None and _load(place.value, unwatched(graph), name, records):
+    saved, plain = place.value, unwatched(graph)
+    cached = plain.facts.get(name)
+    if fact is None and (cached is None or saved.has(plain, cached.columns)):
+        stored = saved.read(plain.run, name, records)
+        if stored is not None:  # which does not hold for a changed graph, and says so without its file
+            plain.facts[name] = stored
         fact = recall(graph, name)
     if fact is None:
         fact = observe(graph, compute)
-        _store(place.value, unwatched(graph), name, fact, records)
+        if not saved.has(plain, fact.columns):
+            plain.facts.setdefault(name, fact)
+        else:
+            plain.facts[name] = fact
+            with suppress(OSError):  # a full disk: the computed fact is still returned
+                write_archive(saved.file_of(name), fact.of(None), {**records, "Fact": Fact})
     value: Value = fact.value
     return value
 
 
-def _load(saved: KeptFacts, graph: Graph, name: str, records: Mapping[str, Any]) -> bool:
-    """Cache the stored fact, unless there is none, or a cached one shows that the graph is a changed one."""
-    cached = graph.facts.get(name)
-    if cached is not None and not saved.has(graph, cached.columns):
-        return False
-    fact = saved.read(graph.run, name, records)
-    if fact is not None:
-        graph.facts[name] = fact
-    return fact is not None
+def kept_as(
+    name: str, records: Mapping[str, Any] = NO_RECORDS
+) -> Callable[[Callable[[Graph], Value]], Callable[[Graph], Value]]:
+    """Make a function of a graph return its value by `kept`."""
 
+    def keep(compute: Callable[[Graph], Value]) -> Callable[[Graph], Value]:
+        @wraps(compute)
+        def recalled(graph: Graph) -> Value:
+            return kept(graph, name, compute, records)
 
-def _store(saved: KeptFacts, graph: Graph, name: str, fact: Fact, records: Mapping[str, Any]) -> None:
-    """Cache a computed fact, and write it to its file if it follows from the saved columns."""
-    if not saved.has(graph, fact.columns):
-        graph.facts.setdefault(name, fact)
-        return
-    graph.facts[name] = fact
-    with suppress(OSError):  # a full disk: the computed fact is still returned
-        write_archive(saved.file_of(name), fact.without_columns(), {**records, "Fact": Fact})
+        return recalled
+
+    return keep
 
 
 def remove_facts_without_graph(folder: Path) -> None:

@@ -18,8 +18,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, is_of, once
-from dpro.replay.kept import kept
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, computed_once, is_of, once
+from dpro.replay.kept import kept_as
 
 ON_CPU, ON_GPU = 0, 1  # resources
 PHASE = ["position", "resource"]
@@ -38,7 +38,7 @@ def _work_keys(graph: Graph, among: Bools | np.bool_ = np.True_) -> pl.DataFrame
     on_cpu = is_of(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches count as work of the host
     on_gpu = is_of(nodes.kind, GPU_KINDS)
     node = np.flatnonzero((on_cpu | on_gpu) & among & (nodes.phase >= 0) & (nodes.step >= 0))
-    same = once(graph, "codes of names", _name_codes)
+    same = _name_codes(graph)
     return pl.DataFrame(
         {
             "node": node,
@@ -52,6 +52,7 @@ def _work_keys(graph: Graph, among: Bools | np.bool_ = np.True_) -> pl.DataFrame
     )
 
 
+@computed_once
 def _name_codes(graph: Graph) -> Ints:
     """Return [len(names)] codes, equal in all graphs; names that differ only in numbers share one."""
     plain = (re.sub(r"\d+", "0", name).encode(errors="surrogatepass") for name in graph.names)
@@ -59,6 +60,7 @@ def _name_codes(graph: Graph) -> Ints:
     return np.frombuffer(digests, np.int64)
 
 
+@kept_as("phase-work")
 def phase_work(graph: Graph) -> pl.DataFrame:
     """Return the work of each rank in each phase of each step; waits and transfers do not count.
 
@@ -66,7 +68,7 @@ def phase_work(graph: Graph) -> pl.DataFrame:
         `rank`, `step`, `position` (of the phase in its step), `resource` (CPU 0, GPU 1), `name`, `around`
         (codes of names without numbers), `work_ns`, `calls` (a code of the rank's calls in a step).
     """
-    return kept(graph, "phase-work", lambda graph: with_calls(work_without_calls(graph), graph))
+    return with_calls(work_without_calls(graph), graph)
 
 
 def work_without_calls(graph: Graph) -> pl.DataFrame:

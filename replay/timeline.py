@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import chain_of, latest_ends, longest_path, longest_path_batch
 from dpro.replay.first_calls import first_calls
-from dpro.replay.graph import GPU_KINDS, Graph, NodeKind, is_of, once
+from dpro.replay.graph import GPU_KINDS, Graph, NodeKind, computed_once, is_of, once
 
 USUAL = 1.5  # ratio to the median, either way, beyond which a step is unusual
 FEW = 5  # steps; of fewer, any may be unusual
@@ -61,10 +61,10 @@ def replay(graph: Graph) -> Timeline:
 
 def replayed(graph: Graph) -> Timeline:
     """Return the replay of a graph as recorded, made once and cached."""
-    start, end, binding = once(graph, "replayed", _times)
-    return Timeline(graph, start, end, binding)
+    return Timeline(graph, *_times(graph))
 
 
+@computed_once
 def _times(graph: Graph) -> tuple[Ints, Ints, Ints]:
     timeline = replay(graph)
     return timeline.start, timeline.end, timeline.binding
@@ -137,12 +137,9 @@ def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.Da
     )
 
 
+@computed_once
 def behind_older_work(graph: Graph) -> Ints:
     """Return the nodes that waited on their GPU for unrecorded work launched before the window."""
-    return once(graph, "behind older work", _behind_older_work)
-
-
-def _behind_older_work(graph: Graph) -> Ints:
     nodes = graph.nodes
     tied = nodes.anchored & (nodes.earliest > 0) & (nodes.step >= 0)
     return np.flatnonzero(tied & is_of(nodes.kind, GPU_KINDS))

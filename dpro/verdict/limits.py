@@ -19,7 +19,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.classify import is_communication
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, computed_once, is_of
 from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
 from dpro.replay.steps import NO_STEP
 from dpro.replay.timeline import durations_of, step_lengths
@@ -214,12 +214,9 @@ class FreeCopies:
         return graph.with_durations(np.where(copies, 0, left_ns))
 
 
+@computed_once
 def _copying_ns(graph: Graph) -> Ints:
     """Return [N] ns that calls overlap with the copies that they made."""
-    return once(graph, "copying", _beside_copies)
-
-
-def _beside_copies(graph: Graph) -> Ints:
     nodes, edges, copies = graph.nodes, graph.edges, copies_of(graph)
     made = (edges.kind == EdgeKind.LAUNCH) & copies[edges.target]
     call, copy = edges.source[made], edges.target[made]
@@ -330,12 +327,9 @@ def _has_steps(graph: Graph) -> bool:
     return graph.run.num_rows(STEPS) > 0
 
 
+@computed_once
 def next_launches(graph: Graph) -> Ints:
     """Return [N] the call by which a rank next launches GPU work, for CPU work of steps; -1 elsewhere."""
-    return once(graph, "next launches", _next_launches)
-
-
-def _next_launches(graph: Graph) -> Ints:
     nodes, edges = graph.nodes, graph.edges
     launches = np.flatnonzero(launching_calls(graph, edges.kind == EdgeKind.LAUNCH) & (nodes.step >= 0))
     on_cpu = np.flatnonzero(is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0))

@@ -65,10 +65,8 @@ def save_condensed(file: Path, condensed: CondensedRun) -> None:
 
 def _without_columns(graph: Graph) -> Graph:
     """Return the graph with the facts that follow from it alone, and only the names of their columns."""
-    facts = {name: recall(graph, name) for name, fact in graph.facts.items() if not fact.given}
-    return dataclasses.replace(
-        graph, facts={name: fact.without_columns() for name, fact in facts.items() if fact is not None}
-    )
+    facts = {name: fact for name, fact in graph.facts.items() if not fact.given and recall(graph, name)}
+    return dataclasses.replace(graph, facts={name: fact.of(None) for name, fact in facts.items()})
 
 
 def _with_columns(graph: Graph) -> Graph:

@@ -33,7 +33,7 @@ from dpro.arrays import Ints
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.graph import Graph, GraphError, once, with_own_known
+from dpro.replay.graph import Graph, GraphError, computed_once, once, with_own_known
 from dpro.replay.timeline import changed_durations, changed_ends, replay
 from dpro.replay.whatif.edit import Edit, refuse_foreign
 from dpro.replay.whatif.edits.heal import Heal
@@ -478,7 +478,7 @@ def _edges_as_before(before: Graph, graph: Graph, edges: Ints) -> Ints:
     count = before.num_nodes
     if graph.edges.source is before.edges.source:
         return edges
-    keys = once(before, "ends of edges", _ends_of_edges)
+    keys = _ends_of_edges(before)
     begins = _as_before(before, graph, graph.edges.source[edges])
     ends = _as_before(before, graph, graph.edges.target[edges])
     wanted = ends * count + begins
@@ -486,6 +486,7 @@ def _edges_as_before(before: Graph, graph: Graph, edges: Ints) -> Ints:
     return np.where((keys[likely] == wanted) & (begins >= 0) & (ends >= 0), likely, -1)
 
 
+@computed_once
 def _ends_of_edges(graph: Graph) -> Ints:
     """Return [E] a key of each edge."""
     return graph.edges.target * graph.num_nodes + graph.edges.source

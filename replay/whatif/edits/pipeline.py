@@ -17,7 +17,7 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
+from dpro.replay.graph import EdgeKind, Graph, NodeKind, computed_once, once
 from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES, WEIGHTS_NAMES
 from dpro.replay.pipeline.schedules import (
     BACKWARD,
@@ -49,6 +49,7 @@ NOT_OPERATIONS = (
 MIN_SHARE = 1 / 3  # of a backward in gradients of weights: attention scores have none
 
 
+@computed_once
 def computes(graph: Graph) -> pl.DataFrame:
     """Return forward and backward operations, a row each, by order of time.
 
@@ -59,10 +60,6 @@ def computes(graph: Graph) -> pl.DataFrame:
     Raises:
         Unanswerable: the run does not consist of whole operations.
     """
-    return once(graph, "computes", _computes)
-
-
-def _computes(graph: Graph) -> pl.DataFrame:
     nodes = graph.nodes
     kinds = {name: kind for kind, names in _NAMES.items() for name in names}
     kind_of = [kinds.get(name.lower(), "") for name in graph.names]
@@ -125,16 +122,14 @@ _NAMES = {FORWARD: FORWARD_NAMES, BACKWARD: BACKWARD_NAMES, WEIGHTS: WEIGHTS_NAM
 MIN_SLOWNESS = 1.1  # ratio of a rank to others of its stage in three of four steps: less is variation of work
 
 
+@computed_once
 def slowness(graph: Graph) -> pl.DataFrame:
     """Return how much longer each rank takes than others of its stage for the same work.
 
     Returns:
         `rank`, `kind`, `slowness`: 1 for a rank that is alone, or not clearly slower in most steps.
     """
-    return once(graph, "slowness of ranks", lambda graph: _slowness(computes(graph)))
-
-
-def _slowness(rows: pl.DataFrame) -> pl.DataFrame:
+    rows = computes(graph)
     ratios: list[tuple[int, str, float]] = []
     per_step = rows.group_by("stage", "kind", "rank", "step").agg(pl.col("ns").sum())
     per_step = per_step.sort("stage", "kind", "rank", "step")
@@ -498,16 +493,13 @@ def _curve(tokens: Floats, share: float, power: float) -> Floats:
     return 1 - share + share * tokens**power
 
 
+@computed_once
 def handed(graph: Graph) -> Handed:
     """Return the tokens of ranks, and the dependence of their work on them.
 
     Raises:
         Unanswerable: the run does not count tokens, they are even, or work does not depend on them.
     """
-    return once(graph, "handed sequences", _handed)
-
-
-def _handed(graph: Graph) -> Handed:
     tokens = _tokens_of(graph)
     on_gpu = graph.nodes.kind == NodeKind.KERNEL
     work = on_gpu if on_gpu.any() else graph.nodes.kind == NodeKind.CPU

@@ -51,12 +51,13 @@ from dpro.replay.graph import (
     NodeKind,
     Nodes,
     assembled,
+    computed_once,
     is_of,
     once,
     order_of,
     renumbered,
 )
-from dpro.replay.kept import kept
+from dpro.replay.kept import kept_as
 from dpro.replay.mesh import BY, axes_of_messages
 from dpro.replay.peers import ON_GPU, phase_work
 from dpro.replay.timeline import AFTER_STEPS, replay
@@ -156,7 +157,7 @@ class DataParallelSize(Edit):
         between = _between_replicas(graph)
         scaled = graph.with_durations(once(graph, ("among replicas", self), self._transfers))
         into_transfers = np.append(between, False)[graph.nodes.message[graph.edges.target]]
-        noise = once(graph, "noise before transfers", _noise_before)
+        noise = _noise_before(graph)
         later = (largest_of(self.ranks) - largest_of(recorded)) * noise * into_transfers
         lag = graph.edges.lag
         made = tuple(scaled.with_lags(lag + np.rint(many * later).astype(np.int64)) for many in times)
@@ -285,11 +286,12 @@ def largest_of(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
+@computed_once
 def _noise_before(graph: Graph) -> Floats:
     """Return [E] the noise of the work before a rendezvous, ns, on edges to its transfers; 0 on others."""
     nodes, edges = graph.nodes, graph.edges
     spread = np.zeros(graph.num_edges)
-    deviation = kept(graph, "deviation-of-phases", _find_deviation_of_phases)
+    deviation = _find_deviation_of_phases(graph)
     meets = np.flatnonzero(edges.kind == EdgeKind.RENDEZVOUS)
     met = meets[nodes.kind[edges.target[meets]] == NodeKind.TRANSFER]
     arrives = meets[nodes.kind[edges.source[meets]] == NodeKind.ARRIVE]
@@ -299,6 +301,7 @@ def _noise_before(graph: Graph) -> Floats:
     return spread
 
 
+@kept_as("deviation-of-phases")
 def _find_deviation_of_phases(graph: Graph) -> dict[int, float]:
     work = phase_work(graph)
     if (work["resource"] == ON_GPU).any():
@@ -636,10 +639,11 @@ def moves_activations(graph: Graph) -> Bools:
     reduce in the backward pass only.
     """
     moves = np.zeros(graph.num_nodes, np.bool_)
-    moves[kept(graph, "transfers-of-activations", _moving_activations)] = True
+    moves[_moving_activations(graph)] = True
     return moves
 
 
+@kept_as("transfers-of-activations")
 def _moving_activations(graph: Graph) -> Ints:
     nodes = graph.nodes
     moving = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))

@@ -23,9 +23,9 @@ from dpro.replay.cost.curves import LinkCost, fit_line
 from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.gradient_buckets import divided, dtype_of, gradient_passes, with_other_sizes
 from dpro.replay.gradient_passes import MAIN_THREAD, Launches, Parameters, Pass
-from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
+from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, computed_once
 from dpro.replay.intervals import union
-from dpro.replay.kept import kept
+from dpro.replay.kept import kept_as
 from dpro.replay.timeline import Timeline, differs_from_last, replayed
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.shared_links import share_without_others
@@ -144,21 +144,22 @@ def reduced(graph: Graph) -> GradientReductions:
     Raises:
         Unanswerable: the run lacks something; the message says what.
     """
-    fields = once(graph, "reduced gradients", _fields_or_why_not)
+    fields = _fields_or_why_not(graph)
     if isinstance(fields, Unanswerable):
         raise Unanswerable(str(fields))
     return GradientReductions(graph, *fields)
 
 
+@computed_once
 def _fields_or_why_not(graph: Graph) -> tuple[Any, ...] | Unanswerable:
     """Return the fields behind the graph, or the error, which takes as long to find and is worth keeping."""
     try:
-        costs = kept(graph, "gradient-reductions", _costs, RECORDS)
-        return replayed(graph).end, *costs
+        return replayed(graph).end, *_costs(graph)
     except Unanswerable as error:
         return Unanswerable(str(error))
 
 
+@kept_as("gradient-reductions", RECORDS)
 def _costs(graph: Graph) -> tuple[Any, ...]:
     """Compute the fields of `GradientReductions` except the graph and its replay, in order."""
     passes = gradient_passes(graph)
@@ -369,8 +370,7 @@ class Surroundings:
 
 def surroundings_of(reductions: GradientReductions) -> list[Surroundings]:
     """Return the links of each pass's reductions with other work."""
-    records = {"Surroundings": Surroundings}
-    return list(kept(reductions.graph, "surroundings-of-reductions", _surroundings_of, records))
+    return list(_surroundings_of(reductions.graph))
 
 
 def recorded_reductions(graph: Graph, passes: Sequence[Pass]) -> Bools:
@@ -385,6 +385,7 @@ def recorded_reductions(graph: Graph, passes: Sequence[Pass]) -> Bools:
     return gone
 
 
+@kept_as("surroundings-of-reductions", {"Surroundings": Surroundings})
 def _surroundings_of(graph: Graph) -> tuple[Surroundings, ...]:
     passes = gradient_passes(graph)
     gone, issued, launched = recorded_reductions(graph, passes), _issued(graph), _LaunchedWork(graph)

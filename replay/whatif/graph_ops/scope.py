@@ -23,7 +23,7 @@ from dpro.replay.attribution import MODULE
 from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.cost.kernels.roofline import MATMULS, product_of
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
-from dpro.replay.kept import kept
+from dpro.replay.kept import kept_as
 from dpro.replay.whatif.grammar import nearest
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
 from dpro.store import Run
@@ -140,20 +140,14 @@ class Nesting:
         return self.rows(name)[name].to_numpy()
 
 
+@kept_as("nesting-of-spans", {"Nesting": Nesting})
 def nesting_of(graph: Graph) -> Nesting:
     """Return the spans of a graph's run, in order of their threads.
 
     Raises:
         Unanswerable: the graph has no run.
     """
-    return kept(graph, "nesting-of-spans", lambda graph: _nesting(_run_of(graph)), {"Nesting": Nesting})
-
-
-def _with_wide_ranks(spans: pl.DataFrame) -> pl.DataFrame:
-    return spans.with_columns(pl.col("^rank$").cast(pl.Int64))
-
-
-def _nesting(run: Run) -> Nesting:
+    run = _run_of(graph)
     columns = ("rank", "window", "kind", "start_ns", "duration_ns", "tid", "correlation")
     spans = _with_wide_ranks(run.table(SPANS, columns))
     rank, window, start, lasts, correlation = (
@@ -171,6 +165,10 @@ def _nesting(run: Run) -> Nesting:
     launched = kinds.is_in(GPU_WORK_KINDS).to_numpy() & called
     on_cpu = kinds.is_in(ON_CPU).to_numpy()
     return Nesting(run, on_cpu, begin, lasts, launch, calls, launched)
+
+
+def _with_wide_ranks(spans: pl.DataFrame) -> pl.DataFrame:
+    return spans.with_columns(pl.col("^rank$").cast(pl.Int64))
 
 
 def _dense(values: Ints) -> Ints:
@@ -196,18 +194,15 @@ def nodes_of(graph: Graph, members: Bools) -> Bools:
         members: [S] spans of its `Nesting`.
     """
     nodes_inside: Bools = np.append(members, False)[rows_of(graph)]
-    caller, node = kept(graph, "calls-of-collectives", _calls)
+    caller, node = _calls(graph)
     nodes_inside[node[members[caller]]] = True
     return nodes_inside
 
 
+@kept_as("rows-of-nodes")
 def rows_of(graph: Graph) -> Ints:
     """Return [N] the row of each node's span, -1 for none."""
-
-    def compute(graph: Graph) -> Ints:
-        return _rows(nesting_of(graph), graph.nodes.rank, graph.nodes.span)
-
-    return kept(graph, "rows-of-nodes", compute)
+    return _rows(nesting_of(graph), graph.nodes.rank, graph.nodes.span)
 
 
 def _rows(nesting: Nesting, rank: Ints, span: Ints) -> Ints:
@@ -226,6 +221,7 @@ def _rows(nesting: Nesting, rank: Ints, span: Ints) -> Ints:
     return row_of
 
 
+@kept_as("calls-of-collectives")
 def _calls(graph: Graph) -> tuple[Ints, Ints]:
     """Return the rows of spans that called collectives, and the nodes of these."""
     calls = _run_of(graph).table(COLLECTIVES, ["rank", "span_id", "launch_span_id"])
@@ -270,16 +266,13 @@ def _in_modules(graph: Graph, pattern: str) -> Bools:
     return nodes_of(graph, nesting.with_backward(nesting.marked(chosen)))
 
 
+@kept_as("optimizer")
 def optimizing(graph: Graph) -> Bools:
     """Return [N] a mask of the optimizer's work; empty where its range was not recorded."""
-
-    def compute(graph: Graph) -> Bools:
-        try:
-            return in_modules(graph, f"{OPTIMIZER}*")
-        except Unanswerable:
-            return np.zeros(graph.num_nodes, np.bool_)
-
-    return kept(graph, "optimizer", compute)
+    try:
+        return in_modules(graph, f"{OPTIMIZER}*")
+    except Unanswerable:
+        return np.zeros(graph.num_nodes, np.bool_)
 
 
 def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
@@ -399,7 +392,7 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     if graph.run is None:
         return calls
     nesting = nesting_of(graph)
-    launch, operator = kept(graph, "launches-in-operators", _launches_in_operators)
+    launch, operator = _launches_in_operators(graph)
     gone = np.zeros(nesting.start.size + 1, np.bool_)
     gone[rows_of(graph)[calls]] = True
     idle = np.zeros(nesting.start.size, np.bool_)
@@ -409,6 +402,7 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     return calls | (nodes_of(graph, nesting.inside(idle)) & on_cpu)
 
 
+@kept_as("launches-in-operators")
 def _launches_in_operators(graph: Graph) -> tuple[Ints, Ints]:
     """Return the rows of launches of GPU work in operators, and of their outermost operators."""
     nesting = nesting_of(graph)
@@ -437,7 +431,7 @@ def matmuls_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
         `node`, `rank`, `span_id`, `name`, `shapes`, `backward` (whether a backward pass called it), sorted by
         node; kernels that no matmul launched are left out.
     """
-    matmuls = kept(graph, "matmuls-of-kernels", _matmuls_of_kernels)
+    matmuls = _matmuls_of_kernels(graph)
     return matmuls.filter(kernels[matmuls["node"].to_numpy()])
 
 
@@ -450,6 +444,7 @@ def products_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
     return operators.join(pl.DataFrame(rows, schema=sizes, orient="row"), on=["name", "shapes"])
 
 
+@kept_as("matmuls-of-kernels")
 def _matmuls_of_kernels(graph: Graph) -> pl.DataFrame:
     spans = spans_of(_run_of(graph), [*COLUMNS, "shapes"])
     end = pl.col("start_ns") + pl.col("duration_ns")

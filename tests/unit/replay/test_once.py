@@ -9,6 +9,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.whatif import search_once
 from dpro.errors import Unanswerable
 from dpro.replay import graph as graphs
-from dpro.replay.graph import Fact, Graph, column_of, observe, once
+from dpro.replay.graph import Fact, Graph, observe, once
 from dpro.store import open_run
 from dpro.verdict.verdict import explain
 from tests.builders import tiny_graph
@@ -190,13 +191,14 @@ def facts_in(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, ast.Call]]:
 
 
 MEMOISERS = {"once", "kept"}  # which are given what to compute
+DECORATORS = {"computed_once", "kept_as"}
 FROM = ("dpro.replay.graph", "dpro.replay.kept")
 
 
 def computes_facts(path: Path, tree: ast.AST) -> bool:
-    """Whether a module is in `replay`, or imports `once` or `kept` from there."""
+    """Whether a module is in `replay`, or imports from there what caches facts."""
     imported = [each for each in ast.walk(tree) if isinstance(each, ast.ImportFrom) and each.module in FROM]
-    names = [alias for each in imported for alias in each.names if alias.name in MEMOISERS]
+    names = [alias for each in imported for alias in each.names if alias.name in MEMOISERS | DECORATORS]
     assert all(alias.asname is None for alias in names)
     return path.parts[0] == "replay" or bool(names)
 
@@ -206,11 +208,23 @@ def test_a_fact_is_computed_from_the_graph_that_is_passed_in_and_from_what_is_de
     for path in modules("replay", "dpro", "dashboards"):
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         for function, call in facts_in(tree) if computes_facts(path, tree) else ():
-            if function.name not in MEMOISERS:
+            if function.name not in MEMOISERS | DECORATORS:
                 count += 1
                 wrong[f"{path}:{call.lineno}"] = not_declared(function, call)
-    assert count > 70
+    assert count > 30
     assert not {place: names for place, names in wrong.items() if names}
+
+
+def test_a_function_that_is_computed_once_uses_no_names_of_another() -> None:
+    top, everywhere = 0, 0
+    for path in modules("replay", "dpro", "dashboards"):
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        for each in ast.walk(tree):
+            marks = each.decorator_list if isinstance(each, ast.FunctionDef) else []
+            is_cached = any(ast.unparse(mark).partition("(")[0] in DECORATORS for mark in marks)
+            everywhere += is_cached
+            top += is_cached and each in tree.body
+    assert top == everywhere > 30
 
 
 @pytest.mark.parametrize(
@@ -265,7 +279,7 @@ def columns_of(graph: Graph) -> list[object]:
     }
     names = [f"{group}.{each.name}" for group in fields for each in fields[group]]
     names += [each.name for each in dataclasses.fields(Graph) if each.name not in {"nodes", "edges", "facts"}]
-    return [column_of(graphs.unwatched(graph), name) for name in names]
+    return [attrgetter(name)(graphs.unwatched(graph)) for name in names]
 
 
 @pytest.mark.slow
