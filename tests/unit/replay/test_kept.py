@@ -12,11 +12,12 @@ import pytest
 from dpro.analysis import graphs
 from dpro.analysis.graphs import graph_of, make_graph
 from dpro.errors import Unanswerable
+from dpro.replay.archive import write_archive
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.gradient_buckets import gradient_passes
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Fact, Graph, once
 from dpro.replay.kept import kept
 from dpro.replay.mesh import axes_of_messages
 from dpro.replay.peers import phase_work
@@ -78,6 +79,46 @@ def test_a_table_that_is_written_later_makes_facts_void(run):
     (run.path / "network").mkdir()
     fresh = dataclasses.replace(graph, run=open_run(run.path))
     total(fresh, calls)
+    assert len(calls) == 2
+
+
+def num_names(graph: Graph, calls: list[int]) -> int:
+    """A fact about names alone."""
+
+    def compute(graph: Graph) -> int:
+        calls.append(1)
+        return len(graph.names)
+
+    return kept(graph, "total", compute)
+
+
+def test_a_fact_is_read_for_a_changed_graph_if_it_follows_from_what_did_not_change(run, tmp_path):
+    calls: list[int] = []
+    for _ in range(2):
+        graph = loaded(run)
+        num_names(graph.with_durations(graph.nodes.duration + 1), calls)
+    assert len(calls) == len(facts(tmp_path)) == 1
+    graph = loaded(run)
+    names = dataclasses.replace(graph, names=(*graph.names, "more"))
+    assert [num_names(each, calls) for each in (names, graph)] == [len(names.names), len(graph.names)]
+    assert len(calls) == 2
+
+
+def test_what_follows_from_a_fact_that_was_read_follows_from_its_columns(run):
+    num_names(loaded(run), [])
+    graph = loaded(run)
+    once(graph, "outer", lambda graph: num_names(graph, []))
+    assert [*graph.facts["outer"].columns] == ["names"]
+
+
+@pytest.mark.parametrize("content", [(7,), 7, Fact({"nodes.unknown": None}, (), 7), Fact({"3": None}, (), 7)])
+def test_a_fact_in_another_form_is_found_again(run, tmp_path, content):
+    calls: list[int] = []
+    num_names(loaded(run), calls)
+    (file,) = facts(tmp_path)
+    write_archive(file, content, {"Fact": Fact})
+    graph = loaded(run)
+    assert num_names(graph, calls) == len(graph.names)
     assert len(calls) == 2
 
 
