@@ -154,7 +154,8 @@ def reduced(graph: Graph) -> GradientReductions:
 def _fields_or_why_not(graph: Graph) -> tuple[Any, ...] | Unanswerable:
     """Return the fields behind the graph, or the error, which takes as long to find and is worth keeping."""
     try:
-        return replayed(graph).end, *_costs(graph)
+        costs = _costs(graph)  # first: most reasons against it do not follow from durations
+        return replayed(graph).end, *costs
     except Unanswerable as error:
         return Unanswerable(str(error))
 
