@@ -4,9 +4,10 @@ python -m benchmarks.verdicts [--traces FOLDER …] [--verdicts FILE …] [--lis
 
 A file has one object per trace: `source` below the folder, `limit`, `limit_also_acceptable`,
 `limit_null_acceptable` (whether naming no limit is right, too), `faulty_ranks`, `not_advice`, and `advice`
-with `kind`, `gain_low_x`, `gain_high_x`. Without options, DPRO_TRACES and DPRO_VERDICTS name both. `--list` prints the differences. `--json` prints one object: check → {n, agree_pct,
-bar, holds}. Checks: the limit is the expert's, or one that the expert accepts; the ranks are those that the
-expert names; the expert's first advice is among dpro's, by kind; the intervals of gains for advice of one
+with `kind`, `gain_low_x`, `gain_high_x`. Without options, DPRO_TRACES and DPRO_VERDICTS name both. `--list`
+prints the differences. `--json` prints one object: check → {n, agree_pct, bar, holds}. Checks: the limit is
+the expert's, or one that the expert accepts; the ranks are those that the expert names; the expert's first
+advice is among dpro's, by kind; the intervals of gains for advice of one
 kind overlap; dpro gives no advice that the expert warns of.
 
 `--leave-one-out` asks whether constants are overfitted to the traces on which they were set. Each constant is

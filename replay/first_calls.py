@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, computed_once, is_of, once
 
 PROMPT = r"^(cuda|cu|hip)[A-Z]"  # calls that take microseconds once their code is loaded,
 LONGER = r"Malloc|Free|Alloc|Synchronize|Memcpy|Memset|Query|Graph"  # except these
@@ -35,11 +35,23 @@ def with_warm_calls(graph: Graph) -> Graph:
     return graph.with_durations(np.where(cold, usual_ns, duration)) if cold.any() else graph
 
 
+@computed_once
 def usual_of_first(graph: Graph) -> Ints:
     """Return [N] the usual duration of each first call, in ns; -1 for other nodes."""
-    nodes, edges = graph.nodes, graph.edges
-    columns = (nodes.kind, nodes.name, nodes.around, nodes.step, nodes.measured_start, edges.kind)
-    return once(graph, "usual of first calls", columns, lambda: _usual_of_first(graph))
+    nodes = graph.nodes
+    usual_ns = np.full(graph.num_nodes, -1, np.int64)
+    took_ns = nodes.measured_end - nodes.measured_start
+    names = pl.Series(graph.names, dtype=pl.String).str
+    is_prompt = (names.contains(PROMPT) & ~names.contains(LONGER)).to_numpy()
+    calls = np.flatnonzero((nodes.kind == NodeKind.RUNTIME) & is_prompt[nodes.name])
+    for name in np.unique(nodes.name[calls[took_ns[calls] >= COLD_NS]]):
+        named = calls[nodes.name[calls] == name]
+        typical = float(np.median(took_ns[named])) if named.size >= FEW else PROMPTLY_NS
+        slow = named[took_ns[named] >= max(COLD_NS, TIMES * typical)]
+        usual_ns[slow[_may_be_first(graph, slow, took_ns)]] = round(typical)
+    usual_ns[_set_up(graph)] = PROMPTLY_NS
+    usual_ns[_compiles(graph)] = 0
+    return usual_ns
 
 
 def first_calls(graph: Graph) -> pl.DataFrame:
@@ -59,23 +71,6 @@ def first_calls(graph: Graph) -> pl.DataFrame:
             "cold_ns": np.maximum(took_ns - usual_ns[cold], 0),
         }
     )
-
-
-def _usual_of_first(graph: Graph) -> Ints:
-    nodes = graph.nodes
-    usual_ns = np.full(graph.num_nodes, -1, np.int64)
-    took_ns = nodes.measured_end - nodes.measured_start
-    names = pl.Series(graph.names, dtype=pl.String).str
-    is_prompt = (names.contains(PROMPT) & ~names.contains(LONGER)).to_numpy()
-    calls = np.flatnonzero((nodes.kind == NodeKind.RUNTIME) & is_prompt[nodes.name])
-    for name in np.unique(nodes.name[calls[took_ns[calls] >= COLD_NS]]):
-        named = calls[nodes.name[calls] == name]
-        typical = float(np.median(took_ns[named])) if named.size >= FEW else PROMPTLY_NS
-        slow = named[took_ns[named] >= max(COLD_NS, TIMES * typical)]
-        usual_ns[slow[_may_be_first(graph, slow, took_ns)]] = round(typical)
-    usual_ns[_set_up(graph)] = PROMPTLY_NS
-    usual_ns[_compiles(graph)] = 0
-    return usual_ns
 
 
 def _set_up(graph: Graph) -> Ints:
@@ -121,9 +116,7 @@ def _may_be_first(graph: Graph, calls: Ints, took_ns: Ints) -> Bools:
 
 def beside_launched_ns(graph: Graph, kind: NodeKind) -> Ints:
     """Return [N] ns that calls of the runtime overlap with the work of a kind that they launched."""
-    nodes, edges = graph.nodes, graph.edges
-    columns = (nodes.kind, nodes.span, nodes.measured_start, edges.kind, edges.source, edges.target)
-    return once(graph, f"beside launched {kind}", columns, lambda: _beside_launched_ns(graph, kind))
+    return once(graph, ("beside launched", kind), lambda graph: _beside_launched_ns(graph, kind))
 
 
 def _beside_launched_ns(graph: Graph, kind: NodeKind) -> Ints:

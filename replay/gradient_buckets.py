@@ -44,8 +44,8 @@ from dpro.replay.gradient_passes import (
     passes_at,
     passes_of,
 )
-from dpro.replay.graph import Graph, once
-from dpro.replay.kept import kept
+from dpro.replay.graph import Graph, computed_once
+from dpro.replay.kept import kept_as
 from dpro.schema import BUCKETS, COLLECTIVES, SPANS, STEPS
 from dpro.store import Run
 
@@ -73,9 +73,7 @@ def inferred_passes(graph: Graph) -> list[Pass]:
     """
     if graph.run is None:
         raise Unanswerable(NO_BACKWARD)
-    run = graph.run
-    calls = once(graph, "calls of reductions", (run,), lambda: gradient_calls(run))
-    moments = once(graph, "moments of reductions", (run,), lambda: _moments(run, calls))
+    calls, moments = _calls_and_moments(graph)
     kinds = set(calls.select("op", "group").iter_rows())
     launches = Launches(graph, kinds)
     issued = calls_of(graph)
@@ -90,6 +88,13 @@ def inferred_passes(graph: Graph) -> list[Pass]:
     if not reduced:
         raise Unanswerable("no backward pass in the run reduces gradients in whole steps")
     return in_order(reduced)
+
+
+@computed_once
+def _calls_and_moments(graph: Graph) -> tuple[pl.DataFrame, pl.DataFrame]:
+    assert graph.run is not None
+    calls = gradient_calls(graph.run)
+    return calls, _moments(graph.run, calls)
 
 
 def given_passes(passes: list[tuple[int, Parameters]], step: Ints) -> list[tuple[int, Parameters]]:
@@ -598,13 +603,10 @@ def gradient_passes(graph: Graph) -> list[Pass]:
     Raises:
         Unanswerable: gradients go through a communication hook, or no pass was found; the message says why.
     """
-    nodes, edges = graph.nodes, graph.edges
-    places = (nodes.rank, nodes.window, nodes.step, nodes.lane, nodes.span, nodes.kind, nodes.message)
-    columns = (*places, nodes.measured_start, nodes.measured_end, edges.source, edges.target, edges.kind)
-    inputs = (*columns, graph.messages, graph.run)
-    return list(kept(graph, "gradient-passes", inputs, lambda: tuple(_gradient_passes(graph)), RECORDS))
+    return list(_gradient_passes(graph))
 
 
+@kept_as("gradient-passes", RECORDS)
 def _gradient_passes(graph: Graph) -> list[Pass]:
     rows = graph.run.table(BUCKETS) if graph.run is not None else BUCKETS.empty()
     hooks = rows.filter(pl.col("hook") != "")["hook"]

@@ -8,7 +8,7 @@ buckets that a run does not record, and passes them to `passes_at` as moments at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,6 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.errors import Unanswerable
 from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
-from dpro.replay.kept import kept
 from dpro.schema import BUCKETS, SPANS
 from dpro.store import Run
 
@@ -304,7 +303,7 @@ def _pieces(thread: Ints, start: Ints, source: int, call_start: Ints, call_end: 
 COLUMNS = ["span_id", "kind", "name", "start_ns", "sequence_number", "forward_thread"]
 
 
-def first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
+def first_uses(graph: Graph, passes: Sequence[Pass], on_gpu: bool) -> list[Ints]:
     """Return for each pass [P] the nodes of its own forward pass that use its parameters first.
 
     Args:
@@ -313,14 +312,6 @@ def first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
     Raises:
         Unanswerable: the run has no sequence numbers, or lacks the forward pass.
     """
-    nodes, edges = graph.nodes, graph.edges
-    places = (nodes.rank, nodes.window, nodes.step, nodes.lane, nodes.span, nodes.kind, nodes.message)
-    columns = (*places, nodes.measured_start, nodes.measured_end, edges.source, edges.target, edges.kind)
-    inputs = (*columns, graph.lanes, graph.messages, graph.run)
-    return list(kept(graph, "first-uses", inputs, lambda: tuple(_first_uses(graph, passes, on_gpu))))
-
-
-def _first_uses(graph: Graph, passes: list[Pass], on_gpu: bool) -> list[Ints]:
     first_use: list[Ints] = [np.empty(0, np.int64)] * len(passes)
     for place in sorted({(pass_.rank, pass_.window) for pass_ in passes}):
         here = [which for which, pass_ in enumerate(passes) if (pass_.rank, pass_.window) == place]

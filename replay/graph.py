@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import wraps
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -211,21 +213,24 @@ class Graph:
     places: Mapping[int, MeshPosition] = field(default_factory=dict)
     run: Run | None = None
     network: pl.DataFrame | None = None
-    facts: dict[Hashable, tuple[Sequence[object], Any]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    facts: dict[Hashable, Fact] = field(default_factory=dict, repr=False, compare=False)
     products: pl.DataFrame | None = None
     step_bytes: int | None = None
 
     @property
     def num_nodes(self) -> int:
         """Number of nodes."""
-        return int(self.nodes.duration.size)
+        return int(self.nodes.measured_start.size)  # which no edit changes by itself, unlike durations
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return int(self.edges.source.size)
 
     @property
     def ranks(self) -> list[int]:
         """The ranks that have nodes, ascending."""
-        ranks = once(self, "ranks", (self.nodes.rank,), lambda: distinct(self.nodes.rank)[0])
+        ranks = once(self, "ranks", lambda graph: distinct(graph.nodes.rank)[0])
         return [rank for rank in ranks.tolist() if rank >= 0]
 
     def has_nodes_of(self, graph: Graph) -> bool:
@@ -243,7 +248,7 @@ class Graph:
         kinds, counts = np.unique(self.nodes.kind, return_counts=True)
         rows = [(NodeKind(kind).name.lower(), f"{count:,}") for kind, count in zip(kinds, counts)]
         ranks = np.unique(self.nodes.rank[self.nodes.rank >= 0]).size
-        title = f"{self.num_nodes:,} nodes on {ranks} ranks, {self.edges.source.size:,} edges"
+        title = f"{self.num_nodes:,} nodes on {ranks} ranks, {self.num_edges:,} edges"
         return table(title, rows, ("kind of node", "nodes"))
 
     def with_durations(self, duration: Ints) -> Graph:
@@ -283,28 +288,133 @@ class Graph:
         return dataclasses.replace(self, edges=_freeze(edges.taken(order)), indptr=frozen(indptr))
 
 
-def once(graph: Graph, name: Hashable, columns: Sequence[object], compute: Callable[[], Value]) -> Value:
-    """Return a value that follows from `columns`, cached for all graphs with the same columns.
+# Facts of graphs: values that are computed once for all graphs from which the same is read.
+
+
+class Fact(NamedTuple):
+    """A value that was computed from a graph.
+
+    Attributes:
+        columns: what was read of the graph, by name: `nodes.rank`, `messages`, …
+        given: further objects that the value follows from.
+    """
+
+    columns: Mapping[str, object]
+    given: tuple[object, ...]
+    value: Any
+
+    def of(self, graph: Graph | None) -> Fact:
+        """Return the fact with the columns of a graph; with only their names for None, as files have it."""
+        return self._replace(columns={name: graph and attrgetter(name)(graph) for name in self.columns})
+
+
+def once(
+    graph: Graph, name: Hashable, compute: Callable[[Graph], Value], given: tuple[object, ...] = ()
+) -> Value:
+    """Return a value that follows from a graph, cached for all graphs from which the same is read.
 
     Edits need the same facts of one graph repeatedly, and of graphs that differ from it only in durations.
-    One value per name is cached, so the cache does not grow with the number of changed graphs. The value must
-    not contain a graph: that would make a reference cycle, which is freed late. Arrays become read-only.
+    `compute` is called with a view of the graph that notes which columns are read, so it must read no other
+    graph. One value per name is cached, so the cache does not grow with the number of changed graphs. The
+    value must not contain a graph: that would make a reference cycle, which is freed late. Arrays become
+    read-only.
+
+    Args:
+        given: objects beside the graph that the value follows from, compared by identity.
     """
-    kept = graph.facts.get(name)
-    if kept is not None and all(one is other for one, other in zip(kept[0], columns, strict=True)):
-        value: Value = kept[1]
-        return value
-    value = compute()
-    if isinstance(value, np.ndarray):
-        value.setflags(write=False)
-    graph.facts.setdefault(name, (columns, value))
+    fact = recall(graph, name, given)
+    if fact is None:
+        fact = observe(graph, compute, given)
+        graph.facts.setdefault(name, fact)
+    value: Value = fact.value
     return value
 
 
-class _Layer(dict[Hashable, tuple[Sequence[object], Any]]):
+def computed_once(compute: Callable[[Graph], Value]) -> Callable[[Graph], Value]:
+    """Make a function of a graph return its value by `once`."""
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def recalled(graph: Graph) -> Value:
+        return once(graph, name, compute)
+
+    return recalled
+
+
+def recall(graph: Graph, name: Hashable, given: tuple[object, ...] = ()) -> Fact | None:
+    """Return the cached fact of this name if it holds for the graph, else None."""
+    fact = graph.facts.get(name)
+    if fact is None or not all(one is other for one, other in zip(fact.given, given, strict=True)):
+        return None
+    plain = unwatched(graph)
+    if not all(attrgetter(column)(plain) is content for column, content in fact.columns.items()):
+        return None
+    _reads_of(graph).update(fact.columns)
+    return fact
+
+
+def observe(graph: Graph, compute: Callable[[Graph], Any], given: tuple[object, ...] = ()) -> Fact:
+    """Compute a value, and return it with the columns that were read for it."""
+    plain, read = unwatched(graph), set[str]()
+    nodes, edges = _watched(plain.nodes, read), _watched(plain.edges, read)
+    try:
+        value = compute(_watched(plain, read, nodes=nodes, edges=edges, facts=plain.facts))
+    finally:
+        _reads_of(graph).update(read)  # what a fact follows from, those computed from it do, too
+    if isinstance(value, np.ndarray):
+        value.setflags(write=False)
+    return Fact(dict.fromkeys(sorted(read)), given, value).of(plain)
+
+
+T = TypeVar("T")
+
+
+def _noting_reads(kind: type[T], prefix: str) -> type[T]:
+    """Return a class whose instances take their columns from another object, and note which are read.
+
+    They say that they are of the class itself, so that `dataclasses.replace` makes a plain object of them.
+    """
+
+    def noting(name: str) -> property:
+        def read(self: Any) -> Any:
+            self._read.add(prefix + name)
+            return getattr(self._plain, name)
+
+        return property(read)
+
+    names = {f.name for f in dataclasses.fields(kind)} - {"nodes", "edges", "facts"}  # type: ignore[arg-type]
+    members = {"__class__": property(lambda self: kind), **{name: noting(name) for name in names}}
+    return type(kind.__name__, (kind,), members)
+
+
+_VIEWS: Mapping[type, type] = {
+    kind: _noting_reads(kind, prefix) for kind, prefix in ((Nodes, "nodes."), (Edges, "edges."), (Graph, ""))
+}
+
+
+def _watched(plain: T, read: set[str], **fields: Any) -> T:
+    """Return a view of an object that notes in `read` which columns are read."""
+    view: T = object.__new__(_VIEWS[plain.__class__])
+    vars(view).update(fields, _plain=plain, _read=read)
+    return view
+
+
+def unwatched(graph: Graph) -> Graph:
+    """Return the graph itself, of which this may be a view."""
+    plain: Graph = vars(graph).get("_plain", graph)
+    return plain
+
+
+def _reads_of(graph: Graph) -> set[str]:
+    """Return where the columns that are read of a view are noted; an unused set for a graph itself."""
+    read: set[str] = vars(graph).get("_read", set())
+    return read
+
+
+class _Layer(dict[Hashable, Fact]):
     """Cached facts of one graph, on top of those of another."""
 
-    def __init__(self, below: Mapping[Hashable, tuple[Sequence[object], Any]]) -> None:
+    def __init__(self, below: Mapping[Hashable, Fact]) -> None:
         super().__init__()
         self._below = below
 

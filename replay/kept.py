@@ -1,28 +1,32 @@
 """Facts about a saved graph, stored in files beside it for the next command.
 
 Takes a graph and an expensive function that computes a fact; returns the fact, from its file if an earlier
-command has written one. A stored fact is valid for the saved columns: for a graph changed by an edit it is
-computed again and not written. Without a saved graph, `kept` is the same as `once`.
+command has written one. The file names the columns that the fact was computed from: for a graph of which an
+edit has changed one of them, the fact is computed again and not written. Without a saved graph, `kept` is the
+same as `once`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import wraps
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from dpro.arrays import Ints
 from dpro.replay.archive import read_archive, write_archive
-from dpro.replay.graph import Graph, once
+from dpro.replay.graph import Fact, Graph, observe, once, recall, unwatched
 from dpro.store import Run
 
 Value = TypeVar("Value")
 
 KEPT_FACTS = "kept facts"  # key in `Graph.facts`
 SUFFIX = ".fact"
+RUN = "run"  # the column of a graph that has other objects for the same content
 NO_RECORDS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -32,22 +36,35 @@ class KeptFacts:
 
     Attributes:
         graph_file: the saved graph; names of fact files begin with its name.
-        columns: columns of the saved graph, and other values that facts follow from.
+        graph: the saved graph without facts, with the durations that facts are computed for.
         tables: `tables_written` of its run.
     """
 
     graph_file: Path
-    columns: tuple[object, ...]
+    graph: Graph
     tables: tuple[tuple[str, int], ...]
 
-    def file_of(self, name: str, columns: Sequence[object]) -> Path | None:
-        """Return the file of a fact; None where the fact does not follow from the saved columns."""
-        saved_ids = set(map(id, self.columns))
-        runs = [column for column in columns if isinstance(column, Run)]
-        saved = all(id(column) in saved_ids for column in columns if not isinstance(column, Run))
-        if not saved or any(tables_written(run) != self.tables for run in runs):
-            return None
+    def has(self, graph: Graph, columns: Collection[str]) -> bool:
+        """Return whether these columns of a graph are those of the saved one; of its run, the tables."""
+        same = all(attrgetter(name)(graph) is attrgetter(name)(self.graph) for name in columns if name != RUN)
+        return same and (RUN not in columns or _tables_of(graph.run) == self.tables)
+
+    def file_of(self, name: str) -> Path:
+        """Return the file of a fact."""
         return self.graph_file.with_suffix(f".{name}{SUFFIX}")
+
+    def read(self, run: Run | None, name: str, records: Mapping[str, Any]) -> Fact | None:
+        """Return a stored fact with the columns of the saved graph; None without a complete one.
+
+        Args:
+            run: the run as the graph that asks has it; a fact that follows from it needs the saved tables.
+        """
+        fact = read_archive(self.file_of(name), {**records, "Fact": Fact}, run)
+        if not isinstance(fact, Fact) or (RUN in fact.columns and _tables_of(run) != self.tables):
+            return None
+        with suppress(AttributeError):  # written by another version, whose graphs had other columns
+            return fact.of(replace(self.graph, run=run))
+        return None
 
 
 def tables_written(run: Run) -> tuple[tuple[str, int], ...]:
@@ -63,6 +80,10 @@ def tables_written(run: Run) -> tuple[tuple[str, int], ...]:
         return ()
 
 
+def _tables_of(run: Run | None) -> tuple[tuple[str, int], ...]:
+    return () if run is None else tables_written(run)
+
+
 def with_kept_facts(graph: Graph, graph_file: Path, duration: Ints | None = None) -> Graph:
     """Return the graph with its facts stored beside its file.
 
@@ -71,25 +92,13 @@ def with_kept_facts(graph: Graph, graph_file: Path, duration: Ints | None = None
             of `graph`: each fact has only one file.
     """
     nodes = graph.nodes if duration is None else replace(graph.nodes, duration=duration)
-    tuples = (graph.names, graph.lanes, graph.messages)
-    columns = (*nodes.columns, *graph.edges.columns, *tuples, graph.network)
-    tables = () if graph.run is None else tables_written(graph.run)
-    facts = KeptFacts(graph_file, columns, tables)
-    return replace(graph, facts={**graph.facts, KEPT_FACTS: ((), facts)})
-
-
-def with_facts_alone(graph: Graph) -> Graph:
-    """Return the graph without any cached facts, but with the place where they are stored."""
-    facts = graph.facts.get(KEPT_FACTS)
-    return replace(graph, facts={} if facts is None else {KEPT_FACTS: facts})
+    saved = replace(graph, nodes=nodes, facts={})
+    place = Fact({}, (), KeptFacts(graph_file, saved, _tables_of(graph.run)))
+    return replace(graph, facts={**graph.facts, KEPT_FACTS: place})
 
 
 def kept(
-    graph: Graph,
-    name: str,
-    columns: Sequence[object],
-    compute: Callable[[], Value],
-    records: Mapping[str, Any] = NO_RECORDS,
+    graph: Graph, name: str, compute: Callable[[Graph], Value], records: Mapping[str, Any] = NO_RECORDS
 ) -> Value:
     """Return a fact as `once` does, and store it in a file for the next command.
 
@@ -97,22 +106,41 @@ def kept(
         name: name of the fact, used in its file name.
         records: classes that the fact consists of, by name.
     """
+    place, fact = graph.facts.get(KEPT_FACTS), recall(graph, name)
+    if place is None:
+        return once(graph, name, compute)
+    saved, plain = place.value, unwatched(graph)
+    cached = plain.facts.get(name)
+    if fact is None and (cached is None or saved.has(plain, cached.columns)):
+        stored = saved.read(plain.run, name, records)
+        if stored is not None:  # which does not hold for a changed graph, and says so without its file
+            plain.facts[name] = stored
+        fact = recall(graph, name)
+    if fact is None:
+        fact = observe(graph, compute)
+        if not saved.has(plain, fact.columns):
+            plain.facts.setdefault(name, fact)
+        else:
+            plain.facts[name] = fact
+            with suppress(OSError):  # a full disk: the computed fact is still returned
+                write_archive(saved.file_of(name), fact.of(None), {**records, "Fact": Fact})
+    value: Value = fact.value
+    return value
 
-    def find() -> Value:
-        facts: tuple[Hashable, Any] | None = graph.facts.get(KEPT_FACTS)
-        file = None if facts is None else facts[1].file_of(name, columns)
-        if file is None:
-            return compute()
-        record = read_archive(file, records, graph.run)
-        if isinstance(record, tuple) and len(record) == 1:
-            value: Value = record[0]
-            return value
-        value = compute()
-        with suppress(OSError):  # a full disk: the computed fact is still returned
-            write_archive(file, (value,), records)
-        return value
 
-    return once(graph, name, columns, find)
+def kept_as(
+    name: str, records: Mapping[str, Any] = NO_RECORDS
+) -> Callable[[Callable[[Graph], Value]], Callable[[Graph], Value]]:
+    """Make a function of a graph return its value by `kept`."""
+
+    def keep(compute: Callable[[Graph], Value]) -> Callable[[Graph], Value]:
+        @wraps(compute)
+        def recalled(graph: Graph) -> Value:
+            return kept(graph, name, compute, records)
+
+        return recalled
+
+    return keep
 
 
 def remove_facts_without_graph(folder: Path) -> None:

@@ -30,7 +30,7 @@ from dpro.members import members_of
 from dpro.replay.alignment.match import group_label
 from dpro.replay.graph import Graph
 from dpro.replay.job_kind import is_backward, kind_of
-from dpro.replay.kept import kept
+from dpro.replay.kept import kept_as
 from dpro.schema import BUCKETS, COLLECTIVES, PROCESS_GROUPS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.words import few, short_name, whole_number
@@ -624,6 +624,7 @@ def sums_of_passes(run: Run) -> pl.DataFrame:
 _OF_PASSES = ["span_id", "rank", "name", "start_ns", "forward_thread"]
 
 
+@kept_as("axes-of-messages")
 def axes_of_messages(graph: Graph) -> tuple[str, ...]:
     """Return the axis of each kind of communication, in the order of the graph's messages.
 
@@ -632,10 +633,6 @@ def axes_of_messages(graph: Graph) -> tuple[str, ...]:
     Returns:
         Axes as from `axis_of_group`; empty where calls differ in axis, and all empty without a run.
     """
-    return kept(graph, "axes-of-messages", (graph.messages, graph.run), lambda: _axes_of_messages(graph))
-
-
-def _axes_of_messages(graph: Graph) -> tuple[str, ...]:
     if graph.run is None:
         return ("",) * len(graph.messages)
     mesh = mesh_of_run(graph.run)

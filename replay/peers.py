@@ -18,8 +18,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, is_of, once
-from dpro.replay.kept import kept
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, computed_once, is_of, once
+from dpro.replay.kept import kept_as
 
 ON_CPU, ON_GPU = 0, 1  # resources
 PHASE = ["position", "resource"]
@@ -28,19 +28,17 @@ LABEL = [*PHASE, "name", "around"]
 
 def work_keys(graph: Graph, ranks: Sequence[int] | None = None) -> pl.DataFrame:
     """Return `node`, `rank`, `step` and the keys for comparison of all nodes that are work in a step."""
-    nodes = graph.nodes
     if ranks is not None:
-        return _work_keys(graph, np.isin(nodes.rank, ranks))
-    columns = (nodes.kind, nodes.phase, nodes.step, nodes.rank, nodes.name, nodes.around)
-    return once(graph, "work keys", columns, lambda: _work_keys(graph, np.True_))
+        return _work_keys(graph, np.isin(graph.nodes.rank, ranks))
+    return once(graph, "work keys", _work_keys)
 
 
-def _work_keys(graph: Graph, among: Bools | np.bool_) -> pl.DataFrame:
+def _work_keys(graph: Graph, among: Bools | np.bool_ = np.True_) -> pl.DataFrame:
     nodes = graph.nodes
     on_cpu = is_of(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches count as work of the host
     on_gpu = is_of(nodes.kind, GPU_KINDS)
     node = np.flatnonzero((on_cpu | on_gpu) & among & (nodes.phase >= 0) & (nodes.step >= 0))
-    same = once(graph, "codes of names", (graph.names,), lambda: _name_codes(graph))
+    same = _name_codes(graph)
     return pl.DataFrame(
         {
             "node": node,
@@ -54,6 +52,7 @@ def _work_keys(graph: Graph, among: Bools | np.bool_) -> pl.DataFrame:
     )
 
 
+@computed_once
 def _name_codes(graph: Graph) -> Ints:
     """Return [len(names)] codes, equal in all graphs; names that differ only in numbers share one."""
     plain = (re.sub(r"\d+", "0", name).encode(errors="surrogatepass") for name in graph.names)
@@ -61,6 +60,7 @@ def _name_codes(graph: Graph) -> Ints:
     return np.frombuffer(digests, np.int64)
 
 
+@kept_as("phase-work")
 def phase_work(graph: Graph) -> pl.DataFrame:
     """Return the work of each rank in each phase of each step; waits and transfers do not count.
 
@@ -68,10 +68,7 @@ def phase_work(graph: Graph) -> pl.DataFrame:
         `rank`, `step`, `position` (of the phase in its step), `resource` (CPU 0, GPU 1), `name`, `around`
         (codes of names without numbers), `work_ns`, `calls` (a code of the rank's calls in a step).
     """
-    nodes = graph.nodes
-    compared = (nodes.kind, nodes.phase, nodes.step, nodes.rank, nodes.name, nodes.around, nodes.message)
-    columns = (nodes.duration, *compared, graph.messages)
-    return kept(graph, "phase-work", columns, lambda: with_calls(work_without_calls(graph), graph))
+    return with_calls(work_without_calls(graph), graph)
 
 
 def work_without_calls(graph: Graph) -> pl.DataFrame:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import chain_of, latest_ends, longest_path, longest_path_batch
 from dpro.replay.first_calls import first_calls
-from dpro.replay.graph import GPU_KINDS, Graph, NodeKind, is_of, once
+from dpro.replay.graph import GPU_KINDS, Graph, NodeKind, computed_once, is_of, once
 
 USUAL = 1.5  # ratio to the median, either way, beyond which a step is unusual
 FEW = 5  # steps; of fewer, any may be unusual
@@ -61,13 +61,12 @@ def replay(graph: Graph) -> Timeline:
 
 def replayed(graph: Graph) -> Timeline:
     """Return the replay of a graph as recorded, made once and cached."""
-    nodes, edges = graph.nodes, graph.edges
-    columns = (nodes.duration, nodes.earliest, graph.indptr, edges.source, edges.lag)
-    start, end, binding = once(graph, "replayed", columns, lambda: _times(replay(graph)))
-    return Timeline(graph, start, end, binding)
+    return Timeline(graph, *_times(graph))
 
 
-def _times(timeline: Timeline) -> tuple[Ints, Ints, Ints]:
+@computed_once
+def _times(graph: Graph) -> tuple[Ints, Ints, Ints]:
+    timeline = replay(graph)
     return timeline.start, timeline.end, timeline.binding
 
 
@@ -138,16 +137,12 @@ def _ends_of_steps(graph: Graph, start: Ints, end: Ints, by: list[str]) -> pl.Da
     )
 
 
+@computed_once
 def behind_older_work(graph: Graph) -> Ints:
     """Return the nodes that waited on their GPU for unrecorded work launched before the window."""
     nodes = graph.nodes
-
-    def compute() -> Ints:
-        tied = nodes.anchored & (nodes.earliest > 0) & (nodes.step >= 0)
-        return np.flatnonzero(tied & is_of(nodes.kind, GPU_KINDS))
-
-    columns = (nodes.anchored, nodes.earliest, nodes.kind, nodes.step)
-    return once(graph, "behind older work", columns, compute)
+    tied = nodes.anchored & (nodes.earliest > 0) & (nodes.step >= 0)
+    return np.flatnonzero(tied & is_of(nodes.kind, GPU_KINDS))
 
 
 def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFrame:
@@ -181,10 +176,10 @@ def _extents_at(graph: Graph, by: tuple[str, ...]) -> tuple[pl.DataFrame, Ints, 
         The columns, one row per group; the first node of each run; the runs that count, sorted by group; and
         the first of these in each group.
     """
-    keys, kind = [getattr(graph.nodes, name) for name in by], graph.nodes.kind
 
-    def compute() -> tuple[pl.DataFrame, Ints, Ints, Ints]:
-        real = kind != NodeKind.RENDEZVOUS
+    def compute(graph: Graph) -> tuple[pl.DataFrame, Ints, Ints, Ints]:
+        keys = [getattr(graph.nodes, name) for name in by]
+        real = graph.nodes.kind != NodeKind.RENDEZVOUS
         runs = np.flatnonzero(differs_from_last(*keys, real))
         counts = np.flatnonzero(real[runs])
         order = counts[np.lexsort([key[runs[counts]] for key in reversed(keys)])]
@@ -193,7 +188,7 @@ def _extents_at(graph: Graph, by: tuple[str, ...]) -> tuple[pl.DataFrame, Ints, 
         rows = pl.DataFrame({name: key[first[groups]] for name, key in zip(by, keys)})
         return rows, runs, order, groups
 
-    return once(graph, ("extents", by), (*keys, kind), compute)
+    return once(graph, ("extents", by), compute)
 
 
 def differs_from_last(*columns: NDArray[Any]) -> NDArray[np.bool_]:
@@ -370,9 +365,8 @@ def _finish_of(baseline: pl.DataFrame, graph: Graph, end: Ints) -> tuple[Ints, N
         baseline: `step_ends` of the unchanged graph.
         end: [N] ns of its nodes.
     """
-    nodes = graph.nodes
 
-    def compute() -> tuple[Ints, list[int], Ints]:
+    def compute(graph: Graph) -> tuple[Ints, list[int], Ints]:
         rows = _extents_at(graph, ("window", "step"))[0]
         counts = np.flatnonzero(rows["step"].to_numpy() != AFTER_STEPS)
         here = rows[counts].select("window", "step").rows()
@@ -382,8 +376,7 @@ def _finish_of(baseline: pl.DataFrame, graph: Graph, end: Ints) -> tuple[Ints, N
         place = np.array([places.get(step, -1) for step in wanted], np.int64)
         return counts, [*windows, len(here)], place
 
-    columns = (baseline, nodes.window, nodes.step, nodes.kind)
-    counts, windows, place = once(graph, "steps as before", columns, compute)
+    counts, windows, place = once(graph, "steps as before", compute, (baseline,))
     finish = _of_extents(np.maximum, end, *_extents_at(graph, ("window", "step"))[1:])[counts]
     for first, last in pairwise([0, *windows]):
         np.maximum.accumulate(finish[first:last], out=finish[first:last])
@@ -400,9 +393,9 @@ def _earliest_ends(baseline: pl.DataFrame, graph: Graph) -> Ints:
     Args:
         baseline: `step_ends` of the unchanged graph.
     """
-    nodes = graph.nodes
 
-    def compute() -> tuple[Ints, Ints, Ints, Ints]:
+    def compute(graph: Graph) -> tuple[Ints, Ints, Ints, Ints]:
+        nodes = graph.nodes
         steps = baseline.select("window", "step", "begin_ns").with_row_index("row")
         alone = steps.filter(pl.len().over("window") == 1)
         windows = alone["window"].to_numpy()
@@ -416,10 +409,9 @@ def _earliest_ends(baseline: pl.DataFrame, graph: Graph) -> Ints:
         begin[alone["row"].to_numpy()] = alone["begin_ns"].to_numpy()
         return works[within], stream.reshape(-1), streams[0], begin
 
-    columns = (baseline, nodes.window, nodes.step, nodes.kind, nodes.lane)
-    works, stream, row, begin = once(graph, "work of lone steps", columns, compute)
+    works, stream, row, begin = once(graph, "work of lone steps", compute, (baseline,))
     earliest = begin.copy()
-    busy_ns = np.bincount(stream, nodes.duration[works], row.size).astype(np.int64)
+    busy_ns = np.bincount(stream, graph.nodes.duration[works], row.size).astype(np.int64)
     np.maximum.at(earliest, row, begin[row] + busy_ns)
     return earliest
 
@@ -476,14 +468,13 @@ def chain_to(timeline: Timeline, node: int) -> Ints:
 
 def path_of_steps(timeline: Timeline, windows: Sequence[int]) -> Ints:
     """Return the nodes that decide when the last step of each window ends, window by window."""
-    nodes = timeline.graph.nodes
 
-    def compute() -> list[Bools]:
+    def compute(graph: Graph) -> list[Bools]:
+        nodes = graph.nodes
         in_steps = (nodes.step != AFTER_STEPS) & (nodes.kind != NodeKind.RENDEZVOUS)
         return [in_steps & (nodes.window == window) for window in windows]
 
-    columns = (nodes.step, nodes.kind, nodes.window)
-    in_windows = once(timeline.graph, ("in steps", *windows), columns, compute)
+    in_windows = once(timeline.graph, ("in steps", *windows), compute)
     last = (int(np.argmax(np.where(in_window, timeline.end, -1))) for in_window in in_windows)
     return np.concatenate([chain_to(timeline, node) for node in last])
 

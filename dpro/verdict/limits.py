@@ -20,7 +20,7 @@ from dpro.classify import is_communication
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.first_calls import beside_launched_ns
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, computed_once, is_of
 from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
 from dpro.replay.steps import NO_STEP
 from dpro.replay.timeline import durations_of, step_lengths
@@ -318,14 +318,9 @@ def _has_steps(graph: Graph) -> bool:
     return graph.run.num_rows(STEPS) > 0
 
 
+@computed_once
 def next_launches(graph: Graph) -> Ints:
     """Return [N] the call by which a rank next launches GPU work, for CPU work of steps; -1 elsewhere."""
-    nodes, edges = graph.nodes, graph.edges
-    columns = (nodes.kind, nodes.measured_start, edges.kind, edges.source)
-    return once(graph, "next launches", columns, lambda: _next_launches(graph))
-
-
-def _next_launches(graph: Graph) -> Ints:
     nodes, edges = graph.nodes, graph.edges
     launches = np.flatnonzero(launching_calls(graph, edges.kind == EdgeKind.LAUNCH) & (nodes.step >= 0))
     on_cpu = np.flatnonzero(is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0))

@@ -49,7 +49,7 @@ from dpro.replay.cost.curves import (
 )
 from dpro.replay.cost.tables import NVLINK, CurveGroup, NetworkTable
 from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind
-from dpro.replay.kept import kept
+from dpro.replay.kept import kept_as
 from dpro.replay.timeline import Timeline, replayed
 from dpro.units import format_bytes
 from dpro.words import whole_number
@@ -62,17 +62,11 @@ ALONE = 1.05  # times its own bytes: a transfer during which more moved on its l
 BEYOND = 1.1  # times the sizes of the run: payloads beyond are reported
 
 
+@kept_as("link-costs", {"LinkCost": LinkCost})
 def fit_costs(graph: Graph) -> dict[CollectiveKind, LinkCost]:
     """Fit a curve for each operation and group with enough transfers of known size."""
-    nodes, edges = graph.nodes, graph.edges
-    columns = (*nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
-    records = {"LinkCost": LinkCost}
-    return kept(graph, "link-costs", columns, lambda: _fit_costs(graph, replayed(graph)), records)
-
-
-def _fit_costs(graph: Graph, timeline: Timeline) -> dict[CollectiveKind, LinkCost]:
     # Transfers of unknown size or without recorded peers are left out: their time includes waiting.
-    edges = graph.edges
+    edges, timeline = graph.edges, replayed(graph)
     met = np.zeros(graph.num_nodes, np.bool_)
     met[edges.target[edges.kind == EdgeKind.RENDEZVOUS]] = True
     usable = np.flatnonzero(_of_known_size(graph) & met)

@@ -17,7 +17,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.documents import DocumentPart
-from dpro.replay.graph import Graph, NodeKind, once
+from dpro.replay.graph import Graph, NodeKind, computed_once
 from dpro.replay.intervals import covered, union
 from dpro.replay.timeline import Timeline, replay, replayed
 
@@ -121,16 +121,11 @@ def kernels_beside(graph: Graph) -> pl.DataFrame:
     return either.select(name, "place", "of", "ns", beside=beside)
 
 
+@computed_once
 def overlapped_before(graph: Graph) -> Floats:
     """Return [N] `overlapped_share` of each node in the replay of an unchanged graph."""
-    nodes, edges = graph.nodes, graph.edges
-    columns = (nodes.duration, nodes.earliest, nodes.kind, nodes.rank, edges.source, edges.lag)
-
-    def compute() -> Floats:
-        timeline = replayed(graph)
-        return overlapped_share(graph, timeline.start, timeline.end)
-
-    return once(graph, "overlapped before", columns, compute)
+    timeline = replayed(graph)
+    return overlapped_share(graph, timeline.start, timeline.end)
 
 
 def overlapped_share(graph: Graph, start: Ints, end: Ints) -> Floats:
@@ -148,13 +143,10 @@ def overlapped_share(graph: Graph, start: Ints, end: Ints) -> Floats:
     return share
 
 
+@computed_once
 def _kernels_and_transfers(graph: Graph) -> tuple[Ints, Ints]:
     kind = graph.nodes.kind
-
-    def compute() -> tuple[Ints, Ints]:
-        return np.flatnonzero(kind == NodeKind.KERNEL), np.flatnonzero(kind == NodeKind.TRANSFER)
-
-    return once(graph, "kernels and transfers", (kind,), compute)
+    return np.flatnonzero(kind == NodeKind.KERNEL), np.flatnonzero(kind == NodeKind.TRANSFER)
 
 
 def _shares(graph: Graph, kernels: Ints, moving: Ints, start: Ints, end: Ints) -> Floats:

@@ -29,7 +29,7 @@ from dpro.replay.fidelity.accuracy import (
 from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.missing_ranks import PartialCollectives
 from dpro.replay.fidelity.overlap import Contention
-from dpro.replay.graph import Edges, Graph, MeshPosition, Message, Nodes
+from dpro.replay.graph import Edges, Fact, Graph, MeshPosition, Message, Nodes, recall
 from dpro.replay.sharded import JoinedGraph, MatchedRun, Pooled, parts_of
 from dpro.store import Run
 
@@ -37,7 +37,7 @@ RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
     kind.__name__: kind
     for kind in (
         Alignment, Built, Clock, ClockLine, CondensedRun, Contention, Criterion, EdgeCounts, Edges, Evidence,
-        Graph, JoinedGraph, Lags, MatchedRun, Matching, MeshPosition, Message, Nodes, Pooled,
+        Fact, Graph, JoinedGraph, Lags, MatchedRun, Matching, MeshPosition, Message, Nodes, Pooled,
         PartialCollectives, RecordingCost, Starts, StreamPairs, TraceCoverage, Trust,
     )
 }  # fmt: skip
@@ -49,7 +49,7 @@ def save(file: Path, built: Built, trust: Trust) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    write_archive(file, (built, trust), RECORDS)
+    write_archive(file, (dataclasses.replace(built, graph=_without_columns(built.graph)), trust), RECORDS)
 
 
 def save_condensed(file: Path, condensed: CondensedRun) -> None:
@@ -59,7 +59,19 @@ def save_condensed(file: Path, condensed: CondensedRun) -> None:
         OSError: the file cannot be written.
     """
     matched = dataclasses.replace(condensed.matched, parts={})  # files are listed again on loading
-    write_archive(file, dataclasses.replace(condensed, matched=matched), RECORDS)
+    joined = dataclasses.replace(condensed.joined, graph=_without_columns(condensed.joined.graph))
+    write_archive(file, dataclasses.replace(condensed, matched=matched, joined=joined), RECORDS)
+
+
+def _without_columns(graph: Graph) -> Graph:
+    """Return the graph with the facts that follow from it alone, and only the names of their columns."""
+    facts = {name: fact for name, fact in graph.facts.items() if not fact.given and recall(graph, name)}
+    return dataclasses.replace(graph, facts={name: fact.of(None) for name, fact in facts.items()})
+
+
+def _with_columns(graph: Graph) -> Graph:
+    """Return a graph that was read, with its own columns in its facts."""
+    return dataclasses.replace(graph, facts={name: fact.of(graph) for name, fact in graph.facts.items()})
 
 
 def load(file: Path, run: Run) -> tuple[Built, Trust] | None:
@@ -70,7 +82,7 @@ def load(file: Path, run: Run) -> tuple[Built, Trust] | None:
     """
     match read_archive(file, RECORDS, run):
         case (Built() as built, Trust() as trust):
-            return built, trust
+            return dataclasses.replace(built, graph=_with_columns(built.graph)), trust
     return None
 
 
@@ -84,4 +96,5 @@ def load_condensed(file: Path, run: Run) -> CondensedRun | None:
     if not isinstance(condensed, CondensedRun):
         return None
     matched = dataclasses.replace(condensed.matched, parts=parts_of(run, condensed.matched.windows))
-    return dataclasses.replace(condensed, matched=matched)
+    joined = dataclasses.replace(condensed.joined, graph=_with_columns(condensed.joined.graph))
+    return dataclasses.replace(condensed, matched=matched, joined=joined)

@@ -223,8 +223,8 @@ class CondensedJob(ReplayedJob):
         return list(self.map_tasks(partial(_result, function), work))
 
     @property
-    def _decide_hosts(self) -> Sequence[object]:
-        return (self.changes,)
+    def _beside_graph(self) -> tuple[object, ...]:
+        return (self.changes, self.condensed)
 
     def with_change(self, change: RankChange) -> Self:
         """Return the job with each rank changed separately, as `ReplayedJob.with_change`."""

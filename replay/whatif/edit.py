@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from dpro.errors import Unanswerable
 from dpro.recorders import is_of_xla
-from dpro.replay.graph import Graph, once
+from dpro.replay.graph import Graph, computed_once
 from dpro.replay.job_kind import JobKind, kind_of
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import check, text_of
@@ -171,7 +171,7 @@ def refuse_foreign(edit: Edit | type[Edit], graph: Graph) -> None:
         )
 
 
+@computed_once
 def kind_of_job(graph: Graph) -> JobKind:
     """Return the kind of job of a graph."""
-    run = graph.run
-    return JobKind() if run is None else once(graph, "kind of job", (run,), lambda: kind_of(run))
+    return JobKind() if graph.run is None else kind_of(graph.run)

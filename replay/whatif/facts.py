@@ -24,6 +24,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
 from dpro.replay.timeline import AFTER_STEPS, Timeline, path_of_steps, replayed, step_ends, step_lengths
+from dpro.replay.whatif.graph_ops.reductions import calling, reduced
 
 MAX_RANKS = 8  # ranks with candidates of their own: those with most of the critical path
 LARGEST_OPS = 4  # operations on the critical path with candidates of their own
@@ -85,10 +86,17 @@ class RunFacts:
         return np.maximum(lag, 0)
 
     @cached_property
+    def edges_of_path(self) -> Ints:
+        """Edges that decide the starts of nodes of the path, in its order."""
+        binding = self.timeline.binding[self.path]
+        edges: Ints = binding[binding != NO_NODE]
+        return edges
+
+    @cached_property
     def _path_edge(self) -> Ints:
         """Edge that decides the start of each node of the path; the number of edges where none does."""
         binding = self.timeline.binding[self.path]
-        return np.where(binding == NO_NODE, self.graph.edges.lag.size, binding)
+        return np.where(binding == NO_NODE, self.graph.num_edges, binding)
 
     def per_step(self, total_ns: float) -> float:
         """Convert a saving over all windows to ns of the mean step; of selected steps, it may be all of it.
@@ -143,6 +151,15 @@ class RunFacts:
     def idle_without_communication(self) -> float:
         """`idle` where all communication may disappear, ns."""
         return self.idle(self.communication)
+
+    @cached_property
+    def idle_without_reductions(self) -> float:
+        """`idle` where all communication and the calls of gradient reductions may disappear, ns.
+
+        Raises:
+            Unanswerable: as for `reduced`.
+        """
+        return self.idle(self.communication | calling(self.graph, reduced(self.graph).passes))
 
     @cached_property
     def ranks(self) -> list[int]:

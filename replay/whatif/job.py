@@ -11,13 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import polars as pl
 
 from dpro.replay.fidelity.overlap import overlapped_before, replays_with_new_overlap
-from dpro.replay.graph import GPU_KINDS, Graph, once
+from dpro.replay.graph import GPU_KINDS, Fact, Graph, once
 from dpro.replay.kept import tables_written
 from dpro.replay.pace import slowest_pace
 from dpro.replay.peers import phase_work
@@ -71,12 +71,14 @@ def with_kept_tables(graph: Graph) -> Graph:
     if run is None or isinstance(run, KeptRun):
         return graph
 
-    def begin() -> tuple[KeptRun, dict[Hashable, tuple[Sequence[object], Any]]]:
-        of_run = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-        return KeptRun(**of_run), dict(graph.facts)
-
-    kept, facts = once(graph, ("kept tables", tables_written(run)), (run,), begin)
+    kept, facts = once(graph, ("kept tables", tables_written(run)), _with_kept_tables)
     return dataclasses.replace(graph, run=kept, facts=facts)
+
+
+def _with_kept_tables(graph: Graph) -> tuple[KeptRun, dict[Hashable, Fact]]:
+    run = graph.run
+    assert run is not None
+    return KeptRun(**{f.name: getattr(run, f.name) for f in dataclasses.fields(run)}), dict(graph.facts)
 
 
 T = TypeVar("T")
@@ -173,16 +175,20 @@ class ReplayedJob:
         """Time per step of the slowest host that never waits for a device, ns; 0 without devices."""
         if not self.on_gpus:
             return 0.0
-        return once(self.graph, "pace of hosts", self._decide_hosts, self._slowest_pace)
+        return self.once("pace of hosts", lambda job: max(job.map_ranks(slowest_pace), default=0.0))
+
+    def once(self, name: Hashable, compute: Callable[[Self], T], given: tuple[object, ...] = ()) -> T:
+        """Return a value that follows from the job, cached as by `dpro.replay.graph.once`."""
+
+        def compute_of(graph: Graph) -> T:
+            return compute(dataclasses.replace(self, graph=graph))
+
+        return once(self.graph, name, compute_of, (*self._beside_graph, *given))
 
     @property
-    def _decide_hosts(self) -> Sequence[object]:
-        """Columns on which the pace of hosts depends, for `once`."""
-        nodes, edges = self.graph.nodes, self.graph.edges
-        return nodes.duration, nodes.earliest, *edges.columns
-
-    def _slowest_pace(self) -> float:
-        return max(self.map_ranks(slowest_pace), default=0.0)
+    def _beside_graph(self) -> tuple[object, ...]:
+        """What the job follows from beside its graph."""
+        return ()
 
     def graph_of(self, rank: int, timeline: Timeline) -> Graph:
         """Return the graph that shows one rank as it runs beside the others.

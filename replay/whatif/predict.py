@@ -31,7 +31,7 @@ from dpro.markup import table
 from dpro.replay.cost.transfers import beyond_sizes
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS, Trust
 from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
-from dpro.replay.graph import CPU_KINDS, Graph, is_of, once
+from dpro.replay.graph import CPU_KINDS, Graph, is_of
 from dpro.replay.timeline import (
     Timeline,
     changed_durations,
@@ -380,16 +380,15 @@ def _steps_with_hosts(
     baseline: pl.DataFrame, applied: Applied[J], hosts: HostFactors, slowdowns: tuple[float, ...]
 ) -> tuple[float, float]:
     """Return the mean step without and with edits, ns, where hosts work by other factors."""
-    before = applied.before
 
-    def mean_ns(job: J) -> float:
-        return float(changed_steps_ns(baseline, before, job.with_change(hosts), slowdowns).mean())
+    def mean_ns(before: J, after: J) -> float:
+        return float(changed_steps_ns(baseline, before, after.with_change(hosts), slowdowns).mean())
 
     # The job without edits is shared by all predictions that are compared with it.
-    columns = (before.graph.nodes.duration, before.graph.edges.lag, baseline, hosts.factors)
-    name = ("steps with hosts", float(hosts.factors["factor"].sum()))
-    base_ns = once(before.graph, name, columns, lambda: mean_ns(before))
-    return base_ns, mean_ns(applied.after) if applied.edits else base_ns
+    name = ("steps with hosts", float(hosts.factors["factor"].sum()), slowdowns)
+    before, given = applied.before, (baseline, hosts.factors)
+    base_ns = before.once(name, lambda job: mean_ns(job, job), given)
+    return base_ns, mean_ns(before, applied.after) if applied.edits else base_ns
 
 
 def slowdowns_of(trust: Trust) -> tuple[float, ...]:

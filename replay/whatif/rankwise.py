@@ -81,9 +81,7 @@ class CountedEdit(RankwiseEdit):
         """
         if self.counted is not None:
             return self.counted
-        edges = graph.edges
-        columns = (*graph.nodes.columns, edges.source, edges.target, edges.kind, graph.run)
-        return once(graph, ("counts", self), columns, lambda: self.counts(graph))
+        return once(graph, ("counts", self), self.counts)
 
     def within_ranks(self) -> RankChanges | None:
         """Return the edit with the counts of all ranks."""

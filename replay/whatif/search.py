@@ -32,9 +32,8 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
-from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.graph import Graph, GraphError, once, with_own_known
+from dpro.replay.graph import Graph, GraphError, computed_once, once, with_own_known
 from dpro.replay.timeline import changed_durations, changed_ends, replay
 from dpro.replay.whatif.edit import Edit, refuse_foreign
 from dpro.replay.whatif.edits.heal import Heal
@@ -425,15 +424,13 @@ def taken(sets: EditSets, facts: RunFacts, edit: Edit, samples: float = 1.0) -> 
     before, changed, now = sets.facts.graph, sets.changed.get(edit), facts.graph
     if changed is None or edit.samples(before) != 1 or not _keeps_dependencies(before, changed):
         return math.inf, False
-    path, edges = facts.path, facts.timeline.binding[facts.path]
-    edges = edges[edges != NO_NODE]
+    path, edges = facts.path, facts.edges_of_path
     columns = [(before.nodes.duration, changed.nodes.duration, now.nodes.duration[path])]
-    origin = (path, before.nodes.measured_start)
-    same = [once(now, "path as before", origin, lambda: _as_before(before, now, path))]
+    origin = (path, edges, before.nodes.measured_start, before.edges.source)
+    same = [once(now, "path as before", lambda now: _as_before(before, now, path), origin)]
     if changed.edges.lag is not before.edges.lag:
         columns.append((before.edges.lag, changed.edges.lag, now.edges.lag[edges]))
-        origin = (path, before.edges.source)
-        same.append(once(now, "edges as before", origin, lambda: _edges_as_before(before, now, edges)))
+        same.append(once(now, "edges as before", lambda now: _edges_as_before(before, now, edges), origin))
     total = anywhere = 0.0
     has_all = all((place >= 0).all() for place in same)
     for (was, then, lasts), place in zip(columns, same):
@@ -454,12 +451,16 @@ def _as_before(before: Graph, graph: Graph, nodes: Ints) -> Ints:
     """Return the nodes of the unchanged graph that nodes of another are, or are copies of; -1 for others."""
     if is_slim(before, graph):
         return nodes
-    columns = (before.nodes.lane, before.nodes.kind, before.nodes.measured_start, before.nodes.measured_end)
-    order, keys = once(before, "nodes by what they are", columns, lambda: _sorted(_what(*columns)))
-    here = [getattr(graph.nodes, name)[nodes] for name in ("lane", "kind", "measured_start", "measured_end")]
+    order, keys = once(before, "nodes by what they are", lambda graph: _sorted(_what(*_columns(graph))))
+    here = [column[nodes] for column in _columns(graph)]
     likely = order[np.searchsorted(keys, _what(*here)).clip(max=keys.size - 1)]
-    equal = np.logical_and.reduce([now == was[likely] for now, was in zip(here, columns)])
+    equal = np.logical_and.reduce([now == was[likely] for now, was in zip(here, _columns(before))])
     return np.where(equal, likely, -1)
+
+
+def _columns(graph: Graph) -> tuple[Ints, ...]:
+    nodes = graph.nodes
+    return nodes.lane, nodes.kind, nodes.measured_start, nodes.measured_end
 
 
 def _what(lane: Ints, kind: Ints, start: Ints, end: Ints) -> Ints:
@@ -474,15 +475,21 @@ def _sorted(keys: Ints) -> tuple[Ints, Ints]:
 
 def _edges_as_before(before: Graph, graph: Graph, edges: Ints) -> Ints:
     """Return the edges of the unchanged graph between the same nodes as edges of another; -1 without one."""
-    source, target, count = before.edges.source, before.edges.target, before.num_nodes
-    if graph.edges.source is source:
+    count = before.num_nodes
+    if graph.edges.source is before.edges.source:
         return edges
-    keys = once(before, "ends of edges", (source, target), lambda: target * count + source)
+    keys = _ends_of_edges(before)
     begins = _as_before(before, graph, graph.edges.source[edges])
     ends = _as_before(before, graph, graph.edges.target[edges])
     wanted = ends * count + begins
     likely = np.searchsorted(keys, wanted).clip(max=keys.size - 1)
     return np.where((keys[likely] == wanted) & (begins >= 0) & (ends >= 0), likely, -1)
+
+
+@computed_once
+def _ends_of_edges(graph: Graph) -> Ints:
+    """Return [E] a key of each edge."""
+    return graph.edges.target * graph.num_nodes + graph.edges.source
 
 
 MAX_TOGETHER = 4

@@ -472,15 +472,15 @@ class OtherJobs(FabricEdit):
     def _phases(self, graph: Graph) -> tuple[float, ...]:
         """Return offsets of the other run, as parts of its step, sorted by how much they slow this one."""
 
-        def slowness(phase: float) -> int:
-            changed = self._beside_run(graph, phase, 0.5)
-            timeline = replay(changed)
-            return int(step_times(changed, timeline.start, timeline.end)["duration_ns"].sum())
+        def compute(graph: Graph) -> tuple[float, ...]:
+            def slowness(phase: float) -> int:
+                changed = self._beside_run(graph, phase, 0.5)
+                timeline = replay(changed)
+                return int(step_times(changed, timeline.start, timeline.end)["duration_ns"].sum())
 
-        def compute() -> tuple[float, ...]:
             return tuple(sorted((number / PHASES for number in range(PHASES)), key=slowness))
 
-        return once(graph, ("phases", self.run, self.then), _columns(graph), compute)
+        return once(graph, ("phases", self), compute)
 
     def _beside_run(self, graph: Graph, phase: float, share: float) -> Graph:
         """Return the graph of the job while the recorded other one runs, too.
@@ -513,14 +513,14 @@ class OtherJobs(FabricEdit):
         if self.hosts or path is None:
             raise UsageError("beside: give hosts=, or run= with the folder of a run, not both")
 
-        def compute() -> tuple[OtherRun, Sequence[Load]]:
+        def compute(graph: Graph) -> tuple[OtherRun, Sequence[Load]]:
             placement = placed(graph)
             other = other_run(path, placement)
             return other, loads_by(
                 self.then, flows_of_both(placement, other), placement.routes, placement.path_entries
             )
 
-        return once(graph, ("other run", self.run, self.then), _columns(graph), compute)
+        return once(graph, ("other run", path, self), compute)
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         if not self.run:
@@ -569,12 +569,6 @@ class OtherJobs(FabricEdit):
 
     def how(self) -> str:
         return "not a remedy: shows the cost of neighbouring jobs, and the savings by planning"
-
-
-def _columns(graph: Graph) -> tuple[object, ...]:
-    """Return the columns that determine the communications of a graph."""
-    nodes, edges = graph.nodes, graph.edges
-    return nodes.kind, nodes.message, nodes.rank, nodes.duration, edges.source, edges.kind
 
 
 # The order of hosts that moves the fewest bytes over the fewest and fastest cables.

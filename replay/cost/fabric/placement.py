@@ -35,7 +35,7 @@ from dpro.replay.cost.fabric.flows import (
 )
 from dpro.replay.cost.fabric.network import NIC, Fabric, Routes, fabric_of, routes_of
 from dpro.replay.cost.transfers import RING, cost
-from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
+from dpro.replay.graph import EdgeKind, Graph, NodeKind, computed_once
 from dpro.schema import COLLECTIVES, SENDS, WORKERS
 from dpro.store import Run
 from dpro.topology.file import FILE as TOPOLOGY
@@ -230,27 +230,22 @@ def paths_of_run(run: Run) -> tuple[PathEntry, ...]:
     return tuple(read_paths(kept)) if kept.is_file() else ()
 
 
+@computed_once
 def placed(graph: Graph) -> Placed:
     """Place the ranks of a graph and their exchanges in the fabric of its run.
 
     Raises:
         Unanswerable: the run has no topology, or the topology lacks a host, or no rank sends to another host.
     """
-
-    def compute() -> Placed:
-        fabric = fabric_of_run(graph.run)
-        assert graph.run is not None
-        gpus = gpus_of_ranks(graph.run, fabric)
-        exchanged = communications(graph, gpus)
-        flows = flows_of(fabric, *exchanged.kinds)
-        if not (fabric.kind[flows.begin] == NIC).any():
-            raise Unanswerable("no rank sends to another host: the fabric has no part in this run")
-        in_order = tuple(gpus[rank] for rank in sorted(gpus))
-        return Placed(fabric, routes_of(fabric), exchanged, flows, in_order, paths_of_run(graph.run))
-
-    nodes, edges = graph.nodes, graph.edges
-    columns = (nodes.kind, nodes.message, nodes.rank, nodes.duration, edges.source, edges.kind)
-    return once(graph, "placed", columns, compute)
+    fabric = fabric_of_run(graph.run)
+    assert graph.run is not None
+    gpus = gpus_of_ranks(graph.run, fabric)
+    exchanged = communications(graph, gpus)
+    flows = flows_of(fabric, *exchanged.kinds)
+    if not (fabric.kind[flows.begin] == NIC).any():
+        raise Unanswerable("no rank sends to another host: the fabric has no part in this run")
+    in_order = tuple(gpus[rank] for rank in sorted(gpus))
+    return Placed(fabric, routes_of(fabric), exchanged, flows, in_order, paths_of_run(graph.run))
 
 
 # Recorded rings and trees.

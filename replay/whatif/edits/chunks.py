@@ -25,8 +25,8 @@ from dpro.replay.cost.kernels.recorded import SHORT_US
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
 from dpro.replay.cost.transfers import fit_costs, why_no_cost
 from dpro.replay.fidelity.overlap import overlap_of
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, GraphError, NodeKind, once
-from dpro.replay.kept import kept
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, GraphError, NodeKind, computed_once, once
+from dpro.replay.kept import kept_as
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
@@ -105,22 +105,17 @@ class Order:
             place += way
 
 
-def awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
+def awaited_collectives(graph: Graph) -> list[list[Member]]:
     """Return collectives that the work of each of their recorded ranks waits for at once, in order of time.
 
     Gathers and reductions of FSDP are left out: any chunk of tokens needs all of them.
     """
-    nodes, edges = graph.nodes, graph.edges
-    columns = (*nodes.columns, edges.source, edges.target, edges.kind, graph.names, graph.lanes)
-    records = {"Member": Member}
-    collectives = kept(
-        graph, "awaited-collectives", columns, lambda: _awaited_collectives(graph, order), records
-    )
-    return [list(members) for members in collectives]
+    return [list(members) for members in _awaited_collectives(graph)]
 
 
-def _awaited_collectives(graph: Graph, order: Order) -> list[list[Member]]:
-    nodes, edges = graph.nodes, graph.edges
+@kept_as("awaited-collectives", {"Member": Member})
+def _awaited_collectives(graph: Graph) -> list[list[Member]]:
+    nodes, edges, order = graph.nodes, graph.edges, Order(graph)
     into = _by_node(edges.target, np.isin(nodes.kind[edges.target], (NodeKind.ARRIVE,)))
     out = _by_node(edges.source, nodes.kind[edges.source] == NodeKind.TRANSFER)
     arrives: dict[int, list[int]] = defaultdict(list)
@@ -202,8 +197,7 @@ class ChunkedEdit(Edit):
         Raises:
             Unanswerable: there are none.
         """
-        columns = (*graph.nodes.columns, graph.edges.source, graph.edges.lag, graph.messages)
-        segments: list[Segment] = once(graph, (self.name, self), columns, lambda: self.find(graph))
+        segments: list[Segment] = once(graph, (self.name, self), self.find)
         if not segments:
             raise Unanswerable(self.why_none(graph))
         return segments
@@ -550,12 +544,13 @@ def costs_of(graph: Graph, work: Bools, transfers: Bools, chunks: int) -> tuple[
 
 def _slowdowns(graph: Graph, on_gpu: bool) -> tuple[float, float, float]:
     """Return slowdowns of work beside communication: expected, lowest, highest."""
-    seen = once(graph, "overlap", (*graph.nodes.columns, graph.edges.lag), lambda: _overlap(graph))
+    seen = _overlap(graph)
     if seen is not None:
         return seen
     return (SLOWDOWN, 1.0, LARGEST_SLOWDOWN) if on_gpu else (1.0, 1.0, SLOWDOWN)
 
 
+@computed_once
 def _overlap(graph: Graph) -> tuple[float, float, float] | None:
     contention = overlap_of(graph)
     return None if contention is None else (contention.factor, contention.low, contention.high)

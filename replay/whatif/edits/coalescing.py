@@ -19,7 +19,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.cost.kernels.roofline import MATMULS
 from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.gradient_passes import Launches
-from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_of, once
+from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, computed_once, is_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import without
 from dpro.replay.whatif.facts import RunFacts
@@ -89,14 +89,13 @@ def series_of(graph: Graph) -> pl.DataFrame:
     Raises:
         Unanswerable: there are none.
     """
-    nodes, edges = graph.nodes, graph.edges
-    columns = (*nodes.columns, edges.source, edges.target, edges.kind, graph.messages)
-    series = once(graph, "series of collectives", columns, lambda: _find_series(graph))
+    series = _find_series(graph)
     if series.is_empty():
         raise Unanswerable("no two collectives of one kind are in a row, each waited for")
     return series
 
 
+@computed_once
 def _find_series(graph: Graph) -> pl.DataFrame:
     nodes, launches = graph.nodes, Launches(graph)
     ops = np.array([message.op in JOINED for message in graph.messages] + [False], np.bool_)

@@ -129,15 +129,12 @@ class CudaGraph(CountedEdit):
 
     def _captured(self, graph: Graph) -> CapturedHostTime:
         """Return the host time that CUDA graphs remove, computed once per graph."""
-        columns = (*graph.nodes.columns, graph.edges.source, graph.edges.target, graph.edges.kind)
-
-        def compute() -> CapturedHostTime:
-            return captured(graph, self.selection.chosen(graph))
-
         if str(self.selection):
-            return once(graph, self, columns, compute)
-        with_run, records = (*columns, graph.run), {"CapturedHostTime": CapturedHostTime}
-        return kept(graph, "captured-host-time", with_run, compute, records)
+            return once(graph, self, lambda graph: captured(graph, self.selection.chosen(graph)))
+        records = {"CapturedHostTime": CapturedHostTime}
+        return kept(
+            graph, "captured-host-time", lambda graph: captured(graph, NodeSelection().chosen(graph)), records
+        )
 
     def describe(self) -> str:
         if self.selection == OF_OPTIMIZER:
@@ -241,7 +238,7 @@ def _operators(graph: Graph, calls: Bools, fixed: Bools) -> tuple[Bools, Bools]:
     nodes = graph.nodes
     if graph.run is None:
         return nodes.kind == NodeKind.CPU, fixed
-    nesting, rows = nesting_of(graph, graph.run), rows_of(graph, graph.run)
+    nesting, rows = nesting_of(graph), rows_of(graph)
     spans, start, end = nesting.rows("kind", "name"), nesting.start, nesting.end
     makes, is_fixed = (np.zeros(spans.height + 1, np.bool_) for _ in range(2))
     makes[rows[calls]] = is_fixed[rows[fixed]] = True

@@ -122,9 +122,7 @@ class Device(Edit):
         Raises:
             Unanswerable: no kernels, their GPUs are not known, or the other cannot run one of them.
         """
-        nodes = graph.nodes
-        columns = (nodes.kind, nodes.rank, nodes.name, nodes.span, nodes.duration, graph.products, graph.run)
-        return once(graph, self, columns, lambda: self._predict(graph))
+        return once(graph, self, self._predict)
 
     def _predict(self, graph: Graph) -> tuple[Ints, pl.DataFrame]:
         kernels = (graph.nodes.kind == NodeKind.KERNEL) & _on_ranks(graph, self.ranks)

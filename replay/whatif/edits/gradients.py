@@ -24,9 +24,16 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.replay.cost.transfers import unknown_latencies
-from dpro.replay.gradient_buckets import NOT_THERE, framework_of, of_bucket_size, of_half_precision
+from dpro.replay.gradient_buckets import (
+    NOT_THERE,
+    framework_of,
+    gradient_passes,
+    of_bucket_size,
+    of_half_precision,
+)
 from dpro.replay.gradient_passes import MB, Pass, first_uses
 from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, once
+from dpro.replay.kept import kept
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.choices import (
     HALF,
@@ -73,9 +80,7 @@ class ReductionEdit(Edit):
         """
 
     def apply(self, graph: Graph) -> Graph:
-        reductions = reduced(graph)
-        changed = self.changed(reductions)
-        return graph if changed is reductions.graph else changed
+        return self.changed(reduced(graph))
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         """Return the changed graph at both ends of sizes and waits that the run does not show."""
@@ -92,21 +97,20 @@ class ReductionEdit(Edit):
     def bound(self, facts: RunFacts) -> float:
         """Return how much longer the step is than its busiest lane, or than with only calls of reductions."""
         reductions = reduced(facts.graph)
-        columns = (reductions, facts.baseline, facts.timeline.end)
-        idle = once(facts.graph, "idle but for reductions", columns, lambda: _idle(facts, reductions))
-        return min(idle, facts.base_ns - _of_calls_alone(facts, reductions, self.wanted(reductions)))
+        alone_ns = _of_calls_alone(facts, reductions, self.wanted(reductions))
+        return min(facts.idle_without_reductions, facts.base_ns - alone_ns)
 
     def bound_with(self, other: Edit, facts: RunFacts) -> float:
         """Return the gain without any reductions, which bounds that of two changes to them."""
         if not isinstance(other, ReductionEdit):
             return math.inf
-        return facts.base_ns - _without_any(facts, reduced(facts.graph))
+        return facts.base_ns - _without_any(facts, reduced(facts.graph).passes)
 
     def bound_on_top(self, before: RunFacts, after: RunFacts) -> float:
         """Return the gain without reductions and their calls, where `after` has the nodes of `before`."""
         if after.graph.nodes.measured_start is not before.graph.nodes.measured_start:
             return self.bound(after)
-        return after.base_ns - _without_any(after, reduced(before.graph))
+        return after.base_ns - _without_any(after, reduced(before.graph).passes)
 
     def is_proven(self, graph: Graph) -> bool:
         """Return whether gradients of reductions are recorded, as in all pairs, which are DDP jobs."""
@@ -124,46 +128,40 @@ class ReductionEdit(Edit):
         return NOT_THERE
 
 
-def _idle(facts: RunFacts, reductions: GradientReductions) -> float:
-    return facts.idle(facts.communication | calling(reductions))
-
-
 def _of_calls_alone(
     facts: RunFacts, reductions: GradientReductions, wanted: Sequence[Sequence[Reduction]]
 ) -> float:
     """Return the mean step with calls of reductions but no transfers, ns, which transfers only lengthen."""
     graph = facts.graph
-    columns = (*graph.nodes.columns, *graph.edges.columns)
-    edges, nodes = once(graph, "no reductions", columns, lambda: _without(graph, reductions))
+    edges, nodes = once(graph, "no reductions", lambda graph: _without(graph, reduced(graph).passes))
     edges = dataclasses.replace(edges, lag=_with_calls(edges, reductions, wanted))
     alone = dataclasses.replace(graph, nodes=nodes, edges=edges)
     timeline = replay(alone)
     return float(changed_durations(facts.baseline, alone, timeline.end).mean())
 
 
-def _without_any(facts: RunFacts, reductions: GradientReductions) -> float:
+def _without_any(facts: RunFacts, passes: Sequence[Pass]) -> float:
     """Return the mean step if neither reductions nor their calls took any time, ns."""
-    graph = facts.graph
+    baseline = facts.baseline
 
-    def compute() -> float:
-        edges, nodes = _without(graph, reductions)
+    def compute(graph: Graph) -> float:
+        edges, nodes = _without(graph, passes)
         alone = dataclasses.replace(graph, nodes=nodes, edges=edges)
         timeline = replay(alone)
-        return float(changed_durations(facts.baseline, alone, timeline.end).mean())
+        return float(changed_durations(baseline, alone, timeline.end).mean())
 
-    columns = (graph.nodes.duration, graph.edges.lag, reductions)
-    return once(graph, "a step without reductions", columns, compute)
+    return once(facts.graph, "a step without reductions", compute, (baseline, passes))
 
 
-def _without(graph: Graph, reductions: GradientReductions) -> tuple[Edges, Nodes]:
+def _without(graph: Graph, passes: Sequence[Pass]) -> tuple[Edges, Nodes]:
     """Return edges and nodes of a graph whose reductions and calls take no time."""
-    source, target = graph.edges.source, graph.edges.target
 
-    def compute() -> tuple[Bools, Bools, Bools]:
-        gone = recorded_reductions(reductions)
-        return gone, gone | calling(reductions), gone[source] | gone[target]
+    def compute(graph: Graph) -> tuple[Bools, Bools, Bools]:
+        gone = recorded_reductions(graph, passes)
+        waits = gone[graph.edges.source] | gone[graph.edges.target]
+        return gone, gone | calling(graph, passes), waits
 
-    gone, free, waits = once(graph, "nodes and edges of reductions", (reductions, source, target), compute)
+    gone, free, waits = once(graph, "nodes and edges of reductions", compute, (passes,))
     left = graph.without_waits(waits)
     duration = np.where(free, 0, graph.nodes.duration)
     nodes = dataclasses.replace(
@@ -339,7 +337,7 @@ class Priority(ReductionEdit):
     def changed(self, reductions: GradientReductions) -> Graph:
         """Order the pieces as on a link that always moves the ready piece that is needed first."""
         require_bytes(reductions)
-        uses = first_uses(reductions.graph, reductions.passes, on_stream(reductions))
+        uses = _uses(reductions)
         following = next_of_rank(reductions)
         if all(after < 0 for after in following):
             raise Unanswerable(
@@ -366,6 +364,16 @@ class Priority(ReductionEdit):
             "use BytePS (BYTEPS_PARTITION_BYTES), and an optimizer that updates a parameter when its "
             "layer runs"
         )
+
+
+def _uses(reductions: GradientReductions) -> list[Ints]:
+    """Return `first_uses` for each pass of the reductions."""
+    on_gpu = on_stream(reductions)
+
+    def compute(graph: Graph) -> tuple[Ints, ...]:
+        return tuple(first_uses(graph, gradient_passes(graph), on_gpu))
+
+    return list(kept(reductions.graph, f"first-uses-on-{'gpu' if on_gpu else 'cpu'}", compute))
 
 
 def _needed(piece: Reduction, used: Ints, kind: EdgeKind) -> tuple[tuple[int, EdgeKind], ...]:

@@ -236,8 +236,8 @@ def _healing(graph: Graph, ranks: Sequence[int], work: pl.DataFrame, peers: pl.D
             raise Unanswerable(absent(graph, f"rank {rank}"))
         if not others[rank]:
             raise Unanswerable(_NO_PEER.format(rank))
-    phases = once(graph, "typical work of phases", (work,), lambda: _typical(work, PHASE))
-    labels = once(graph, "typical work by its names", (work,), lambda: _typical(work, LABEL))
+    phases = once(graph, "typical work of phases", lambda _: _typical(work, PHASE), (work,))
+    labels = once(graph, "typical work by its names", lambda _: _typical(work, LABEL), (work,))
     is_healed = pl.col("rank").is_in(list(ranks))
     compared = peers.filter(pl.col("team").is_in(peers.filter(is_healed)["team"].unique().implode()))
     phase = _excess(phases, compared, PHASE).select("rank", *PHASE, whole=pl.col("excess"))

@@ -212,9 +212,8 @@ class NoSync(RankwiseEdit):
 
     def apply(self, graph: Graph) -> Graph:
         """Remove the waits; the GPU keeps the order of its work."""
-        nodes, edges, dropped = graph.nodes, graph.edges, self._dropped(graph)
-        columns = (nodes.lane, nodes.measured_start, edges.source, edges.target, edges.kind)
-        order = once(graph, (self, "order"), columns, lambda: _order_of_streams(graph, dropped))
+        dropped = self._dropped(graph)
+        order = once(graph, (self, "order"), lambda graph: _order_of_streams(graph, self._dropped(graph)))
         return graph.with_edges_instead(dropped, order)
 
     def _dropped(self, graph: Graph) -> Bools:
@@ -223,9 +222,7 @@ class NoSync(RankwiseEdit):
         Raises:
             NothingToChange: there are none.
         """
-        nodes, edges = graph.nodes, graph.edges
-        columns = (nodes.kind, nodes.lane, nodes.rank, nodes.span, edges.source, edges.target, edges.kind)
-        return once(graph, self, columns, lambda: self._waits(graph))
+        return once(graph, self, self._waits)
 
     def _waits(self, graph: Graph) -> Bools:
         waits = _waits_for_gpu(graph)
@@ -277,9 +274,8 @@ def _order_of_streams(graph: Graph, dropped: Bools) -> Edges:
     following = waits.join_asof(
         launches, on="at", by=["rank", "lane"], strategy="forward", check_sortedness=False
     )
-    pairs = (
-        following.filter(pl.col("work") > pl.col("done")).select("done", "work").unique(maintain_order=True)
-    )
+    later = following.filter(pl.col("work") > pl.col("done"))
+    pairs = later.select("done", "work").unique().sort("done", "work")
     kind = np.full(pairs.height, EdgeKind.STREAM, np.int64)
     return Edges(
         pairs["done"].to_numpy(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.graph import EdgeKind, Graph, NodeKind, Value, once
+from dpro.replay.graph import EdgeKind, Graph, NodeKind, computed_once, once
 from dpro.replay.pipeline.operations import BACKWARD_NAMES, FORWARD_NAMES, WEIGHTS_NAMES
 from dpro.replay.pipeline.schedules import (
     BACKWARD,
@@ -49,6 +49,7 @@ NOT_OPERATIONS = (
 MIN_SHARE = 1 / 3  # of a backward in gradients of weights: attention scores have none
 
 
+@computed_once
 def computes(graph: Graph) -> pl.DataFrame:
     """Return forward and backward operations, a row each, by order of time.
 
@@ -59,17 +60,6 @@ def computes(graph: Graph) -> pl.DataFrame:
     Raises:
         Unanswerable: the run does not consist of whole operations.
     """
-    return _once(graph, "computes", lambda: _computes(graph))
-
-
-def _once(graph: Graph, name: str, compute: Callable[[], Value]) -> Value:
-    """Compute a result of the operations of a graph once."""
-    nodes = graph.nodes
-    columns = (nodes.kind, nodes.name, nodes.around, nodes.rank, nodes.step, nodes.measured_start)
-    return once(graph, name, (*columns, nodes.duration, graph.names, graph.places), compute)
-
-
-def _computes(graph: Graph) -> pl.DataFrame:
     nodes = graph.nodes
     kinds = {name: kind for kind, names in _NAMES.items() for name in names}
     kind_of = [kinds.get(name.lower(), "") for name in graph.names]
@@ -132,16 +122,14 @@ _NAMES = {FORWARD: FORWARD_NAMES, BACKWARD: BACKWARD_NAMES, WEIGHTS: WEIGHTS_NAM
 MIN_SLOWNESS = 1.1  # ratio of a rank to others of its stage in three of four steps: less is variation of work
 
 
+@computed_once
 def slowness(graph: Graph) -> pl.DataFrame:
     """Return how much longer each rank takes than others of its stage for the same work.
 
     Returns:
         `rank`, `kind`, `slowness`: 1 for a rank that is alone, or not clearly slower in most steps.
     """
-    return _once(graph, "slowness of ranks", lambda: _slowness(computes(graph)))
-
-
-def _slowness(rows: pl.DataFrame) -> pl.DataFrame:
+    rows = computes(graph)
     ratios: list[tuple[int, str, float]] = []
     per_step = rows.group_by("stage", "kind", "rank", "step").agg(pl.col("ns").sum())
     per_step = per_step.sort("stage", "kind", "rank", "step")
@@ -330,7 +318,7 @@ class Pipeline(Edit):
         """Report the activations that the schedule keeps in memory."""
         rows = computes(graph)
         shape = shape_of(rows)
-        before = _once(graph, "activations held", lambda: most_held(rows, shape))
+        before = once(graph, "activations held", lambda _: most_held(rows, shape_of(rows)), (rows,))
         orders = self._orders(shape)
         most = max(map(most_in_flight, orders)) / self._chunks(shape)
         after = most * shape.batches / (self.micro_batches or shape.batches)
@@ -505,18 +493,13 @@ def _curve(tokens: Floats, share: float, power: float) -> Floats:
     return 1 - share + share * tokens**power
 
 
+@computed_once
 def handed(graph: Graph) -> Handed:
     """Return the tokens of ranks, and the dependence of their work on them.
 
     Raises:
         Unanswerable: the run does not count tokens, they are even, or work does not depend on them.
     """
-    nodes = graph.nodes
-    columns = (nodes.duration, nodes.kind, nodes.rank, nodes.step, nodes.name, graph.run)
-    return once(graph, "handed sequences", columns, lambda: _handed(graph))
-
-
-def _handed(graph: Graph) -> Handed:
     tokens = _tokens_of(graph)
     on_gpu = graph.nodes.kind == NodeKind.KERNEL
     work = on_gpu if on_gpu.any() else graph.nodes.kind == NodeKind.CPU

@@ -51,12 +51,13 @@ from dpro.replay.graph import (
     NodeKind,
     Nodes,
     assembled,
+    computed_once,
     is_of,
     once,
     order_of,
     renumbered,
 )
-from dpro.replay.kept import kept
+from dpro.replay.kept import kept_as
 from dpro.replay.mesh import BY, axes_of_messages
 from dpro.replay.peers import ON_GPU, phase_work
 from dpro.replay.timeline import AFTER_STEPS, replay
@@ -154,14 +155,9 @@ class DataParallelSize(Edit):
         if recorded == self.ranks:
             return (graph,) * len(times)
         between = _between_replicas(graph)
-        nodes, edges = graph.nodes, graph.edges
-        columns = (*nodes.columns, *edges.columns, graph.messages, graph.network, graph.run)
-        takes = once(
-            graph, ("among replicas", self), columns, lambda: self._transfers(graph, recorded, between)
-        )
-        scaled = graph.with_durations(takes)
+        scaled = graph.with_durations(once(graph, ("among replicas", self), self._transfers))
         into_transfers = np.append(between, False)[graph.nodes.message[graph.edges.target]]
-        noise = once(graph, "noise before transfers", columns, lambda: _noise_before(graph))
+        noise = _noise_before(graph)
         later = (largest_of(self.ranks) - largest_of(recorded)) * noise * into_transfers
         lag = graph.edges.lag
         made = tuple(scaled.with_lags(lag + np.rint(many * later).astype(np.int64)) for many in times)
@@ -177,8 +173,9 @@ class DataParallelSize(Edit):
         """Return the new number of ranks of a group that contains data-parallel ranks."""
         return max(message.num_ranks * self.ranks // recorded, 1)
 
-    def _transfers(self, graph: Graph, recorded: int, between: Bools) -> NDArray[np.int64]:
+    def _transfers(self, graph: Graph) -> NDArray[np.int64]:
         """Return [N] ns, with transfers between replicas as long as among this many ranks."""
+        recorded, between = replicas_of(graph), _between_replicas(graph)
         nodes, lines, duration = graph.nodes, fit_costs(graph), graph.nodes.duration.copy()
         sized = np.flatnonzero((nodes.bytes > 0) & (duration > 0) & (nodes.message >= 0))
         for kind, messages in messages_by_kind(graph).items():
@@ -289,12 +286,12 @@ def largest_of(count: int) -> float:
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
+@computed_once
 def _noise_before(graph: Graph) -> Floats:
     """Return [E] the noise of the work before a rendezvous, ns, on edges to its transfers; 0 on others."""
     nodes, edges = graph.nodes, graph.edges
-    spread = np.zeros(graph.edges.lag.size)
-    columns = (*graph.nodes.columns, graph.names, graph.messages)
-    deviation = kept(graph, "deviation-of-phases", columns, lambda: _find_deviation_of_phases(graph))
+    spread = np.zeros(graph.num_edges)
+    deviation = _find_deviation_of_phases(graph)
     meets = np.flatnonzero(edges.kind == EdgeKind.RENDEZVOUS)
     met = meets[nodes.kind[edges.target[meets]] == NodeKind.TRANSFER]
     arrives = meets[nodes.kind[edges.source[meets]] == NodeKind.ARRIVE]
@@ -304,6 +301,7 @@ def _noise_before(graph: Graph) -> Floats:
     return spread
 
 
+@kept_as("deviation-of-phases")
 def _find_deviation_of_phases(graph: Graph) -> dict[int, float]:
     work = phase_work(graph)
     if (work["resource"] == ON_GPU).any():
@@ -357,11 +355,7 @@ class Accumulate(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Insert the further passes before each step."""
-        nodes, edges = graph.nodes, graph.edges
-        of_nodes = (nodes.kind, nodes.rank, nodes.span, nodes.message, nodes.collective)
-        of_edges = (edges.source, edges.target, edges.kind)
-        columns = (*of_nodes, *of_edges, graph.messages, graph.run)
-        gone, unmet = once(graph, ("no update", self.group), columns, lambda: self._left_out(graph))
+        gone, unmet = once(graph, ("no update", self.group), self._left_out)
         return with_copies(graph, *times_without(graph, gone), unmet, self.steps - 1)
 
     def _left_out(self, graph: Graph) -> tuple[Bools, Bools]:
@@ -644,13 +638,12 @@ def moves_activations(graph: Graph) -> Bools:
     tensor parallelism reduces the results of layers there, and as much in the backward pass; DDP and FSDP
     reduce in the backward pass only.
     """
-    nodes = graph.nodes
-    columns = (nodes.kind, nodes.bytes, nodes.message, graph.messages, graph.run)
     moves = np.zeros(graph.num_nodes, np.bool_)
-    moves[kept(graph, "transfers-of-activations", columns, lambda: _moving_activations(graph))] = True
+    moves[_moving_activations(graph)] = True
     return moves
 
 
+@kept_as("transfers-of-activations")
 def _moving_activations(graph: Graph) -> Ints:
     nodes = graph.nodes
     moving = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
@@ -718,15 +711,17 @@ def with_copies(graph: Graph, duration: Ints, lag: Ints, unmet: Bools, times: in
     refuse_large_graph(graph.num_nodes * (1 + made_times))
     nodes, edges = graph.nodes, graph.edges
     # The order of nodes depends on no duration or lag: graphs that differ only in these share it.
-    columns = (*_lasting(nodes), edges.source, edges.target, edges.kind, unmet)
     made = once(
-        graph, ("copies", made_times), columns, lambda: _numbered_with_copies(graph, unmet, made_times)
+        graph,
+        ("copies", made_times),
+        lambda graph: _numbered_with_copies(graph, unmet, made_times),
+        (unmet,),
     )
     durations = np.concatenate([nodes.duration, duration])[made.nodes.duration]
-    between = max(int(made.edges.lag.max(initial=0)) + 1 - 2 * edges.lag.size, 0)
+    between = max(int(made.edges.lag.max(initial=0)) + 1 - 2 * graph.num_edges, 0)
     lags = np.concatenate([edges.lag, lag, np.zeros(between + 1, np.int64)])
     copied = made.with_durations(durations).with_lags(lags[made.edges.lag]).of_same_job(graph)
-    return _with_further_copies(copied, made.edges, 2 * edges.lag.size, times - made_times)
+    return _with_further_copies(copied, made.edges, 2 * graph.num_edges, times - made_times)
 
 
 def _with_further_copies(graph: Graph, numbered: Edges, begin: int, times: int) -> Graph:
@@ -775,18 +770,13 @@ def with_recomputed_blocks(graph: Graph, pattern: str) -> Graph:
     return graph.with_durations(duration)
 
 
-def _lasting(nodes: Nodes) -> list[Ints | Bools]:
-    """Return all columns of the nodes except their durations."""
-    return [column for column in nodes.columns if column is not nodes.duration]
-
-
 def _numbered_with_copies(graph: Graph, unmet: Bools, times: int) -> Graph:
     """Return the graph with copies, and numbers as durations and lags: the graph's own, then the copies'.
 
     New edges have lag -1, except the last between copies, from which further copies are extrapolated: they
     have the numbers after those.
     """
-    size, num_edges = graph.num_nodes, graph.edges.lag.size
+    size, num_edges = graph.num_nodes, graph.num_edges
     graph = graph.with_durations(np.arange(size)).with_lags(np.arange(num_edges))
     copied = graph.with_durations(size + np.arange(size)).with_lags(num_edges + np.arange(num_edges))
     copied = copied.without_edges(unmet)

@@ -99,7 +99,7 @@ class Split(ChunkedEdit):
         gradients = _gradients(graph)
         awaited = [
             members
-            for members in awaited_collectives(graph, order)
+            for members in awaited_collectives(graph)
             if members[0].transfer not in gradients
             if fits[members[0].message] and graph.messages[members[0].message].op in OPERATIONS
         ]
@@ -223,7 +223,7 @@ class MoePipeline(ChunkedEdit):
             fits |= messages_fitting(graph, op, self.group, self.axis)
         awaited = [
             members
-            for members in awaited_collectives(graph, order)
+            for members in awaited_collectives(graph)
             if fits[members[0].message] or graph.messages[members[0].message].op not in EXCHANGES
         ]
         return experts_of(graph, order, awaited)

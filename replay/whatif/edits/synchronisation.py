@@ -19,7 +19,7 @@ from dpro.arrays import Bools
 from dpro.errors import Unanswerable
 from dpro.replay.gradient_buckets import NOT_THERE, framework_of, of_no_overlap, spans_in_vain
 from dpro.replay.gradient_passes import Launches, Pass
-from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, once
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, computed_once
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.gradients import ReductionEdit
 from dpro.replay.whatif.edits.selected_work import without
@@ -358,6 +358,12 @@ class ReduceLast(Edit):
         return "model.no_sync() around all but the last pass of an update (FSDP2: set_requires_gradient_sync)"
 
 
+@computed_once
+def _spans_in_vain(graph: Graph) -> pl.DataFrame:
+    assert graph.run is not None
+    return spans_in_vain(graph.run)
+
+
 def reduced_in_vain(graph: Graph) -> Bools:
     """Return [N] a mask of reductions of gradients that are reduced again before use, with their descendants.
 
@@ -366,8 +372,8 @@ def reduced_in_vain(graph: Graph) -> Bools:
     """
     if graph.run is None:
         raise Unanswerable("which gradients a rank reduces is not known of a condensed run")
-    run, nodes = graph.run, graph.nodes
-    spans = once(graph, "reduced in vain", (run,), lambda: spans_in_vain(run))
+
+    nodes, spans = graph.nodes, _spans_in_vain(graph)
     if spans.is_empty():
         raise Unanswerable("gradients are reduced once in each update")
     of_nodes = pl.DataFrame({"rank": nodes.rank, "span_id": nodes.span}).with_row_index("node")

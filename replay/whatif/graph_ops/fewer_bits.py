@@ -81,9 +81,8 @@ class _Matmuls(NamedTuple):
 
 def _matmuls_of(graph: Graph, kernels: Bools) -> _Matmuls:
     """Return the kernels of matmuls among `kernels`, grouped by operator."""
-    name = ("matmuls of kernels", blake2b(np.packbits(kernels).tobytes()).digest())
 
-    def compute() -> _Matmuls:
+    def compute(graph: Graph) -> _Matmuls:
         operators = matmuls_of_kernels(graph, kernels)
         by = ["rank", "span_id", "name", "shapes", "backward"]
         matmuls = operators.group_by(by, maintain_order=True).agg(pl.col("node"))
@@ -94,7 +93,8 @@ def _matmuls_of(graph: Graph, kernels: Bools) -> _Matmuls:
         node = matmuls["node"].explode().to_numpy()
         return _Matmuls(node, np.cumsum(sizes) - sizes, sizes, kind, list(number))
 
-    return once(graph, name, (graph.nodes.rank, graph.nodes.span, graph.run), compute)
+    chosen = blake2b(np.packbits(kernels).tobytes()).digest()
+    return once(graph, ("matmuls of kernels", chosen), compute)
 
 
 class _Cast(NamedTuple):

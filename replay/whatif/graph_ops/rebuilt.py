@@ -106,16 +106,11 @@ def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wa
         graph, names=((*graph.names, *sorted({*labels, WEIGHTS_NAMES[0]} - existing)))
     )
     draft = GraphEditor(graph)
-    replaced = np.zeros(graph.num_nodes, np.bool_)
-    replaced[rows["node"].to_numpy()] = True
-    passed, late = _messages(graph), _delays_of(graph, replaced)
-    draft.gone |= replaced | passed | late | _delays_of(graph, passed)
+    draft.gone, passed, late = _gone(graph, rows)
     link_ns = _link_times(graph, rows, passed, wanted.smaller)
     launch_ns = int(graph.nodes.duration[late].sum()) / rows.height
-    nodes, edges = recorded.nodes, recorded.edges
-    columns = (rows, nodes.measured_start, nodes.kind, *edges.columns, recorded.messages)
-    borders = once(recorded, "borders of computes", columns, lambda: _borders(graph, rows, draft.gone))
-    pipes = once(recorded, "recorded pipes", (rows,), lambda: _recorded_pipes(rows))
+    borders = once(recorded, "borders of computes", lambda graph: _borders(graph, rows), (rows,))
+    pipes = once(recorded, "recorded pipes", lambda _: _recorded_pipes(rows), (rows,))
     number = {name: place for place, name in enumerate(graph.names)}
     around = [number[label(chunk, batch)] for chunk, batch in zip(table.chunk.tolist(), table.batch.tolist())]
     for pipe in pipes:
@@ -244,13 +239,21 @@ def _hand_over(draft: GraphEditor, nodes: Ints, table: TaskTable, link_ns: Ints)
 Border = tuple[int, int, EdgeKind, int]
 
 
-def _borders(graph: Graph, rows: pl.DataFrame, gone: Bools) -> dict[tuple[int, int], list[Border]]:
+def _gone(graph: Graph, rows: pl.DataFrame) -> tuple[Bools, Bools, Bools]:
+    """Return [N] masks of what is replaced: all of it, the messages of stages, the delays of computes."""
+    replaced = np.zeros(graph.num_nodes, np.bool_)
+    replaced[rows["node"].to_numpy()] = True
+    passed, late = _messages(graph), _delays_of(graph, replaced)
+    return replaced | passed | late | _delays_of(graph, passed), passed, late
+
+
+def _borders(graph: Graph, rows: pl.DataFrame) -> dict[tuple[int, int], list[Border]]:
     """Return edges between the computes of each (step, rank) and the rest: source, target, kind, lag.
 
     -1 is the computes. Nodes between them come before the first; only nodes that began with or after the last
     come after it.
     """
-    nodes, edges = graph.nodes, graph.edges
+    nodes, edges, gone = graph.nodes, graph.edges, _gone(graph, rows)[0]
     owner = dict(zip(rows["node"].to_list(), rows.select("step", "rank").iter_rows()))
     replaced = np.isin(np.arange(graph.num_nodes), rows["node"].to_numpy())
     latest = {

@@ -23,9 +23,9 @@ from dpro.replay.cost.curves import LinkCost, fit_line
 from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.gradient_buckets import divided, dtype_of, gradient_passes, with_other_sizes
 from dpro.replay.gradient_passes import MAIN_THREAD, Launches, Parameters, Pass
-from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, once
+from dpro.replay.graph import EdgeKind, Graph, Message, NodeKind, computed_once
 from dpro.replay.intervals import union
-from dpro.replay.kept import kept, with_facts_alone
+from dpro.replay.kept import kept_as
 from dpro.replay.timeline import Timeline, differs_from_last, replayed
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.shared_links import share_without_others
@@ -68,7 +68,7 @@ class GradientReductions:
     """Reductions of a graph's gradients.
 
     Attributes:
-        graph: the graph, without its cached replay.
+        graph: the graph.
         end: [N] ns of the replay.
         passes: backward passes of all ranks.
         message: kind of communication of the reductions.
@@ -84,7 +84,7 @@ class GradientReductions:
 
     graph: Graph
     end: Ints
-    passes: list[Pass]
+    passes: Sequence[Pass]
     message: Message
     line: LinkCost
     slowdown: Floats
@@ -144,32 +144,24 @@ def reduced(graph: Graph) -> GradientReductions:
     Raises:
         Unanswerable: the run lacks something; the message says what.
     """
-    edges = graph.edges
-    columns = (*graph.nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
-    reductions = once(graph, "reduced gradients", columns, lambda: _reduced_or_why_not(graph))
-    if isinstance(reductions, Unanswerable):
-        raise Unanswerable(str(reductions))
-    return reductions
+    fields = _fields_or_why_not(graph)
+    if isinstance(fields, Unanswerable):
+        raise Unanswerable(str(fields))
+    return GradientReductions(graph, *fields)
 
 
-def _reduced_or_why_not(graph: Graph) -> GradientReductions | Unanswerable:
-    """Return the reductions, or the error, which takes as long to find and is worth keeping."""
+@computed_once
+def _fields_or_why_not(graph: Graph) -> tuple[Any, ...] | Unanswerable:
+    """Return the fields behind the graph, or the error, which takes as long to find and is worth keeping."""
     try:
-        return _reduced(graph)
+        costs = _costs(graph)  # first: most reasons against it do not follow from durations
+        return replayed(graph).end, *costs
     except Unanswerable as error:
         return Unanswerable(str(error))
 
 
-def _reduced(graph: Graph) -> GradientReductions:
-    nodes, edges = graph.nodes, graph.edges
-    columns = (*nodes.columns, edges.source, edges.target, edges.lag, edges.kind)
-    inputs = (*columns, graph.messages, graph.network, graph.run)
-    passes, *costs = kept(graph, "gradient-reductions", inputs, lambda: _facts(graph), RECORDS)
-    end = replayed(graph).end  # kept facts must not keep the graph alive
-    return GradientReductions(with_facts_alone(graph), end, list(passes), *costs)
-
-
-def _facts(graph: Graph) -> tuple[Any, ...]:
+@kept_as("gradient-reductions", RECORDS)
+def _costs(graph: Graph) -> tuple[Any, ...]:
     """Compute the fields of `GradientReductions` except the graph and its replay, in order."""
     passes = gradient_passes(graph)
     timeline = replayed(graph)
@@ -276,10 +268,10 @@ def dtypes_of(reductions: GradientReductions, backward: Pass) -> list[str]:
     return [dtype for dtype, count in zip(of_bucket, counts) for _ in range(count)]
 
 
-def calling(reductions: GradientReductions) -> Bools:
+def calling(graph: Graph, passes: Sequence[Pass]) -> Bools:
     """Return [N] a mask of the calls of reductions, whose time changes with them."""
-    calls = np.zeros(reductions.graph.num_nodes, np.bool_)
-    calls[np.concatenate([pieces for backward in reductions.passes for pieces in backward.calls])] = True
+    calls = np.zeros(graph.num_nodes, np.bool_)
+    calls[np.concatenate([pieces for backward in passes for pieces in backward.calls])] = True
     return calls
 
 
@@ -379,34 +371,30 @@ class Surroundings:
 
 def surroundings_of(reductions: GradientReductions) -> list[Surroundings]:
     """Return the links of each pass's reductions with other work."""
-    graph = reductions.graph
-    columns = (*graph.nodes.columns, *graph.edges.columns, graph.lanes, graph.messages, graph.run)
-    records, compute = {"Surroundings": Surroundings}, lambda: tuple(_surroundings_of(reductions))
-    return list(kept(graph, "surroundings-of-reductions", columns, compute, records))
+    return list(_surroundings_of(reductions.graph))
 
 
-def recorded_reductions(reductions: GradientReductions) -> Bools:
+def recorded_reductions(graph: Graph, passes: Sequence[Pass]) -> Bools:
     """Return [N] a mask of the recorded reductions of all passes, with their rendezvous."""
-    nodes = reductions.graph.nodes
-    gone = np.zeros(reductions.graph.num_nodes, np.bool_)
-    for backward in reductions.passes:
+    nodes = graph.nodes
+    gone = np.zeros(graph.num_nodes, np.bool_)
+    for backward in passes:
         gone[backward.arrive] = gone[backward.transfer] = True
-    instances = np.unique(
-        nodes.collective[np.concatenate([backward.arrive for backward in reductions.passes])]
-    )
+    instances = np.unique(nodes.collective[np.concatenate([backward.arrive for backward in passes])])
     rendezvous = np.flatnonzero(nodes.kind == NodeKind.RENDEZVOUS)
     gone[rendezvous[np.isin(nodes.collective[rendezvous], instances)]] = True
     return gone
 
 
-def _surroundings_of(reductions: GradientReductions) -> list[Surroundings]:
-    graph = reductions.graph
-    gone, issued, launched = recorded_reductions(reductions), _issued(graph), _LaunchedWork(graph)
+@kept_as("surroundings-of-reductions", {"Surroundings": Surroundings})
+def _surroundings_of(graph: Graph) -> tuple[Surroundings, ...]:
+    passes = gradient_passes(graph)
+    gone, issued, launched = recorded_reductions(graph, passes), _issued(graph), _LaunchedWork(graph)
     leaving = np.flatnonzero(gone[graph.edges.source] & ~gone[graph.edges.target])
     leaving = leaving[np.argsort(graph.edges.source[leaving], kind="stable")]
     ends = _ends_of_steps(graph)
     surroundings = []
-    for backward in reductions.passes:
+    for backward in passes:
         source = graph.edges.source[leaving]
         bounds = zip(
             np.searchsorted(source, backward.transfer),
@@ -415,7 +403,7 @@ def _surroundings_of(reductions: GradientReductions) -> list[Surroundings]:
         of_pass = np.sort(np.concatenate([leaving[first:last] for first, last in bounds]))
         end = ends.get((backward.rank, backward.window, backward.step), -1)
         surroundings.append(_surroundings(graph, backward, gone, of_pass, issued, launched, end))
-    return surroundings
+    return tuple(surroundings)
 
 
 def _issued(graph: Graph) -> Ints:
@@ -569,7 +557,7 @@ def with_reductions(
         ends_step: whether a step waits for reductions that are called at its end.
     """
     editor, surroundings = GraphEditor(reductions.graph), surroundings_of(reductions)
-    editor.gone |= recorded_reductions(reductions)
+    editor.gone |= recorded_reductions(reductions.graph, reductions.passes)
     editor.duration[
         np.concatenate([pieces for backward in reductions.passes for pieces in backward.calls])
     ] = 0

@@ -23,7 +23,7 @@ from dpro.replay.attribution import MODULE
 from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.cost.kernels.roofline import MATMULS, product_of
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
-from dpro.replay.kept import kept
+from dpro.replay.kept import kept_as
 from dpro.replay.whatif.grammar import nearest
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
 from dpro.store import Run
@@ -140,16 +140,14 @@ class Nesting:
         return self.rows(name)[name].to_numpy()
 
 
-def nesting_of(graph: Graph, run: Run) -> Nesting:
-    """Return the spans of a run, in order of their threads."""
-    return kept(graph, "nesting-of-spans", (run,), lambda: _nesting(run), {"Nesting": Nesting})
+@kept_as("nesting-of-spans", {"Nesting": Nesting})
+def nesting_of(graph: Graph) -> Nesting:
+    """Return the spans of a graph's run, in order of their threads.
 
-
-def _with_wide_ranks(spans: pl.DataFrame) -> pl.DataFrame:
-    return spans.with_columns(pl.col("^rank$").cast(pl.Int64))
-
-
-def _nesting(run: Run) -> Nesting:
+    Raises:
+        Unanswerable: the graph has no run.
+    """
+    run = _run_of(graph)
     columns = ("rank", "window", "kind", "start_ns", "duration_ns", "tid", "correlation")
     spans = _with_wide_ranks(run.table(SPANS, columns))
     rank, window, start, lasts, correlation = (
@@ -169,6 +167,10 @@ def _nesting(run: Run) -> Nesting:
     return Nesting(run, on_cpu, begin, lasts, launch, calls, launched)
 
 
+def _with_wide_ranks(spans: pl.DataFrame) -> pl.DataFrame:
+    return spans.with_columns(pl.col("^rank$").cast(pl.Int64))
+
+
 def _dense(values: Ints) -> Ints:
     """Replace values, few of which differ, by numbers from 0 on."""
     return np.searchsorted(np.sort(pl.Series(values).unique().to_numpy()), values)
@@ -185,26 +187,22 @@ def _numbered(*columns: Ints) -> Ints:
     return np.unique(np.ravel_multi_index(columns, sizes), return_inverse=True)[1]
 
 
-def nodes_of(graph: Graph, run: Run, members: Bools) -> Bools:
+def nodes_of(graph: Graph, members: Bools) -> Bools:
     """Return [N] a mask of the nodes of spans, and of the collectives that they called.
 
     Args:
         members: [S] spans of its `Nesting`.
     """
-    nodes_inside: Bools = np.append(members, False)[rows_of(graph, run)]
-    columns = (graph.nodes.rank, graph.nodes.span, run)
-    caller, node = kept(graph, "calls-of-collectives", columns, lambda: _calls(graph, run))
+    nodes_inside: Bools = np.append(members, False)[rows_of(graph)]
+    caller, node = _calls(graph)
     nodes_inside[node[members[caller]]] = True
     return nodes_inside
 
 
-def rows_of(graph: Graph, run: Run) -> Ints:
+@kept_as("rows-of-nodes")
+def rows_of(graph: Graph) -> Ints:
     """Return [N] the row of each node's span, -1 for none."""
-    nodes = graph.nodes
-    columns = (nodes.rank, nodes.span, run)
-    return kept(
-        graph, "rows-of-nodes", columns, lambda: _rows(nesting_of(graph, run), nodes.rank, nodes.span)
-    )
+    return _rows(nesting_of(graph), graph.nodes.rank, graph.nodes.span)
 
 
 def _rows(nesting: Nesting, rank: Ints, span: Ints) -> Ints:
@@ -223,14 +221,15 @@ def _rows(nesting: Nesting, rank: Ints, span: Ints) -> Ints:
     return row_of
 
 
-def _calls(graph: Graph, run: Run) -> tuple[Ints, Ints]:
+@kept_as("calls-of-collectives")
+def _calls(graph: Graph) -> tuple[Ints, Ints]:
     """Return the rows of spans that called collectives, and the nodes of these."""
-    calls = run.table(COLLECTIVES, ["rank", "span_id", "launch_span_id"])
+    calls = _run_of(graph).table(COLLECTIVES, ["rank", "span_id", "launch_span_id"])
     calls = calls.with_columns(pl.col("rank").cast(pl.Int64)).filter(pl.col("span_id") >= 0)
     nodes = pl.DataFrame({"rank": graph.nodes.rank, "span_id": graph.nodes.span}).with_row_index("node")
     made = calls.join(nodes, on=["rank", "span_id"])
     rank, launch, node = (made[name].to_numpy() for name in ("rank", "launch_span_id", "node"))
-    row = _rows(nesting_of(graph, run), rank, launch)
+    row = _rows(nesting_of(graph), rank, launch)
     return row[row >= 0], node[row >= 0].astype(np.int64)
 
 
@@ -250,13 +249,11 @@ def in_modules(graph: Graph, pattern: str) -> Bools:
     Raises:
         Unanswerable: no module or other range fits.
     """
-    columns = (graph.nodes.rank, graph.nodes.span)
-    return once(graph, ("in modules", pattern), columns, lambda: _in_modules(graph, pattern))
+    return once(graph, ("in modules", pattern), lambda graph: _in_modules(graph, pattern))
 
 
 def _in_modules(graph: Graph, pattern: str) -> Bools:
-    run = _run_of(graph)
-    nesting = nesting_of(graph, run)
+    nesting = nesting_of(graph)
     ranges = nesting.rows("kind", "name").filter(pl.col("kind").is_in(RANGES))
     ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
     chosen = ranges.filter(_fits(ranges, pattern))
@@ -264,21 +261,18 @@ def _in_modules(graph: Graph, pattern: str) -> Bools:
         near = nearest(pattern, ranges["name"].unique().sort().to_list())
         raise NothingToChange(
             f"no module or range in the run fits {pattern!r}{near}: for modules, record with "
-            f"{how_to_record(MODULES, run)}"
+            f"{how_to_record(MODULES, graph.run)}"
         )
-    return nodes_of(graph, run, nesting.with_backward(nesting.marked(chosen)))
+    return nodes_of(graph, nesting.with_backward(nesting.marked(chosen)))
 
 
+@kept_as("optimizer")
 def optimizing(graph: Graph) -> Bools:
     """Return [N] a mask of the optimizer's work; empty where its range was not recorded."""
-
-    def compute() -> Bools:
-        try:
-            return in_modules(graph, f"{OPTIMIZER}*")
-        except Unanswerable:
-            return np.zeros(graph.num_nodes, np.bool_)
-
-    return kept(graph, "optimizer", (graph.nodes.rank, graph.nodes.span, graph.run), compute)
+    try:
+        return in_modules(graph, f"{OPTIMIZER}*")
+    except Unanswerable:
+        return np.zeros(graph.num_nodes, np.bool_)
 
 
 def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
@@ -290,14 +284,13 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     Raises:
         Unanswerable: there is no such module, or backward already recomputes it.
     """
-    run = _run_of(graph)
-    nesting = nesting_of(graph, run)
+    nesting = nesting_of(graph)
     calls = _modules(graph, nesting, pattern)
     again = _run_again(nesting, calls)
     if again:
         named = few(again, MAX_NAMES)
         raise Unanswerable(f"the job computes activations again in backward already, those of {named}")
-    rows, parts = rows_of(graph, run), []
+    rows, parts = rows_of(graph), []
     for block, outer in enumerate(_outermost(calls)["row"].to_list()):
         chosen = np.arange(nesting.start.size) == outer
         forward, every = (
@@ -314,12 +307,7 @@ def outermost_modules(graph: Graph, pattern: str) -> list[str]:
     Raises:
         Unanswerable: there is no such module.
     """
-    return (
-        _outermost(_modules(graph, nesting_of(graph, _run_of(graph)), pattern))["name"]
-        .unique()
-        .sort()
-        .to_list()
-    )
+    return _outermost(_modules(graph, nesting_of(graph), pattern))["name"].unique().sort().to_list()
 
 
 def _modules(graph: Graph, nesting: Nesting, pattern: str) -> pl.DataFrame:
@@ -381,7 +369,7 @@ def names_in_scope(graph: Graph, pattern: str) -> list[str]:
     Raises:
         Unanswerable: there is no such range.
     """
-    nesting = nesting_of(graph, _run_of(graph))
+    nesting = nesting_of(graph)
     ranges = nesting.spans.filter(pl.col("kind").is_in(RANGES))
     chosen = ranges.filter(_fits(ranges, pattern))
     if chosen.is_empty():
@@ -403,20 +391,21 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     calls = calls_only_for(graph, work)
     if graph.run is None:
         return calls
-    run = graph.run
-    nesting = nesting_of(graph, run)
-    launch, operator = kept(graph, "launches-in-operators", (run,), lambda: _launches_in_operators(nesting))
+    nesting = nesting_of(graph)
+    launch, operator = _launches_in_operators(graph)
     gone = np.zeros(nesting.start.size + 1, np.bool_)
-    gone[rows_of(graph, run)[calls]] = True
+    gone[rows_of(graph)[calls]] = True
     idle = np.zeros(nesting.start.size, np.bool_)
     idle[operator] = True
     idle[operator[~gone[launch]]] = False
     on_cpu = is_of(graph.nodes.kind, CPU_KINDS)
-    return calls | (nodes_of(graph, run, nesting.inside(idle)) & on_cpu)
+    return calls | (nodes_of(graph, nesting.inside(idle)) & on_cpu)
 
 
-def _launches_in_operators(nesting: Nesting) -> tuple[Ints, Ints]:
+@kept_as("launches-in-operators")
+def _launches_in_operators(graph: Graph) -> tuple[Ints, Ints]:
     """Return the rows of launches of GPU work in operators, and of their outermost operators."""
+    nesting = nesting_of(graph)
     operators = np.flatnonzero((nesting.rows("kind")["kind"] == "cpu_op").to_numpy())
     operators = operators[np.lexsort((-nesting.end[operators], nesting.start[operators]))]
     latest = np.maximum.accumulate(nesting.end[operators])
@@ -442,8 +431,7 @@ def matmuls_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
         `node`, `rank`, `span_id`, `name`, `shapes`, `backward` (whether a backward pass called it), sorted by
         node; kernels that no matmul launched are left out.
     """
-    columns = (graph.nodes.kind, graph.nodes.rank, graph.nodes.span, _run_of(graph))
-    matmuls = kept(graph, "matmuls-of-kernels", columns, lambda: _matmuls_of_kernels(graph))
+    matmuls = _matmuls_of_kernels(graph)
     return matmuls.filter(kernels[matmuls["node"].to_numpy()])
 
 
@@ -456,6 +444,7 @@ def products_of_kernels(graph: Graph, kernels: Bools) -> pl.DataFrame:
     return operators.join(pl.DataFrame(rows, schema=sizes, orient="row"), on=["name", "shapes"])
 
 
+@kept_as("matmuls-of-kernels")
 def _matmuls_of_kernels(graph: Graph) -> pl.DataFrame:
     spans = spans_of(_run_of(graph), [*COLUMNS, "shapes"])
     end = pl.col("start_ns") + pl.col("duration_ns")
@@ -508,17 +497,16 @@ def calls_only_for(graph: Graph, work: Bools) -> Bools:
 
 def descendants_of(graph: Graph, pattern: str) -> Bools:
     """Return [N] a mask of CPU spans whose name fits a pattern, with everything they call and launch."""
-    run = _run_of(graph)
 
-    def spans() -> Bools:
-        nesting = nesting_of(graph, run)
+    def spans(graph: Graph) -> Bools:
+        nesting = nesting_of(graph)
         on_cpu = nesting.rows("name").filter(nesting.on_cpu)
         return nesting.inside(nesting.marked(on_cpu.filter(_fits(on_cpu, pattern))))
 
-    def nodes() -> Bools:
-        return nodes_of(graph, run, once(graph, ("descending spans", pattern), (run,), spans))
+    def nodes(graph: Graph) -> Bools:
+        return nodes_of(graph, once(graph, ("descending spans", pattern), spans))
 
-    return once(graph, ("descendants", pattern), (graph.nodes.rank, graph.nodes.span), nodes)
+    return once(graph, ("descendants", pattern), nodes)
 
 
 def with_descendants(graph: Graph, mask: Bools) -> Bools:
@@ -529,10 +517,10 @@ def with_descendants(graph: Graph, mask: Bools) -> Bools:
     """
     if graph.run is None:
         return mask
-    nesting = nesting_of(graph, graph.run)
+    nesting = nesting_of(graph)
     picked = np.zeros(nesting.start.size + 1, np.bool_)
-    picked[rows_of(graph, graph.run)[mask]] = True
-    return mask | nodes_of(graph, graph.run, nesting.inside(picked[:-1] & nesting.on_cpu))
+    picked[rows_of(graph)[mask]] = True
+    return mask | nodes_of(graph, nesting.inside(picked[:-1] & nesting.on_cpu))
 
 
 def _run_of(graph: Graph) -> Run:

@@ -88,11 +88,7 @@ class NodeSelection:
         Raises:
             Unanswerable: the run lacks what a condition needs.
         """
-        nodes = graph.nodes
-        of_work = (nodes.kind, nodes.name, nodes.around, nodes.span, nodes.message, nodes.collective)
-        of_place = (nodes.rank, nodes.window, nodes.step, nodes.lane)
-        of_job = (graph.names, graph.lanes, graph.messages, graph.places, graph.run)
-        return once(graph, ("selected", self), (*of_work, *of_place, *of_job), lambda: self._mask(graph))
+        return once(graph, ("selected", self), self._mask)
 
     def _mask(self, graph: Graph) -> Bools:
         nodes = graph.nodes

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.cost.transfers import fit_costs, messages_by_kind
 from dpro.replay.engine import compiled
-from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
-from dpro.replay.kept import kept
+from dpro.replay.graph import EdgeKind, Graph, NodeKind, computed_once
+from dpro.replay.kept import kept_as
 from dpro.replay.timeline import Timeline, replay, replayed
 
 ROUNDS = 40
@@ -78,18 +78,13 @@ class _Recorded(NamedTuple):
     uncontended: Floats
 
 
+@kept_as("links-as-recorded", {"_Recorded": _Recorded})
 def _recorded(graph: Graph) -> _Recorded:
     """Return the demand of a graph's transfers on their links, and their times alone."""
-    nodes, edges = graph.nodes, graph.edges
-
-    def compute() -> _Recorded:
-        timeline, demand = replayed(graph), moving_shares(graph)
-        transfers = np.flatnonzero(demand > 0)
-        alone, uncontended = (estimated(graph, timeline, demand) for estimated in (_alone, _uncontended))
-        return _Recorded(transfers, demand[transfers], alone[transfers], uncontended[transfers])
-
-    columns = (*nodes.columns, edges.source, edges.lag, edges.kind, graph.messages, graph.network)
-    return kept(graph, "links-as-recorded", columns, compute, {"_Recorded": _Recorded})
+    timeline, demand = replayed(graph), moving_shares(graph)
+    transfers = np.flatnonzero(demand > 0)
+    alone, uncontended = (estimated(graph, timeline, demand) for estimated in (_alone, _uncontended))
+    return _Recorded(transfers, demand[transfers], alone[transfers], uncontended[transfers])
 
 
 def _copied(changed: Graph, transfers: Ints, graph: Graph, recorded: Ints) -> Ints:
@@ -172,27 +167,22 @@ def _distinct_pairs(first: Ints, second: Ints) -> tuple[Ints, Ints]:
     return pairs // width - 1, pairs % width - 1
 
 
+@computed_once
 def _on_links(graph: Graph) -> tuple[Ints, Ints, Ints]:
     """Return all transfers, the link of each, and its stream: -1 if an edit queued it."""
-    nodes, edges = graph.nodes, graph.edges
-
-    def compute() -> tuple[Ints, Ints, Ints]:
-        transfers = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
-        groups = once(graph, "groups of messages", of_groups, lambda: _groups(graph))
-        group = groups[nodes.message[transfers]] if transfers.size else transfers
-        places = (nodes.rank[transfers], nodes.window[transfers], group)
-        link = np.zeros_like(transfers)
-        for place in places:
-            link = link * (int(place.max(initial=0)) + 2) + place + 1
-        link = np.unique(link, return_inverse=True)[1]
-        return transfers, link, np.where(queued(graph)[transfers], -1, nodes.lane[transfers])
-
-    of_groups = (nodes.rank, nodes.message, graph.messages)
-    of_queues = (edges.kind, edges.source, edges.target, edges.lag)
-    columns = (*of_groups, nodes.kind, nodes.window, nodes.lane, *of_queues)
-    return once(graph, "transfers on links", columns, compute)
+    nodes = graph.nodes
+    transfers = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.message >= 0))
+    groups = _groups(graph)
+    group = groups[nodes.message[transfers]] if transfers.size else transfers
+    places = (nodes.rank[transfers], nodes.window[transfers], group)
+    link = np.zeros_like(transfers)
+    for place in places:
+        link = link * (int(place.max(initial=0)) + 2) + place + 1
+    link = np.unique(link, return_inverse=True)[1]
+    return transfers, link, np.where(queued(graph)[transfers], -1, nodes.lane[transfers])
 
 
+@computed_once
 def _groups(graph: Graph) -> Ints:
     """Return [messages] the number of each one's group; groups of equal recorded ranks share a number."""
     nodes = graph.nodes
@@ -222,22 +212,18 @@ def _queued_shares(graph: Graph) -> Floats:
     return shares
 
 
+@computed_once
 def _queues(graph: Graph) -> tuple[Bools, Ints]:
     """Return [N] whether a transfer is in a queue, and by how many ns it overlaps there."""
     nodes, edges = graph.nodes, graph.edges
-
-    def compute() -> tuple[Bools, Ints]:
-        into = graph.edges_into(np.flatnonzero(nodes.kind == NodeKind.TRANSFER))
-        queue = into[edges.kind[into] == EdgeKind.STREAM]
-        queue = queue[nodes.kind[edges.source[queue]] == NodeKind.TRANSFER]  # edges are sorted by target
-        is_queued, fixed = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.int64)
-        for end in (edges.source, edges.target):  # the first in a queue has no lag: it takes that of the next
-            is_queued[end[queue]] = True
-            fixed[end[queue]] = np.maximum(-edges.lag[queue], 0)
-        return is_queued, fixed
-
-    columns = (nodes.kind, nodes.message, edges.kind, edges.source, edges.target, edges.lag)
-    return once(graph, "queues on links", columns, compute)
+    into = graph.edges_into(np.flatnonzero(nodes.kind == NodeKind.TRANSFER))
+    queue = into[edges.kind[into] == EdgeKind.STREAM]
+    queue = queue[nodes.kind[edges.source[queue]] == NodeKind.TRANSFER]  # edges are sorted by target
+    is_queued, fixed = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.int64)
+    for end in (edges.source, edges.target):  # the first in a queue has no lag: it takes that of the next
+        is_queued[end[queue]] = True
+        fixed[end[queue]] = np.maximum(-edges.lag[queue], 0)
+    return is_queued, fixed
 
 
 def moving_shares(graph: Graph) -> Floats:

@@ -12,17 +12,19 @@ import pytest
 from dpro.analysis import graphs
 from dpro.analysis.graphs import graph_of, make_graph
 from dpro.errors import Unanswerable
+from dpro.replay.archive import write_archive
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.gradient_buckets import gradient_passes
-from dpro.replay.graph import Graph
+from dpro.replay.graph import Fact, Graph, once
 from dpro.replay.kept import kept
 from dpro.replay.mesh import axes_of_messages
 from dpro.replay.peers import phase_work
 from dpro.replay.whatif.graph_ops.scope import optimizing, rows_of
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit
+from dpro.schema import SPANS
 from dpro.store import Run, open_run
 from tests.builders import cpu_job
 from tests.unit.replay.fidelity.test_saved import equal
@@ -44,11 +46,11 @@ def loaded(run: Run) -> Graph:
 def total(graph: Graph, calls: list[int]) -> Any:
     """A fact about durations and tables, and that it was computed."""
 
-    def compute() -> tuple[int, np.ndarray]:
-        calls.append(1)
+    def compute(graph: Graph) -> tuple[int, np.ndarray]:
+        calls.append(graph.run.num_rows(SPANS))
         return int(graph.nodes.duration.sum()), graph.nodes.duration * 2
 
-    return kept(graph, "total", (graph.nodes.duration, graph.run), compute)
+    return kept(graph, "total", compute)
 
 
 def facts(tmp_path: Path) -> list[Path]:
@@ -80,6 +82,46 @@ def test_a_table_that_is_written_later_makes_facts_void(run):
     assert len(calls) == 2
 
 
+def num_names(graph: Graph, calls: list[int]) -> int:
+    """A fact about names alone."""
+
+    def compute(graph: Graph) -> int:
+        calls.append(1)
+        return len(graph.names)
+
+    return kept(graph, "total", compute)
+
+
+def test_a_fact_is_read_for_a_changed_graph_if_it_follows_from_what_did_not_change(run, tmp_path):
+    calls: list[int] = []
+    for _ in range(2):
+        graph = loaded(run)
+        num_names(graph.with_durations(graph.nodes.duration + 1), calls)
+    assert len(calls) == len(facts(tmp_path)) == 1
+    graph = loaded(run)
+    names = dataclasses.replace(graph, names=(*graph.names, "more"))
+    assert [num_names(each, calls) for each in (names, graph)] == [len(names.names), len(graph.names)]
+    assert len(calls) == 2
+
+
+def test_what_follows_from_a_fact_that_was_read_follows_from_its_columns(run):
+    num_names(loaded(run), [])
+    graph = loaded(run)
+    once(graph, "outer", lambda graph: num_names(graph, []))
+    assert [*graph.facts["outer"].columns] == ["names"]
+
+
+@pytest.mark.parametrize("content", [(7,), 7, Fact({"nodes.unknown": None}, (), 7), Fact({"3": None}, (), 7)])
+def test_a_fact_in_another_form_is_found_again(run, tmp_path, content):
+    calls: list[int] = []
+    num_names(loaded(run), calls)
+    (file,) = facts(tmp_path)
+    write_archive(file, content, {"Fact": Fact})
+    graph = loaded(run)
+    assert num_names(graph, calls) == len(graph.names)
+    assert len(calls) == 2
+
+
 def test_a_damaged_fact_is_found_again(run, tmp_path):
     calls: list[int] = []
     first = total(loaded(run), calls)
@@ -104,7 +146,7 @@ FACTS = [
     gradient_passes,
     optimizing,
     phase_work,
-    lambda graph: rows_of(graph, graph.run),
+    rows_of,
 ]
 
 

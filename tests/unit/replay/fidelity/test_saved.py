@@ -21,6 +21,7 @@ from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.saved import RECORDS, load, save
+from dpro.replay.graph import recall
 from dpro.replay.timeline import replay
 from dpro.store import Run
 from tests.builders import cpu_job, gpu_job
@@ -78,21 +79,20 @@ def test_what_is_known_of_a_graph_is_known_again_after_reading(analysed, file):
     save(file, built, trust)
     graph = load(file, run)[0].graph
     assert graph.facts
-    own = [*graph.nodes.columns, *graph.edges.columns, graph.indptr]
-    for columns, _ in graph.facts.values():
-        assert all(any(column is each for each in own) for column in columns)
+    assert "names" in {column for fact in graph.facts.values() for column in fact.columns}
+    assert all(recall(graph, name) is fact for name, fact in graph.facts.items())
 
 
 def test_what_several_parts_share_is_written_once(analysed, file):
     _, built, trust = analysed
-    known = {name: (tuple(map(np.copy, kept[0])), kept[1]) for name, kept in built.graph.facts.items()}
-    apart = dataclasses.replace(built, graph=dataclasses.replace(built.graph, facts=known))
-    numbers = []
-    for each in (built, apart):
-        save(file, each, trust)
+    numbers, lane = [], built.graph.nodes.lane
+    for around in (lane, lane.copy()):
+        nodes = dataclasses.replace(built.graph.nodes, around=around)
+        graph = dataclasses.replace(built.graph, nodes=nodes, facts={})
+        save(file, dataclasses.replace(built, graph=graph), trust)
         with np.load(file) as arrays:
             numbers.append(sum(arrays[name].size for name in arrays.files if name != "outline"))
-    assert numbers[1] - numbers[0] == sum(each.size for columns, _ in known.values() for each in columns)
+    assert numbers[1] - numbers[0] == lane.size
 
 
 def test_no_file_a_cut_file_and_a_file_of_something_else_are_no_graph(analysed, file):

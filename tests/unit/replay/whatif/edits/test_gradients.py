@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,8 @@ from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.gradient_passes import MB, parameters_of, passes_of
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
+from dpro.replay.timeline import replay, step_ends
+from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 from dpro.replay.whatif.graph_ops.reductions import closing
 from dpro.replay.whatif.registry import parse_edit
@@ -198,3 +202,24 @@ def test_each_window_of_a_run_is_changed_in_the_same_way(tmp_path, edit):
         ]
     alone = steps_us(built(one, tmp_path / "one"), edit).tolist()
     assert steps_us(built(two, tmp_path / "two"), edit).tolist() == [*alone, *alone]
+
+
+# What is known of a graph is not taken for what is known of another.
+
+
+def test_a_job_whose_memory_was_changed_before_keeps_that(tmp_path):
+    graph, edit = built(ddp_job(), tmp_path), parse_edit("bucket:mb=1")
+    assert edit.apply(graph).step_bytes is None
+    assert edit.apply(dataclasses.replace(graph, step_bytes=7)).step_bytes == 7
+
+
+def test_a_bound_is_of_the_steps_that_count(tmp_path):
+    graph, edits = built(ddp_job(), tmp_path), [parse_edit("bucket:mb=1"), parse_edit("priority:mb=1")]
+    timeline = replay(graph)
+    steps = step_ends(graph, timeline.start, timeline.end)
+
+    def bound(graph: Graph, counted: pl.DataFrame) -> float:
+        return edits[0].bound_with(edits[1], facts_of(graph, counted))
+
+    every, last = bound(graph, steps), bound(graph, steps.tail(1))
+    assert last == bound(dataclasses.replace(graph, facts={}), steps.tail(1)) != every

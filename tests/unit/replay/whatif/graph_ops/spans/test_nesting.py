@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -42,7 +43,8 @@ def spans(draw: st.DrawFn) -> pl.DataFrame:
 
 
 def of(frame: pl.DataFrame) -> Nesting:
-    return nesting_of(tiny_graph([1], []), SimpleNamespace(table=lambda _, columns: frame.select(columns)))
+    run = SimpleNamespace(table=lambda _, columns: frame.select(columns))
+    return nesting_of(replace(tiny_graph([1], []), run=run))
 
 
 def slowly_inside(rows: list[dict], chosen: set[int]) -> set[int]:
@@ -104,11 +106,11 @@ def test_nodes_of_a_call_are_its_own_and_those_of_the_collective_that_it_calls(t
             run.gloo((begin + 10, begin + 12), (begin + 15, begin + 30), rank)
             run.op("aten::add", begin + 40, begin + 45, rank)
     graph = build_graph(run.write(tmp_path / "run")).graph
-    spans = nesting_of(graph, graph.run).spans
+    spans = nesting_of(graph).spans
     is_call = (spans["name"] == "c10d::allreduce_").to_numpy()
-    names = {graph.names[name] for name in graph.nodes.name[nodes_of(graph, graph.run, is_call)]}
+    names = {graph.names[name] for name in graph.nodes.name[nodes_of(graph, is_call)]}
     assert names == {"c10d::allreduce_", "gloo:all_reduce"}
-    rows, known = rows_of(graph, graph.run), graph.nodes.span >= 0
+    rows, known = rows_of(graph), graph.nodes.span >= 0
     assert (rows[~known] == -1).all()
     assert (spans["span_id"].to_numpy()[rows[known]] == graph.nodes.span[known]).all()
     assert (spans["rank"].to_numpy()[rows[known]] == graph.nodes.rank[known]).all()
