@@ -84,7 +84,7 @@ def _parsed(align: str) -> tuple[int, ...]:
     try:
         here, there = map(int, align.split("~"))
     except ValueError as error:
-        raise UsageError(f"align {quoted(align)} is not understood: a step of each run, as 3~5") from error
+        raise UsageError(f"align {quoted(align)} is invalid: give a step of each run, such as 3~5") from error
     return here, there
 
 

@@ -80,7 +80,7 @@ def with_kept_tables(graph: Graph) -> Graph:
 
 
 T = TypeVar("T")
-WHOLE_ONLY = "needs the graph of all ranks at once, which is too large to be held"
+WHOLE_ONLY = "needs the graph of all ranks at once, which is too large for memory"
 
 
 @dataclass(frozen=True, eq=False)

@@ -115,7 +115,7 @@ def went_on(refused: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
     times = dict(rows.group_by("rank").agg(pl.max_horizontal(pl.len(), pl.col("refused").max())).iter_rows())
     last = {row["rank"]: row for row in rows.iter_rows(named=True)}
     return [
-        f"rank {rank} was refused memory {counted(times[rank], 'time')} and went on, which empties the "
+        f"rank {rank} was refused memory {counted(times[rank], 'time')} and continued, which empties the "
         f"allocator's cache each time; the last time, {'; '.join(one.text for one in described(last[rank]))}"
         for rank in sorted(last)
     ]
@@ -175,7 +175,7 @@ def described(row: Mapping[str, Any]) -> list[Observation]:
 def _asked_for(row: Mapping[str, Any]) -> Observation:
     """Return what requested how much memory, how much was in use, and what filled it."""
     asked = observe(
-        "memory-asked-for", "{requested_bytes} were asked for", requested_bytes=row["requested_bytes"],
+        "memory-asked-for", "{requested_bytes} were requested", requested_bytes=row["requested_bytes"],
         filled_by=most_of(row),
     )  # fmt: skip
     if row["module"]:

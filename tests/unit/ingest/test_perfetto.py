@@ -145,7 +145,7 @@ def test_slices_of_another_writer_are_ranges_of_its_threads_on_the_wall_clock(tm
         ("annotation", "step", BASE_NS + 6_000, 10_000, 42, 2),
         ("annotation", "load", BASE_NS + 8_000, 3_000, 42, 2),
     ]
-    assert read.skipped == {"instants and values of counters": 1, "begin or end without the other": 1}
+    assert read.skipped == {"instants and values of counters": 1, "begin or end marks without a match": 1}
 
 
 def test_a_trace_that_is_cut_is_read_as_far_as_it_goes(tmp_path):

@@ -79,7 +79,7 @@ def test_a_job_that_does_not_train_is_offered_nothing_about_gradients(tmp_path, 
         job_of(graph).under(parse_edit(edit))
     _, refused = candidates(facts_of(graph), [type(parse_edit(edit))])
     assert [refusal.reason for refusal in refused] == [
-        "the recording holds no backward pass: nothing is trained, so no gradients are reduced or applied"
+        "the recording has no backward pass: nothing is trained, so no gradients are reduced or applied"
     ]
 
 

@@ -416,7 +416,7 @@ def test_a_missing_rank_and_one_step_make_a_verdict_unsure(tmp_path):
     unmarked = launches_of([("mul", 60, 10)] * 50)
     del unmarked.rows["steps"]
     assert explained(unmarked, tmp_path / "unmarked").unsure[:1] == [
-        "no steps are known: all that was recorded is taken as one"
+        "no steps are known: the whole recording counts as one"
     ]
 
 

@@ -232,4 +232,4 @@ def test_gpus_of_both_makers_on_one_node_are_sampled_side_by_side(opened, monkey
         for thread in threads:
             thread.join(10)
     assert seen == {"8c5", "a1b2c3d4e5f60718"}
-    assert complaints == ["telemetry goes on without GPUs: RuntimeError: enough"] * 2
+    assert complaints == ["telemetry continues without GPUs: RuntimeError: enough"] * 2

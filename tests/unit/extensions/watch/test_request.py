@@ -105,7 +105,7 @@ def test_window_that_is_put_off_is_said_once_and_asked_for_again_when_it_may_be_
     look(requests, job, noticed(BEGINS))
     job.given = {0: PUT_OFF}
     [said] = look(requests, job)
-    assert said == f"rank 1 is late: a deep window is put off for 90 s, since {PUT_OFF['why_not']}"
+    assert said == f"rank 1 is late: a deep window is postponed for 90 s, since {PUT_OFF['why_not']}"
     look(requests, job, after_s=80)
     assert len(job.sent) == 1
     look(requests, job, after_s=20)

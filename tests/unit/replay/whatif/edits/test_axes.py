@@ -161,5 +161,5 @@ def test_one_replica_alone_is_refused_where_transfers_may_be_waiting_for_others(
     run = grid_job(tp=1, axes=False)
     for row in run.rows["collectives"]:
         row["bytes_in"] = row["bytes_out"] = -1
-    with pytest.raises(Unanswerable, match=r"known size .*: `dpro record` notes sizes of all calls"):
+    with pytest.raises(Unanswerable, match=r"known size .*: `dpro record` records the sizes of all calls"):
         changed(run.build(tmp_path / "run").graph, "data-parallel:ranks=1")
