@@ -65,7 +65,7 @@ NOT_FITTED = (
 
 def graded(verdict: Explanation, expert: dict[str, Any]) -> dict[str, list[tuple[bool, str]]]:
     """By check: whether each thing agrees, and what differs in words."""
-    accepted = [expert["limit"], *expert.get("limit_also_acceptable", ())]
+    accepted = [limit or "none" for limit in (expert["limit"], *expert.get("limit_also_acceptable", ()))]
     limit = verdict.limit.kind if verdict.limit else "none"
     ours: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for given in verdict.advice:

@@ -61,10 +61,8 @@ def profile(pid: int, steps: int, folder: Path, timeout_s: float) -> list[Path]:
         asked = _answer(daemon, pid, text, min(deadline, time.monotonic() + 4 * ASKS_EVERY_S))
     if not asked:
         raise InputError(f"process {pid}: it did not ask for a profile; did it import torch?")
-    return [
-        _named(_written(traces.with_name(f"trace_{asking_pid}.json"), asking_pid, deadline), asking_pid)
-        for asking_pid in asked
-    ]
+    written = [_written(traces.with_name(f"trace_{asking}.json"), asking, deadline) for asking in asked]
+    return [_named(trace, asking) for trace, asking in zip(written, asked, strict=True)]
 
 
 def parse_request(datagram: bytes) -> list[int]:
@@ -127,8 +125,9 @@ def _written(trace: Path, pid: int, deadline: float) -> Path:
 
 
 def _named(trace: Path, pid: int) -> Path:
-    rank = environment_of(pid).get("RANK", "0") if Path(f"/proc/{pid}").exists() else "0"
-    return trace.rename(trace.with_name(f"rank{rank}.json"))
+    """Name a trace after the rank in its process's environment; else only the trace itself has the rank."""
+    rank = environment_of(pid).get("RANK") if Path(f"/proc/{pid}").exists() else None
+    return trace.rename(trace.with_name(f"rank{rank}.json")) if rank is not None else trace
 
 
 @contextmanager

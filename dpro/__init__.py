@@ -4,7 +4,7 @@
     run = dpro.open("RUN")
     run.verdict, run.diagnose(), run.whatif("heal:rank=1"), run.plot.breakdown()
 
-Importing this package loads the standard library only; what is called imports what it needs.
+Importing this package loads the standard library only; functions import what they need when called.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def open(run: str | os.PathLike[str]) -> OpenedRun:
     """Open a run, for notebooks and scripts.
 
     Raises:
-        InputError: there is no such path, it holds neither a run nor a trace, or it is still being recorded.
+        InputError: the path does not exist, contains neither a run nor a trace, or is still being recorded.
     """
     from dpro.notebook import open_run
 

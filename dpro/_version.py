@@ -1,3 +1,3 @@
-"""The version, in a module of its own so that packaging reads it without importing anything."""
+"""The version, in a separate module, so that packaging can read it without importing anything."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
-"""The account of a job: the step, where it goes, what limits it, who is at fault, what changes would give.
+"""The account of a job: its step time by cause, its limit, the ranks at fault, the gains of changes.
 
-In: nothing. Out: the record that every document of one run shares, so that no two answers speak of another
-step or another gain. `dpro.verdict.verdict.explain` fills it in.
+Defines the record that all documents of one run share, so that their step times and gains agree. Computes
+nothing: `dpro.verdict.verdict.explain` fills the record in.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dpro.documents import Document, DocumentPart
 
 
 class StepEntry(DocumentPart, frozen=True):
-    """What of the usual step goes into one cause; all of them add up to the step.
+    """The part of the usual step that one cause takes; all entries add up to the step.
 
     Attributes:
         cause: compilation, checkpoint, collection, no-core, rank, input, synchronisation,
             allocator, imbalance, pipeline-bubble, communication, host, memory-copies, compute or unexplained,
-            in this order: each is what its removal saves on top of those before it.
-        ranks: that it is of, where it is of some.
-        ms: of the step.
-        evidence: what says so.
+            in this order: each entry is what removing its cause saves after those before it are removed.
+        ranks: ranks that the cause belongs to; empty where it is not specific to ranks.
+        ms: milliseconds of the step.
+        evidence: the observation behind the entry, in words.
     """
 
     cause: str
@@ -30,10 +30,12 @@ class StepEntry(DocumentPart, frozen=True):
 
 
 class Gain(DocumentPart, frozen=True):
-    """How many times the throughput is after a change.
+    """Predicted throughput after a change, as a multiple of today's.
 
     Attributes:
-        low, middle, high: at least, likely, at most; null where it has no bound or no interval is known.
+        low: lower end of the interval; null where unknown.
+        middle: most likely value; null where unbounded.
+        high: upper end of the interval; null where unknown or unbounded.
     """
 
     low: float | None
@@ -45,17 +47,19 @@ class Account(DocumentPart, frozen=True):
     """One account of a job, the same in the documents of all commands.
 
     Attributes:
-        step_ms: the usual step as the job runs; null where none is known.
-        step_low_ms, step_high_ms: what it may be: as steps vary, and by what recording may have cost.
-        recorded_step_ms: the same steps as recorded; null where none was recorded in depth.
-        steps: how many usual steps that is the mean of.
-        left_out: how many steps in deep windows are no usual ones.
-        samples, tokens: that all recorded ranks work on in one step; null where not known.
-        entries: where the step goes; empty where none was recorded in depth.
-        limit: what limits the step, as `explain` has it; empty where the run does not show it.
-        fault: which ranks or parts are at fault, in words.
+        step_ms: the usual step as the job runs without the recorder; null where unknown.
+        step_low_ms: lower bound of `step_ms`, from the variation of steps and the recorder's cost.
+        step_high_ms: upper bound of `step_ms`, from the same sources.
+        recorded_step_ms: the usual step as recorded; null without deep windows.
+        steps: number of usual steps averaged.
+        left_out: number of unusual steps in deep windows, which are not averaged.
+        samples: samples per step over all recorded ranks; null where unknown.
+        tokens: tokens per step over all recorded ranks; null where unknown.
+        entries: the step by cause; empty without deep windows.
+        limit: what limits the step, as in `explain`; empty where the run does not show it.
+        fault: the ranks or parts at fault, in words.
         faulty_ranks: ranks that findings name.
-        gains: of changes that `explain` advises, by the text that `whatif --edit` takes.
+        gains: gains of the changes that `explain` advises, by the text that `whatif --edit` takes.
     """
 
     step_ms: float | None = None
@@ -77,8 +81,8 @@ class AccountedDocument(Document, frozen=True, kw_only=True):
     """An answer about one run.
 
     Attributes:
-        account: of the job and all its steps, the same in the documents of all commands; null where the run
-            cannot be judged.
+        account: account of the job over all its steps, equal in the documents of all commands; null where
+            the run cannot be judged.
     """
 
     account: Account | None = None

@@ -1,4 +1,4 @@
-"""Names of array types, and constants of robust statistics, that all who compute share."""
+"""Shared names of array types, and constants of robust statistics."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-MAD_TO_SIGMA = 1.4826  # of normal values: the median absolute deviation times this is the standard deviation
+MAD_TO_SIGMA = 1.4826  # standard deviation over median absolute deviation, for normally distributed values

@@ -1,7 +1,7 @@
-"""Where dpro keeps what it can make again: imports, graphs, copies of what lies elsewhere.
+"""The cache of what dpro can make again: imports, graphs, compiled loops, copies of remote files.
 
-In: what is to be kept. Out: a folder that only this user can read and write. What others could have put there
-is not used: a folder of another user, or a link.
+Takes the name of what is kept; returns a folder that only this user can read and write. Symbolic links and
+folders of other users are refused, since their content cannot be trusted.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _IN_USE = ".in-use"
 
 
 def cache_folder(kept: str) -> Path:
-    """A folder of the user's cache, which is `$DPRO_CACHE` or else `~/.cache/dpro`; it is made if need be.
+    """Return a folder of the user's cache (`$DPRO_CACHE`, else `~/.cache/dpro`), creating it if missing.
 
     Args:
-        kept: what is kept in it, such as `graphs`; the folder's name.
+        kept: name of the folder, after its content: `graphs`.
 
     Raises:
-        DproError: it cannot be made, is a link, or belongs to another user.
+        DproError: the folder cannot be created, is a link, or belongs to another user.
     """
     chosen = os.environ.get("DPRO_CACHE")
     try:
@@ -50,14 +50,15 @@ def cache_folder(kept: str) -> Path:
 
 @functools.cache
 def trusted_folder(kept: str) -> Path:
-    """As `cache_folder`, of what may hold code: what others can have put there is removed.
+    """Return a cache folder that may contain code; delete any file in it that other users could have written.
 
     Returns:
-        A path that stays this folder whatever is put in its place, for as long as the process runs.
+        A path through an open descriptor: it refers to this folder until the process ends, even if the
+        folder is replaced.
 
     Raises:
-        DproError: as `cache_folder`, or others may write to it.
-        OSError: it cannot be opened.
+        DproError: `cache_folder` refuses the folder, or other users may write to it.
+        OSError: the folder cannot be opened.
     """
     folder = cache_folder(kept)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -72,13 +73,13 @@ def trusted_folder(kept: str) -> Path:
 
 
 def _is_mine_alone(status: os.stat_result, kind: int) -> bool:
-    """Whether a file or folder is of this kind and this user, and no one else may write to it."""
+    """Return whether a file is of this kind, belongs to this user, and is not writable by others."""
     others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_IFMT(status.st_mode) == kind and status.st_uid == os.geteuid() and not others_write
 
 
 def keep_latest(folder: Path, pattern: str, count: int) -> None:
-    """Remove all but the files that were used last; others may do the same meanwhile."""
+    """Remove all but the `count` last-used files that match `pattern`; safe against concurrent removal."""
     used: list[tuple[int, Path]] = []
     for file in folder.glob(pattern):
         with suppress(FileNotFoundError):
@@ -88,7 +89,7 @@ def keep_latest(folder: Path, pattern: str, count: int) -> None:
 
 
 def remove_unused(folder: Path) -> None:
-    """Remove the folders in a folder that `mark_used` has not seen for three months."""
+    """Remove the subfolders that were last marked by `mark_used` more than three months ago."""
     for kept in folder.iterdir():
         with suppress(FileNotFoundError):
             if time.time() - kept.lstat().st_mtime > _UNUSED_S:
@@ -97,22 +98,22 @@ def remove_unused(folder: Path) -> None:
 
 @contextmanager
 def folder_in_use(parent: Path, prefix: str, suffix: str = "") -> Iterator[Path]:
-    """A folder for as long as it is used; such folders of processes that were killed are removed.
+    """Yield a temporary folder, removed on exit; also remove those that killed processes left behind.
 
-    A file in it is locked meanwhile: however its process ends, the system unlocks it.
+    A file in the folder is locked while it is in use. The system releases the lock however the process ends.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: the folder cannot be created.
     """
     _remove_abandoned(parent, prefix, suffix)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent))
         lock = os.open(folder / _IN_USE, os.O_CREAT | os.O_RDWR, 0o600)
-        with suppress(OSError):  # a file system without locks, on which nothing is taken for abandoned
+        with suppress(OSError):  # a file system without locks, where no folder counts as abandoned
             fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / _IN_USE).exists():
             break
-        os.close(lock)  # another command locked it first, and removed it
+        os.close(lock)  # another command took the new folder for abandoned and removed it
     try:
         yield folder
     finally:
@@ -127,7 +128,7 @@ def _remove_abandoned(parent: Path, prefix: str, suffix: str) -> None:
         with suppress(OSError):  # locked, or gone
             try:
                 lock = os.open(folder / _IN_USE, os.O_RDWR | os.O_NOFOLLOW)
-            except FileNotFoundError:  # just made, or by an earlier version
+            except FileNotFoundError:  # a folder just created, or one of an earlier version
                 if time.time() - folder.lstat().st_mtime > _UNUSED_S:
                     shutil.rmtree(folder, ignore_errors=True)
                 continue
@@ -139,13 +140,13 @@ def _remove_abandoned(parent: Path, prefix: str, suffix: str) -> None:
 
 
 def mark_used(kept: Path) -> None:
-    """Note that something kept is used now."""
-    with suppress(OSError):  # gone, or a disk that cannot be written to
+    """Set the modification time of a cached file or folder to now."""
+    with suppress(OSError):  # gone, or on a read-only disk
         os.utime(kept)
 
 
 def _own(folder: Path) -> int:
-    """Make a folder if need be, and return its mode; one that is not this user's is refused."""
+    """Create a folder if missing and return its mode; refuse a link, a file, or another user's folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(_PRIVATE)

@@ -1,11 +1,11 @@
-"""What a kernel does, inferred from its name: a versioned table of patterns, first match wins.
+"""Classification of kernels by name: a versioned table of patterns, in which the first match wins.
 
-In: names of kernels or communication operators. Out: `KernelClass(kind, op)`. It knows nothing but the
-name: how and where a kernel was launched is the importers' business. Users put patterns of their own
-before the table: in a TOML file (`$DPRO_CLASSES`, else `~/.config/dpro/classes.toml`)
+Takes names of kernels or communication operators; returns `KernelClass(kind, op)`. Only the name counts: how
+and where a kernel was launched is the importers' business. Users add patterns that are tried before this
+table, in a TOML file (`$DPRO_CLASSES`, else `~/.config/dpro/classes.toml`)
 
     [[class]]
-    pattern = "my_ring_exchange"   # a regular expression, found anywhere in the name, whatever the case
+    pattern = "my_ring_exchange"   # a regular expression, searched anywhere in the name, ignoring case
     kind = "communication"
     op = "send_recv"               # only where kind is communication
 
@@ -27,7 +27,7 @@ from typing import Any
 from dpro.errors import InputError
 from dpro.plugins import load, places
 
-VERSION = 4  # raise when a name changes class, so that stored shares of two versions can be distinguished
+VERSION = 4  # raise when a name changes class: stored shares by class must not be mixed across versions
 
 COMMUNICATION = "communication"
 OTHER = "other"
@@ -42,8 +42,8 @@ class KernelClass:
     op: str = ""
 
 
-# Operators by the letters of their name: "_allgather_base_", "all_gather_into_tensor", "AllGather" are one.
-# Longer names come before those they begin with.
+# Operators by the letters of their names: "_allgather_base_", "all_gather_into_tensor" and "AllGather" are
+# equal. The first prefix that matches wins, so longer ones come before their own prefixes.
 _OPERATIONS = (
     ("allreducebarrier", "barrier"),
     ("allreduce", "all_reduce"),
@@ -64,8 +64,9 @@ _OPERATIONS = (
 
 _EXPERT_PARALLEL = r"(deep_ep|hybrid_ep|uccl|mori|\bep::|\b(inter|intra)node(_ll)?::)"
 
-# Communication kernels: what a name must hold, in small letters, for the pattern to be tried (names are long,
-# patterns slow, and most kernels compute); the pattern; the operation, where no group `op` of it holds that.
+# Communication kernels: a lower-case substring that a name must contain before the pattern is tried (names
+# are long, patterns slow, and most kernels compute); the pattern; the operation, where the pattern has no
+# group `op` that captures it.
 _COMMUNICATION = (
     # NCCL and RCCL, old and new names: ncclKernel_*, ncclDevKernel_*, ncclDevKernelDebug_*, and
     # ncclSymkDevKernel_* on symmetric memory. RCCL's Generic kernels do not say what they do.
@@ -74,8 +75,8 @@ _COMMUNICATION = (
     ("rccl", r"rccl\w*Kernel", ""),
     ("msccl", r"msccl(pp)?(::|_)?\S*?(?P<op>all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)", ""),
     ("msccl", r"msccl\w*Kernel", ""),
-    # Expert parallelism: DeepEP, whatever namespace it is built in, and those that are built like it. What
-    # prepares an exchange on one device (a layout) is none.
+    # Expert parallelism: DeepEP, in any namespace, and libraries built like it. Kernels that prepare an
+    # exchange on one device (its layout) do not communicate.
     ("dispatch", rf"{_EXPERT_PARALLEL}\S*?(?<!get_)dispatch(?!_layout)|EpDispatch\w*Kernel", "dispatch"),
     ("combine", rf"{_EXPERT_PARALLEL}\S*?combine|EpCombine\w*Kernel", "combine"),
     ("ep::", r"\bep::\S*\b(cached_notify|barrier)\b", "barrier"),
@@ -108,14 +109,14 @@ _COMMUNICATION = (
     ("shmem", r"\b(nv|roc)shmem\w*(put|get|signal|alltoall|broadcast|reduce)", "all_to_all"),
     ("all", r"\ball_?to_?all_?v?(_2d|Push|_?Kernel)?\b", "all_to_all"),
     ("exchange", r"exchangeSplitAndOffset", "all_to_all"),
-    # XLA's instructions, whole or as an end of what runs beside others.
+    # XLA's instructions, synchronous or as the two ends of an asynchronous one.
     ("al", r"^(ragged-)?(?P<op>all-(reduce|gather|to-all))(-start|-done)?(\.\d+)*$", ""),
     ("reduce-scatter", r"^(?P<op>reduce-scatter)(-start|-done)?(\.\d+)*$", ""),
     ("collective-", r"^collective-permute(-start|-done)?(\.\d+)*$", "send_recv"),
     ("collective-", r"^collective-(?P<op>broadcast)(-start|-done)?(\.\d+)*$", ""),
     # Copy engines: peers' memory is written by copies, not by kernels.
     ("memcpy", r"^Memcpy (PtoP|P2P)", "send_recv"),
-    # On the CPU: gloo, MPI and others, by the names of their ranges.
+    # On the CPU: gloo, MPI and others, by the names of their annotations.
     (":", r"^(gloo|mpi|ucc|nccl|rccl|xccl|hccl):(?P<op>\w+)", ""),
     (
         "mpi_",
@@ -125,7 +126,7 @@ _COMMUNICATION = (
     ("mpi_", r"^P?MPI_(I|R|S|B)?(?P<op>sendrecv|send|recv|barrier)", ""),
 )
 
-# Everything else. The order settles names that fit several: attention built on cutlass is attention.
+# Compute kernels. The order decides for names that match several: attention built on cutlass is attention.
 _COMPUTE = (
     ("fused", r"^triton_(poi|red|per|for|_|tem(?!\w*(attention|mm|convolution)))"),
     ("optimizer", r"multi_tensor_apply|foreach|fused_?(adam|sgd|lamb|adagrad)|adam_?w?_(kernel|cuda)"),
@@ -133,7 +134,7 @@ _COMPUTE = (
         "attention",
         r"flash|fmha|attention|attn|\bmla\b|paged_kv|kv_index|sdpa|merge_state|rotary|(?<![a-z])rope"
         r"|compute_dot_do_o|convert_dq_to|(?<![a-z])(mha|gqa|mqa)(?![a-z])|kv_?cache|reshape_and_cache"
-        # What takes its place: state spaces, and attention without a softmax.
+        # Replacements of attention: state-space models, and linear attention.
         r"|selective_(scan|state)|chunk_(scan|state|cumsum|gla|fwd|bwd|scaled_dot)|delta_rule|(?<![a-z])wkv",
     ),
     (
@@ -195,13 +196,13 @@ _COMPUTE_PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, p
 
 @cache
 def operation(name: str) -> str:
-    """The collective that an operator's name stands for, as `collectives.op` spells it.
+    """Return the collective that an operator's name denotes, as spelled in `collectives.op`.
 
     Args:
         name: such as `nccl:_all_gather_base`, `c10d::allreduce_`, `gloo:send 0->1`, `AllReduce_Sum_f32`.
 
     Returns:
-        The operation, or an empty string where the name is of none (`wait`, `coalesced`).
+        The operation; empty where the name denotes none (`wait`, `coalesced`).
     """
     letters = re.sub(r"[^a-z]", "", name.lower().rsplit(":", 1)[-1])
     return next((op for start, op in _OPERATIONS if letters.startswith(start)), "")
@@ -209,10 +210,10 @@ def operation(name: str) -> str:
 
 @cache
 def classify(name: str) -> KernelClass:
-    """Class of a kernel by its name.
+    """Return the class of a kernel, by its name.
 
     Raises:
-        InputError: an entry of the user's own table is wrong.
+        InputError: an entry of the user's own table is invalid.
     """
     first = _own_or_communication(name)
     if first:
@@ -224,7 +225,7 @@ def classify(name: str) -> KernelClass:
 
 
 def _own_or_communication(name: str) -> KernelClass | None:
-    """The class by the user's own table or as communication, which come before all others."""
+    """Return the class by the user's own table or as communication, both tried first; None if none fits."""
     for pattern, class_ in own_classes():
         if pattern.search(name):
             return class_
@@ -236,16 +237,16 @@ def _own_or_communication(name: str) -> KernelClass | None:
 
 
 def is_communication(name: str) -> bool:
-    """Whether a kernel moves data between ranks: called for every name, so it stops at that."""
+    """Return whether a kernel communicates; called for every name, so it skips the compute patterns."""
     class_ = _own_or_communication(name)
     return class_ is not None and class_.kind == COMMUNICATION
 
 
 def table_version() -> str:
-    """Version of the table: dpro's own, and a digest of what the user put before it.
+    """Return the version of dpro's table, followed by `+` and a digest of the user's own entries, if any.
 
     Raises:
-        InputError: an entry of the user's own table is wrong.
+        InputError: an entry of the user's own table is invalid.
     """
     user_classes = [(pattern.pattern, class_.kind, class_.op) for pattern, class_ in own_classes()]
     digest = hashlib.sha256(repr(user_classes).encode()).hexdigest()[:8]
@@ -254,7 +255,11 @@ def table_version() -> str:
 
 @cache
 def own_classes() -> tuple[tuple[re.Pattern[str], KernelClass], ...]:
-    """The user's patterns: the file's first, then those of installed distributions, by name."""
+    """Return the user's patterns and their classes: of the TOML file, then of extensions, by name.
+
+    Raises:
+        InputError: an entry is invalid, or a source cannot be read.
+    """
     return tuple(
         _checked(entry, f"{where}: class {number}")
         for where, entries in _own_tables()
@@ -271,7 +276,7 @@ def _own_tables() -> Iterator[tuple[str, Sequence[Any]]]:
         where = f"classes {name} ({place})"
         try:
             entries = list(load(place))
-        except Exception as error:  # whatever the user's code raises
+        except Exception as error:  # the user's code may raise anything
             raise InputError(f"{where}: cannot be loaded ({type(error).__name__}: {error})") from error
         yield where, entries
 
@@ -291,7 +296,7 @@ def _read_toml(path: Path) -> Sequence[Any]:
 
 
 def _checked(entry: Any, where: str) -> tuple[re.Pattern[str], KernelClass]:
-    """One entry as a pattern and its class; an entry that is wrong is named."""
+    """Return one entry as a pattern and its class; raise an `InputError` that names an invalid entry."""
     if not isinstance(entry, Mapping):
         raise InputError(f"{where}: not a table with pattern, kind and op")
     texts = {name: entry.get(name, "") for name in ("pattern", "kind", "op")}

@@ -1,10 +1,10 @@
-"""Loops over arrays as machine code, which numba makes when they are first called and keeps on disk.
+"""Loops over arrays, compiled by numba at their first call and cached on disk.
 
-In: functions over flat arrays. Out: the same, compiled. What numba keeps are pickles, which may run anything:
-they lie in a folder of the user's own cache to which no one else may write, or where there is none nothing is
-kept. They are found by what determines them: the bytecode of the loop and of those that it calls, and the
-constants that they name, settings and version of numba, and the processor; numba adds the types of the
-arguments and the version of Python. This is the only module that imports numba.
+Takes functions over flat arrays; returns them compiled. Numba's cache files are pickles, which could run
+anything, so they are kept only in a cache folder that no other user may write to; without such a folder,
+nothing is cached. The cache key covers the bytecode and the constants of the loop and of all loops that it
+calls, numba's settings and version, and the processor; numba adds the types of the arguments and the version
+of Python. No other module imports numba.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from dpro.errors import DproError, needs_extra
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
-KEPT = 1000  # files: those of some ten versions, two for each loop
+KEPT = 1000  # cache files: two per loop, for about ten versions of dpro
 _OF_PROCESSOR = ("model", "flags", "Features", "CPU ")  # lines of /proc/cpuinfo
 
 
 def can_compile() -> bool:
-    """Whether numba is installed; where it is not, the first call of a loop says so."""
+    """Return whether numba is installed; without it, the first call of a loop raises `MissingExtra`."""
     return find_spec("numba") is not None
 
 
 def is_loaded() -> bool:
-    """Whether this process has loaded numba, which takes 0.3 s of CPU."""
+    """Return whether this process has imported numba, which takes 0.3 s of CPU time."""
     return "numba" in sys.modules
 
 
 def is_kept(loop: Callable[..., Any]) -> bool:
-    """Whether a loop's machine code is on disk."""
+    """Return whether a loop's machine code is in the cache on disk."""
     try:
         return any(trusted_folder("loops").glob(f"*{_digest(cast(CompiledLoop, loop))}*.nbi"))
     except (DproError, OSError):
@@ -52,10 +52,13 @@ def is_kept(loop: Callable[..., Any]) -> bool:
 
 @functools.cache
 def run_beside(module: str) -> subprocess.Popen[bytes] | None:
-    """Start a process of the lowest priority that runs a module, to compile a loop which others wait for."""
-    with suppress(OSError):  # no more processes: nothing is lost but speed
+    """Start a process that runs `module`, to compile loops in the background; None if it cannot start.
+
+    Only the first call for a module starts a process.
+    """
+    with suppress(OSError):  # no more processes: only speed is lost
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", module],  # not what lies where the command is run
+            [sys.executable, "-P", "-m", module],  # -P: import nothing from the working directory
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -65,10 +68,10 @@ def run_beside(module: str) -> subprocess.Popen[bytes] | None:
 
 
 def compile_beside(call: Callable[[], object]) -> None:
-    """What such a process does, unless another one does it already.
+    """Compile a loop at the lowest priority, in a process of `run_beside`; return if another one is at it.
 
     Args:
-        call: calls the loop.
+        call: calls the loop, and so compiles it.
     """
     os.nice(19)
     folder = os.open(trusted_folder("loops"), os.O_RDONLY)
@@ -82,25 +85,25 @@ def compile_beside(call: Callable[[], object]) -> None:
 
 
 def compiled(loop: Loop) -> Loop:
-    """The loop as machine code, kept on disk where there is a place for it: only the first run compiles.
+    """Return the loop compiled to machine code, cached on disk where a trusted folder exists.
 
     Args:
-        loop: in the part of Python that numba compiles; what it is given has no names.
+        loop: in the part of Python that numba compiles; its arguments are positional.
     """
     return cast(Loop, CompiledLoop(loop))
 
 
 def inlined(loop: Loop) -> Loop:
-    """The same of a loop that makes no array, and becomes a part of the machine code of loops that call it.
+    """Return the loop compiled for inlining into the loops that call it; it must not allocate arrays.
 
-    Called as a function of its own, a loop is handed seven values for each array, on the stack: that takes
-    longer than many a small one does. Who uses its arrays is not counted, since its callers hold them.
+    An ordinary call passes seven values per array on the stack, which takes longer than the work of many
+    small loops. References to its arrays are not counted, since the callers own them.
     """
     return cast(Loop, InlinedLoop(loop))
 
 
 class CompiledLoop:
-    """A loop that is compiled when it is first called; until then, numba is not loaded.
+    """A loop that imports numba and compiles at its first call.
 
     Attributes:
         settings: options of `njit`.
@@ -109,12 +112,11 @@ class CompiledLoop:
     settings: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, loop: Callable[..., Any]) -> None:
-        """Nothing is compiled yet."""
         functools.update_wrapper(self, loop)
         self.py_func: Any = loop
 
     def __call__(self, *given: Any) -> Any:
-        """Run it."""
+        """Run the loop, compiling it first if needed."""
         return self._by_numba(*given)
 
     @functools.cached_property
@@ -125,7 +127,7 @@ class CompiledLoop:
         dispatcher = njit(**self.settings)(self.py_func)
         try:
             place = _Place(trusted_folder("loops"), _digest(self))
-        except (DproError, OSError):  # no folder that is the user's alone
+        except (DproError, OSError):  # no trusted folder
             return dispatcher
 
         class Kept(CompileResultCacheImpl):  # type: ignore[misc]
@@ -137,7 +139,7 @@ class CompiledLoop:
             def load_overload(self, *of: Any) -> Any:
                 try:
                     return super().load_overload(*of)
-                except Exception:  # a file that is not whole, whatever unpickling makes of it
+                except Exception:  # unpickling a truncated file may raise anything
                     with suppress(OSError):
                         self.flush()
 
@@ -150,18 +152,18 @@ class CompiledLoop:
 
     @property
     def _numba_type_(self) -> Any:
-        """What numba takes the loop for in others that call it."""
+        """The numba type of the compiled loop, for loops that call it."""
         return self._by_numba._numba_type_
 
 
 class InlinedLoop(CompiledLoop):
-    """A loop that is a part of others."""
+    """A loop that is inlined into the loops that call it."""
 
     settings: ClassVar[dict[str, Any]] = {"_nrt": False, "error_model": "numpy", "forceinline": True}
 
     @functools.cached_property
     def _part(self) -> Any:
-        """As others call it: kept with them, and without what calls from Python and C need."""
+        """The loop for inlining: cached with its callers, without wrappers for calls from Python and C."""
         return _load_njit()(**self.settings, no_cpython_wrapper=True, no_cfunc_wrapper=True)(self.py_func)
 
     @property
@@ -176,7 +178,7 @@ def _load_njit() -> Any:
 
 
 class _Place:
-    """Where numba keeps the machine code of one loop, as it asks for it."""
+    """Cache locator of one loop, with the methods that numba requires."""
 
     def __init__(self, folder: Path, digest: str) -> None:
         self._folder, self._digest = folder, digest
@@ -204,7 +206,7 @@ def _digest(loop: CompiledLoop) -> str:
 
 @functools.cache
 def _machine() -> tuple[str, ...]:
-    """What else machine code depends on: numba's version and the processor."""
+    """Return numba's version and the lines of /proc/cpuinfo that identify the processor."""
     lines: list[str] = []
     with suppress(OSError), open("/proc/cpuinfo") as file:
         lines = file.read(1 << 14).partition("\n\n")[0].splitlines()
@@ -212,7 +214,7 @@ def _machine() -> tuple[str, ...]:
 
 
 def _identity(loop: CompiledLoop) -> Iterator[object]:
-    """What determines the machine code of a loop, but for the types of its arguments."""
+    """Yield all that determines the machine code of a loop, except the types of its arguments."""
     function = loop.py_func
     code = function.__code__
     yield from (loop.settings, function.__defaults__)

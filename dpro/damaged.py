@@ -1,9 +1,9 @@
-"""What is left of a run some of whose files are damaged, as a copy that was cut short leaves them.
+"""Opening a run some of whose files are damaged, for instance by an interrupted copy.
 
-In: an opened run. Out: the same without what cannot be read, and a line for each rank or table that is left
-out. A rank without its spans, calls or steps would look like one that did less: it is left out as a whole. Of
-other tables only what the file held is missing. Of tables of many bytes only the footers are read: damage
-within them is an error once their rows are.
+Takes an opened run; returns it without its unreadable parts, with one line per rank or table left out. A rank
+without its spans, calls or steps would look like one that did less work, so it is left out entirely; of other
+tables, only the rows of the damaged file are missing. Of large tables only the footers are checked: damage
+within one is an error when its rows are read.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from dpro.store import Run, rank_of
 from dpro.table import Table
 from dpro.words import counted
 
-MAX_READ = 16 << 20  # bytes of a table on disk: up to here all of it is read
+MAX_READ = 16 << 20  # bytes on disk up to which a table is checked in full
 
-# What a rank cannot be judged without: where it ran, on which clock, and what it did.
+# Tables without which a rank cannot be judged: where it ran, on which clock, and what it did.
 _OF_RANK = (
     SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, OPERATIONS, CLOCK_SAMPLES, WORKERS,
 )  # fmt: skip
 
 
 def without_damaged(run: Run) -> Run:
-    """The run without its damaged files, nor ranks that cannot be judged without them; as it was if none is.
+    """Return the run without damaged files and the ranks that depend on them; unchanged if all are intact.
 
     Returns:
-        The run; its manifest lacks those ranks, and has a warning for each damaged file.
+        The run. Its manifest lacks those ranks, and has a warning for each rank or table left out.
 
     Raises:
         InputError: no rank is left.
@@ -65,7 +65,7 @@ def without_damaged(run: Run) -> Run:
 
 
 def _lines(damaged: Sequence[tuple[Table, Path, str]]) -> tuple[str, ...]:
-    """One for each rank, or table of a rank, that is left out: it names the first of its files."""
+    """Return one line for each rank, or table of a rank, left out; it names the first damaged file."""
     why: dict[str, list[str]] = {}
     for table, part, of_part in damaged:
         why.setdefault(_what(table, part), []).append(of_part)
@@ -76,7 +76,7 @@ def _lines(damaged: Sequence[tuple[Table, Path, str]]) -> tuple[str, ...]:
 
 
 def _what(table: Table, part: Path) -> str:
-    """What is missing without a file: `rank 3`, or `table counters of rank 3`."""
+    """Return what the run lacks without a file: `rank 3`, or `table counters of rank 3`."""
     rank = rank_of(part)
     if rank is None:
         return f"a part of table {table.name}"
@@ -84,7 +84,7 @@ def _what(table: Table, part: Path) -> str:
 
 
 def _damaged_parts(run: Run, table: Table) -> list[tuple[Table, Path, str]]:
-    """The files of a table that cannot be read, and why."""
+    """Return (table, file, reason) for each file of a table that cannot be read."""
     parts = run.parts(table)
     if not parts:
         return []
@@ -96,7 +96,7 @@ def _damaged_parts(run: Run, table: Table) -> list[tuple[Table, Path, str]]:
 
 
 def _why_unreadable(run: Run, table: Table, part: Path, deep: bool) -> str:
-    """Why one file cannot be read; empty where it can."""
+    """Return why one file cannot be read; empty if it can."""
     try:
         run.check(table, [part], deep)
     except InputError as error:

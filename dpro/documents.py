@@ -1,7 +1,7 @@
-"""What programs are given: typed documents, their JSON, and their JSON schema.
+"""Documents for programs: typed answers, their JSON, and their JSON schema.
 
-In: a document, made of `DocumentPart`s that are declared beside what they describe. Out: one line of JSON, or
-a schema whose descriptions are those of the docstrings. An answer in JSON is encoded here and nowhere else.
+Takes a document of `DocumentPart`s, which are declared beside the code they describe; returns one line of
+JSON, or a schema with descriptions from the docstrings. All JSON answers are encoded here.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ class DocumentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One object that a command answers with.
+    """The answer of one command, as one JSON object.
 
     Attributes:
-        schema_version: of the documents; new keys do not change it.
+        schema_version: version of all documents; new keys do not change it.
     """
 
     schema_version: int = SCHEMA_VERSION
 
 
 def plain(document: Any) -> Any:
-    """Dictionaries, lists, numbers and texts; numbers of numpy become those of Python."""
+    """Return the document as dictionaries, lists, numbers and strings; NumPy numbers become Python's."""
     return msgspec.to_builtins(document, str_keys=True, enc_hook=_number)
 
 
 def finite(value: float | None) -> float | None:
-    """A number as JSON has it, which has no NaN and no infinity: None for those."""
+    """Return the value, or None for NaN and infinity, which JSON lacks."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def encode(document: msgspec.Struct) -> str:
-    """One object as ASCII on one line, `schema_version` first.
+    """Return a document as JSON: ASCII on one line, `schema_version` first.
 
     Raises:
-        ValueError: a NaN or an infinity is in the document, which JSON cannot express.
+        ValueError: the document contains a NaN or an infinity, which JSON cannot express.
     """
     keys = {"schema_version": SCHEMA_VERSION, **plain(document)}
     text = json.dumps(keys, allow_nan=False)
-    return text.replace("\x7f", r"\u007f")  # the one control character that it does not escape
+    return text.replace("\x7f", r"\u007f")  # the one control character that `json` does not escape
 
 
 def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON schema of a document or a part, with the meaning of each key from the docstrings."""
+    """Return the JSON schema of a document or a part, with the descriptions of keys from docstrings."""
     (reference,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     declared_as: dict[str, type[Any]] = {kind.__name__: kind for kind in _subclasses(msgspec.Struct)}
     for title, part in parts.items():
@@ -70,19 +70,19 @@ def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
-    """A class and all that are derived from it."""
+    """Yield a class and all classes derived from it."""
     yield kind
     for derived in kind.__subclasses__():
         yield from _subclasses(derived)
 
 
 def _inherited_meanings(kind: type) -> dict[str, str]:
-    """What the `Attributes` of a class and of its bases mean, by name."""
+    """Return the descriptions of a class's attributes by name, including those of its bases."""
     return {name: text for base in reversed(kind.__mro__) for name, text in _meanings(base.__doc__).items()}
 
 
 def _meanings(docstring: str | None) -> dict[str, str]:
-    """What the `Attributes` of a docstring mean, by name."""
+    """Return the descriptions in the `Attributes` section of a docstring, by name."""
     attributes = inspect.cleandoc(docstring or "").partition("Attributes:\n")[2]
     return {
         name: _joined(meaning)
@@ -96,7 +96,11 @@ def _joined(text: str) -> str:
 
 
 def _number(value: Any) -> Any:
-    """A number of numpy as one of Python."""
+    """Return a NumPy number as a Python one.
+
+    Raises:
+        NotImplementedError: the value is not a NumPy number.
+    """
     if hasattr(value, "item"):
         return value.item()
     raise NotImplementedError(f"no JSON for {type(value).__name__}")

@@ -1,6 +1,6 @@
-"""Errors that a user can act on: each carries one line that says what is wrong, where, and what to do.
+"""Errors that a user can act on: each has one line that says what is wrong, where, and what to do.
 
-The command line prints that line and exits with the error's code; an `InternalError` or a traceback means a
+The command line prints that line and exits with the error's code. An `InternalError` or a traceback means a
 defect in dpro.
 """
 
@@ -17,49 +17,48 @@ class DproError(Exception):
 
 
 class InputError(DproError):
-    """A source that cannot be read as what it should be: truncated, empty, not a trace."""
+    """A file or folder that cannot be read as intended: truncated, empty, not a trace."""
 
 
 class UsageError(DproError):
-    """The command was asked for something that does not exist or does not make sense. Exit code 2."""
+    """A request for something that does not exist or does not make sense. Exit code 2."""
 
     exit_code = 2
 
 
 class Unanswerable(DproError):
-    """The run lacks what the question needs; the message says what to record instead."""
+    """A question that the run lacks the data for; the message says what to record."""
 
 
 class NothingToChange(Unanswerable):
-    """The graph holds nothing that an edit changes; of a graph of one rank, others may."""
+    """An edit that changes nothing in the graph; if the graph is one rank's, it may change other ranks'."""
 
 
 class InternalError(Exception):
-    """A defect of dpro itself, whatever the user gave it. Exit code 1, with a request to report it."""
+    """A defect of dpro itself, not of its input. Exit code 1, with a request to report it."""
 
     exit_code = 1
 
     def __str__(self) -> str:
-        """The line, with what to do."""
+        """Return the message as one line, with a request to report it."""
         return f"internal error: {super().__str__()}; {PLEASE_REPORT}"
 
 
 class MissingExtra(DproError):
-    """A part of dpro that needs a library which is not installed."""
+    """An optional library that a part of dpro needs, and that is not installed."""
 
     def __init__(self, library: str, extra: str) -> None:
-        """Name the library that is missing and the extra that brings it."""
         super().__init__(f'{library} is not installed: run `pip install "dpro-toolkit[{extra}]"`')
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of some library says in one line, or what it is called where it says nothing."""
+    """Return the first non-blank line of an error's message, or the name of its class if it has none."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """What is imported inside comes with an extra.
+    """Turn an `ImportError` inside into advice to install `extra`; dpro's own are raised unchanged.
 
     Raises:
         MissingExtra: a library is not installed.

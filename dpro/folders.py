@@ -1,9 +1,9 @@
-"""Folders of a run, files and folders that are there whole or not at all, and locks on them.
+"""Safe access to folders of a run, atomic creation of files and folders, and file locks.
 
-In: a folder that may have come from anywhere, and that others may write to meanwhile. Out: a descriptor, that
-stays that folder whatever is put in its place, and files in it. Nothing is read, written or removed through a
-link that lies in a run. Every file and folder of dpro that others may read while it is written is made here;
-what runs inside the job has `collectors/inside/files.py`.
+Takes a folder of any origin, which other processes may write to at the same time; returns a descriptor, which
+refers to that folder even if it is replaced, and files in the folder. Nothing is read, written or removed
+through a symbolic link in a run. All files and folders that others may read during writing are made here,
+except inside the job, where `collectors/inside/files.py` makes them.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from dpro.words import is_utf8
 
 
 def refuse_undecodable(folder: Path) -> None:
-    """Refuse a path that is not UTF-8, which no reader of tables takes.
+    """Raise if a path is not UTF-8, since the Parquet readers accept no other.
 
     Raises:
-        InputError: it is not.
+        InputError: the path is not UTF-8.
     """
     if not is_utf8(os.path.realpath(folder)):
         raise InputError(f"{folder}: the path is not UTF-8, as that of a run has to be; rename what is not")
 
 
 def refuse_link(folder: Path) -> None:
-    """Hold a folder of a run to be one, if it exists.
+    """Raise if something other than a real folder is in the place of a folder of a run.
 
     Raises:
-        InputError: it is a symbolic link, or no folder.
+        InputError: the path is a symbolic link, or not a folder.
     """
     try:
         mode = os.lstat(folder).st_mode
@@ -54,11 +54,11 @@ def refuse_link(folder: Path) -> None:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[int]:
-    """Open a folder as a descriptor.
+    """Yield a folder as a descriptor, closed on exit.
 
     Raises:
-        InputError: it is a symbolic link, or no folder.
-        FileNotFoundError: there is none.
+        InputError: the path is a symbolic link, or not a folder.
+        FileNotFoundError: the path does not exist.
     """
     refuse_link(folder)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -69,20 +69,21 @@ def opened(folder: Path) -> Iterator[int]:
 
 
 def _temporary(name: str) -> str:
-    """Return the name of a file of this thread that is not whole yet; other hosts may share its folder."""
+    """Return a name for an unfinished file, unique to this thread and host, since hosts may share folders."""
     return f".{name}.{socket.gethostname()}.{threading.get_native_id()}.tmp"
 
 
 @contextmanager
 def written_whole(folder: Path, name: str, *, time_ns: int | None = None) -> Iterator[IO[bytes]]:
-    """Open a file to write, which gets its name when the block ends well; otherwise nothing is left of it.
+    """Yield a file to write, which gets its name when the block succeeds; on an error it is removed.
 
     Args:
-        name: its name, which a file or a link may have: it is replaced. A device never is.
-        time_ns: its time stamp; None for the time at which it is written.
+        name: final name; a file or link of that name is replaced, a device or folder never.
+        time_ns: timestamp of the file; None for the time of writing.
 
     Raises:
-        InputError: the folder is a symbolic link, or none; or what has the name is no file.
+        InputError: the folder is a symbolic link or not a folder, or the name belongs to something that is
+            not a file.
         OSError: the file cannot be written.
     """
     temporary = _temporary(name)
@@ -92,7 +93,7 @@ def written_whole(folder: Path, name: str, *, time_ns: int | None = None) -> Ite
             kind = stat.S_IFMT(os.lstat(name, dir_fd=where).st_mode)
             if kind not in (stat.S_IFREG, stat.S_IFLNK):
                 raise InputError(f"{folder / name}: is no file, and is not replaced by one; name another")
-        with suppress(FileNotFoundError):  # of a killed thread that had this id
+        with suppress(FileNotFoundError):  # left by a killed thread with this id
             os.unlink(temporary, dir_fd=where)
         try:
             with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=where), "wb") as file:
@@ -109,14 +110,15 @@ def written_whole(folder: Path, name: str, *, time_ns: int | None = None) -> Ite
 
 @contextmanager
 def made_whole(folder: Path, *, within: Path | None = None, mode: int = 0o777) -> Iterator[Path]:
-    """Make a folder to fill, which gets its name when the block ends well; otherwise nothing is left of it.
+    """Yield a folder to fill, which gets its name when the block succeeds; on an error it is removed.
 
     Args:
-        folder: where it is to be; there may be an empty folder.
-        within: where it is until then, on the same file system; beside its place if None. It must exist.
+        folder: final path; an empty folder there is replaced.
+        within: existing parent of the unfinished folder, on the same file system; None for the final parent.
+        mode: permissions of the folder, before the umask.
 
     Raises:
-        OSError: it cannot be made, or something else is in its place.
+        OSError: the folder cannot be created, or its path is occupied.
     """
     temporary = (within or folder.parent) / _temporary(folder.name)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -131,11 +133,14 @@ def made_whole(folder: Path, *, within: Path | None = None, mode: int = 0o777) -
 def lock(file: int | IO[Any], *, wait: bool = True) -> bool:
     """Lock an open file or folder until all its descriptors are closed.
 
+    Args:
+        wait: whether to wait while another process holds the lock.
+
     Returns:
-        Whether it is locked now: False where another process holds it.
+        Whether the lock was taken; False only without `wait`, if another process holds it.
 
     Raises:
-        OSError: its file system cannot lock.
+        OSError: the file system does not support locks.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -145,10 +150,10 @@ def lock(file: int | IO[Any], *, wait: bool = True) -> bool:
 
 
 def is_locked(file: int | IO[Any]) -> bool:
-    """Return whether another process holds the lock of an open file; others may ask at the same time.
+    """Return whether another process holds the lock of an open file; callers do not block each other.
 
     Raises:
-        OSError: its file system cannot lock.
+        OSError: the file system does not support locks.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -159,13 +164,13 @@ def is_locked(file: int | IO[Any]) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file or folder: one process after the other.
+    """Hold the lock of a file or folder inside the block, waiting for it first.
 
     Args:
-        path: a folder, or a file, which is made if need be.
+        path: a folder, or a file, which is created if missing.
 
     Raises:
-        OSError: it cannot be opened, or its file system cannot lock.
+        OSError: the path cannot be opened, or its file system does not support locks.
     """
     flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)

@@ -1,9 +1,8 @@
-"""Memory that was freed is kept for the next arrays, or given back to the system.
+"""Tuning of the C allocator: keep freed memory for the next arrays, or return it to the system.
 
-In: nothing. Out: the setting and the state of this process's allocator. A graph's columns are some megabytes
-each, and a prediction makes tens of them for a moment. By default glibc hands such memory back when it is
-freed: each new array is then of pages that the system clears one by one, which takes longer than most of the
-arithmetic.
+A column of a graph has some megabytes, and a prediction allocates tens of them briefly. By default glibc
+returns such memory when it is freed: the system then clears the pages of each new array one by one, which
+takes longer than most of the arithmetic. Affects this process only.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of glibc's `mallopt`
-KEPT_BYTES = 256 << 20  # of freed memory; what is freed beyond goes back
-LARGEST_BYTES = 32 << 20  # of an array for which memory is kept: more than that glibc refuses
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameter numbers of glibc's `mallopt`
+KEPT_BYTES = 256 << 20  # freed memory that is kept; more is returned to the system
+LARGEST_BYTES = 32 << 20  # largest array whose memory is kept; glibc's own maximum
 
 
 def keep_freed_memory() -> None:
-    """Keep up to `KEPT_BYTES` of freed memory; nothing changes where the C library is not glibc."""
+    """Keep up to `KEPT_BYTES` of freed memory; do nothing where the C library is not glibc."""
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(TRIM_THRESHOLD, KEPT_BYTES)
@@ -25,6 +24,6 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give back all freed memory, also what lies between arrays that are kept."""
+    """Return all freed memory to the system, including gaps between live arrays; needs glibc."""
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)

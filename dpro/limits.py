@@ -1,8 +1,7 @@
-"""How much a file may ask for: every bound on what is read from files of others, with its reason.
+"""Bounds on what is read from untrusted files, each with its reason, and the checks that enforce them.
 
-In: nothing. Out: numbers, and what holds files and graphs to them. A small file must not take a machine's
-memory or an hour; a large one that is what it should be must be read: bounds are ratios to what is on disk,
-or far above what any job writes.
+A small file must not cost all memory or an hour, and every valid large file must be read: bounds are ratios
+to the size on disk, or far above what any job writes. Checks raise; nothing is truncated.
 """
 
 from __future__ import annotations
@@ -16,36 +15,36 @@ from pathlib import Path
 from dpro.errors import InputError, Unanswerable, first_line
 from dpro.units import format_bytes
 
-# Text of traces shrinks 10- to 60-fold, the same step over and over some 100-fold; what is made to swell,
+# Traces compress 10- to 60-fold, one step repeated over and over about 100-fold; decompression bombs compress
 # 1,000-fold and more.
 MAX_EXPANSION = 400
-MIN_BOMB_BYTES = 64 << 20  # content up to this is never too much for its file
-# Bytes of the objects that JSON is decoded to, to those on disk: many small ones take 10 times their text.
+MIN_BOMB_BYTES = 64 << 20  # content up to this size is always accepted
+# Bytes of the objects decoded from JSON, over bytes on disk: many small objects take 10 times their text.
 MAX_DECODED_EXPANSION = 2000
 MIN_DECODED_BYTES = 512 << 20
 BYTES_PER_VALUE = 64  # of a small list, the most wasteful value
-MAX_REPETITION = 64  # bytes of a pickle's values written out, to those that write what is shared once
-MAX_BLANK_BYTES = 64 << 20  # in a row: zeros of a file that was never written, or blanks
+MAX_REPETITION = 64  # size of a pickle with shared values written out each time, over its size with sharing
+MAX_BLANK_BYTES = 64 << 20  # consecutive zeros (a file that was never filled) or blanks
 MAX_WHOLE_BYTES = (
     4 << 30
-)  # of a file whose format is read as a whole; Kineto's, which is not, has no such bound
-MAX_FACTS_BYTES = 64 << 20  # before or behind the events of a trace
+)  # of a file that is read into memory at once; Kineto traces are streamed, without this bound
+MAX_FACTS_BYTES = 64 << 20  # of the metadata before or behind the events of a trace
 MAX_MEMBERS = 200_000  # of an archive; there are jobs of 100,000 ranks
-MAX_HEADER_BYTES = 1 << 20  # of one member: its name and what else is said of it
-MAX_RANKS = 1 << 18  # twice the largest job; what is missing is listed
+MAX_HEADER_BYTES = 1 << 20  # of the header of one archive member: its name and attributes
+MAX_RANKS = 1 << 18  # twice the largest job; missing ranks are listed one by one
 MAX_DIMENSIONS = 64  # of a tensor: PyTorch's own bound
-MAX_NESTING = 64  # of what describes a host or a fabric
-# Of a changed graph until it is replayed, with an edge for each node: 15 million nodes took 22 GB.
+MAX_NESTING = 64  # of descriptions of a host or a fabric
+# Bytes to change and replay a graph with one edge per node: 15 million nodes took 22 GB.
 BYTES_PER_NODE = 1500
-MAX_ROWS_PER_BYTE = 2  # of a table in Parquet; real ones have a tenth of one
+MAX_ROWS_PER_BYTE = 2  # of a Parquet table; real ones have 0.1
 MIN_ROWS = 1 << 20
 
 
 def refuse_bomb(label: str, content_bytes: int, stored_bytes: int) -> None:
-    """Hold the content of a file to a size that such a file can have.
+    """Raise if a file decompresses to more than `MAX_EXPANSION` times its size, as no trace does.
 
     Raises:
-        InputError: it is more than any trace holds in so few bytes.
+        InputError: the content is larger than that, and larger than `MIN_BOMB_BYTES`.
     """
     if content_bytes > max(MIN_BOMB_BYTES, MAX_EXPANSION * stored_bytes):
         raise InputError(
@@ -55,19 +54,19 @@ def refuse_bomb(label: str, content_bytes: int, stored_bytes: int) -> None:
 
 
 def read_small(path: Path, most_bytes: int = MAX_FACTS_BYTES) -> bytes:
-    """All of a file that says something of a job; a trace is read piece by piece.
+    """Return the content of a file of metadata; traces are streamed instead.
 
     Raises:
-        InputError: it cannot be read, is a device, or has more.
+        InputError: the file cannot be read, is a device, or is too large.
     """
     try:
         with open(path, "rb", opener=without_waiting) as file:
             status = os.fstat(file.fileno())
             if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
                 raise InputError(f"{path}: is a device; give a file")
-            most_bytes = min(most_bytes, max(status.st_size, MAX_FACTS_BYTES))  # room is made for all of it
+            most_bytes = min(most_bytes, max(status.st_size, MAX_FACTS_BYTES))  # `read` allocates this much
             content = file.read(most_bytes + 1) if status.st_size <= most_bytes else None
-    except (OSError, ValueError) as error:  # no file, or no name of one
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
         why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         raise InputError(f"{path}: cannot be read ({why})") from error
     if content is None or len(content) > most_bytes:
@@ -76,10 +75,12 @@ def read_small(path: Path, most_bytes: int = MAX_FACTS_BYTES) -> bytes:
 
 
 def without_waiting(path: str, flags: int) -> int:
-    """Open a file, as `opener`: a pipe without a process at its other end is empty, or cannot be written.
+    """Open a file as an `opener` of `open`, without blocking on a pipe whose other end is not open.
+
+    Such a pipe is empty when read; opening it for writing fails.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
@@ -87,10 +88,10 @@ def without_waiting(path: str, flags: int) -> int:
 
 
 def refuse_large_graph(num_nodes: int) -> None:
-    """Hold a graph that is to be made to what fits into memory.
+    """Raise if a graph that is to be built does not fit into memory.
 
     Raises:
-        Unanswerable: it takes more than is left.
+        Unanswerable: the graph needs more memory than is left.
     """
     takes, left = num_nodes * BYTES_PER_NODE, memory_left()
     if takes > left:
@@ -101,7 +102,7 @@ def refuse_large_graph(num_nodes: int) -> None:
 
 
 def memory_left() -> int:
-    """Bytes of memory that a process may still take: of the machine, its container, or its own limits."""
+    """Return how many bytes this process can still allocate: of the machine, its cgroup, and its ulimits."""
     left = MAX_WHOLE_BYTES
     with suppress(OSError, ValueError, LookupError):
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -112,7 +113,7 @@ def memory_left() -> int:
             limit, _ = resource.getrlimit(of)
             if limit != resource.RLIM_INFINITY:
                 left = min(left, limit - (int(lines[name].split()[0]) << 10))
-    with suppress(OSError, ValueError):  # no container, or one without a limit
+    with suppress(OSError, ValueError):  # not in a cgroup, or one without a limit
         limit, used = (int(Path(f"/sys/fs/cgroup/memory.{of}").read_text()) for of in ("max", "current"))
         left = min(left, limit - used)
     return max(left, 0)

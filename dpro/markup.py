@@ -1,6 +1,6 @@
-"""Facts as a small table of HTML, which is how notebooks show objects that are no frames.
+"""Small HTML tables, for notebooks to show objects that are not data frames.
 
-In: a title and rows of texts. Out: HTML in which names from traces are text and nothing else.
+Takes a title and rows of texts; returns HTML. Names from traces are escaped.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dpro.words import printable
 
 
 def table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """A table with a caption.
+    """Return an HTML table with a caption; the first cell of each row is a heading.
 
     Args:
-        header: names of the columns; none for names and values.
+        header: names of the columns; empty for a table without a header.
     """
     head = f"<thead><tr>{_cells('th', header)}</tr></thead>" if header else ""
     body = "".join(f"<tr>{_cells('th', row[:1])}{_cells('td', row[1:])}</tr>" for row in rows)

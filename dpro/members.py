@@ -1,8 +1,8 @@
 """The ranks of process groups as text: `0-7`, `0-10232:8`, `0,1,8,9`.
 
-In: the ranks of a group, in its order. Out: a text that says the same, and back. Every call of a collective
-repeats the ranks of its group: as lists they would take the square of the number of ranks, while groups
-as jobs make them are a few ranges, of any size. Equal texts mean equal ranks in the same order.
+Converts the ranks of a group, in its order, to text and back. Every collective call repeats the ranks of its
+group: as lists, these would grow with the square of the number of ranks, whereas real groups are a few
+ranges, however large. Equal texts mean equal ranks in equal order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MIN_RANGE = 3  # ranks
 
 
 def members_text(ranks: Sequence[int]) -> str:
-    """Return ranks as text; an empty one for none, or where one of them is no rank or is listed twice.
+    """Return the ranks of a group as text; empty without ranks, or if one is invalid or repeated.
 
     Args:
-        ranks: of a group, in its order.
+        ranks: ranks of the group, in its order.
     """
     return _text(tuple(ranks))
 
@@ -30,7 +30,7 @@ def members_text(ranks: Sequence[int]) -> str:
 def _text(ranks: tuple[int, ...]) -> str:
     if any(rank is None or not 0 <= rank < MAX_RANKS for rank in ranks) or len(set(ranks)) < len(ranks):
         return ""
-    parts, first = [], 0  # places in `ranks`, as `last` is
+    parts, first = [], 0  # `first` and `last` are indices of `ranks`
     while first < len(ranks):
         last = first
         step = ranks[first + 1] - ranks[first] if first + 1 < len(ranks) else 0
@@ -47,26 +47,22 @@ def _text(ranks: tuple[int, ...]) -> str:
 
 @lru_cache(maxsize=256)
 def members_of(text: str) -> tuple[int, ...]:
-    """Return the ranks in a text; none where it does not say any, as in a damaged file.
-
-    Args:
-        text: as `members_text` gives it.
-    """
+    """Return the ranks in a text of `members_text`; none if it is empty or malformed."""
     return tuple(rank for part in _ranges(text) for rank in part)
 
 
 def count_of(text: str) -> int:
-    """Return how many ranks a text says; 0 where it says none."""
+    """Return the number of ranks in a text of `members_text`; 0 if it is empty or malformed."""
     return sum(map(len, _ranges(text)))
 
 
 def is_members_text(text: str) -> bool:
-    """Return whether a text says ranks, or is empty, as where they are unknown."""
+    """Return whether a text contains ranks, or is empty, which means that they are unknown."""
     return not text or count_of(text) > 0
 
 
 def _ranges(text: str) -> Iterator[range]:
-    """The ranges of a text; none where it is no such text, or says more ranks than there can be."""
+    """Return the ranges in a text; none if it is malformed, or exceeds `MAX_RANKS` by a rank or in number."""
     ranges = []
     for part in text.split(",") if text else []:
         match = _RANGE.fullmatch(part)

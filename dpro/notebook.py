@@ -1,6 +1,6 @@
-"""A run in a notebook: its verdict, tables, graph, replay and what-ifs as frames, and figures of them.
+"""A run in a notebook: its verdict, tables, graph, replay and what-ifs as frames and figures.
 
-In: a path, as commands take it. Out: an `OpenedRun`, which computes what it is first asked for, and keeps it.
+Takes a path, as commands do; returns an `OpenedRun`, which computes each result on first use and keeps it.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 
 def _asked(name: str, doc: str) -> Any:
-    """What the analysis of the run has by a name, computed once."""
+    """Return a property that reads one attribute of the run's analysis."""
     return property(lambda run: getattr(run._analysis, name), doc=doc)
 
 
 class OpenedRun:
-    """A run, and all that can be asked of it."""
+    """An opened run with its tables, verdict, predictions and figures."""
 
     def __init__(self, analysis: Analysis, figures: Figures | None = None) -> None:
-        """Nothing is read yet.
+        """Wrap an analysis without reading anything yet.
 
         Args:
-            figures: of the whole run; None for those that are made when they are asked for.
+            figures: figures of the whole run; None to make them on first use.
         """
         self._analysis, self._figures = analysis, figures
 
@@ -59,11 +59,11 @@ class OpenedRun:
     trust = _asked("trust", "How far to believe predictions.")
 
     def __repr__(self) -> str:
-        """The verdict, as `dpro explain` prints it."""
+        """Return the verdict, as `dpro explain` prints it."""
         return "\n".join(self._in_short())
 
     def _repr_html_(self) -> str:
-        """The verdict, and what was recorded, for notebooks."""
+        """Return the verdict and a table of what was recorded, as HTML."""
         lines, run = html.escape("\n".join(self._in_short())), self._analysis.run
         return f"<pre>{lines}</pre>" + table(run.label, run_info(run.manifest, self.steps))
 
@@ -72,45 +72,45 @@ class OpenedRun:
 
         try:
             return [printable(line) for line in lines_of(self.verdict)]
-        except DproError as error:  # shown where it is opened, too
+        except DproError as error:  # a run without a verdict still has to be shown
             return [printable(f"{self._analysis.run.label}: {error}")]
 
     @property
     def verdict(self) -> Explanation:
-        """What limits the job, who is at fault, and what to do first."""
+        """What limits the job, which ranks or parts are at fault, and what to do first."""
         from dpro.verdict.verdict import explain
 
         return explain(self._analysis)
 
     def diagnose(self) -> pl.DataFrame:
-        """What is slow or broken, costliest first, with evidence and cost."""
+        """Return findings as a frame, the costliest first, with evidence and cost per step."""
         from dpro.analysis.summary import finding_info
 
         return finding_info(self._analysis.verdict[0])
 
     @property
     def not_known(self) -> list[str]:
-        """What this run cannot show of what may be wrong."""
+        """The kinds of problems that this run has no data to rule out, in words."""
         return self._analysis.verdict[1]
 
     def table(self, name: str) -> pl.DataFrame:
-        """A table of the run, as `dpro.schema` declares it.
+        """Return a table of the run, as declared in `dpro.schema`.
 
         Raises:
-            UsageError: there is no such table.
+            UsageError: no table has this name.
         """
         if name not in TABLES:
             raise UsageError(f"no table {name!r}; there are {', '.join(TABLES)}")
         return self._analysis.run.table(TABLES[name])
 
     def sql(self, query: str) -> pl.DataFrame:
-        """What a query of the run's tables gives, in the SQL of polars.
+        """Return the result of a query of the run's tables, in Polars SQL.
 
         Args:
-            query: such as `select rank, avg(duration_ns) from steps group by rank`.
+            query: `select rank, avg(duration_ns) from steps group by rank`.
 
         Raises:
-            UsageError: it is not understood.
+            UsageError: the query is invalid.
         """
         named = [name for name in TABLES if re.search(rf"\b{name}\b", query, re.IGNORECASE)]
         try:
@@ -124,29 +124,32 @@ class OpenedRun:
         return self._analysis.built.predictive
 
     def select(self, steps: str = "", ranks: str = "") -> OpenedRun:
-        """Selected steps and ranks: tables, breakdown and mean step of these alone, as `dpro report --steps`.
+        """Return the run limited to some steps and ranks, as `dpro report --steps --ranks` does.
 
         Args:
-            steps: as `3-8` or `3,5,7-9`; empty for all.
-            ranks: as `0,2-3`, or by their places in the layout, as `tp=0`; empty for all.
+            steps: `3-8` or `3,5,7-9`; empty for all.
+            ranks: `0,2-3`, or coordinates in the layout, such as `tp=0`; empty for all.
 
         Raises:
-            UsageError: it is not understood, or selects nothing that was recorded in depth.
-            Unanswerable: the run holds no spans.
+            UsageError: a text is invalid, or no deep window covers the selection.
+            Unanswerable: the run has no spans.
         """
         from dpro.analysis.selected import read_selection, select
 
         return OpenedRun(select(self._analysis, read_selection(steps, ranks, self._analysis.run)))
 
     def whatif(self, *edits: str, steps: str = "") -> pl.DataFrame:
-        """What edits together would make of the mean step; without any, what would help, best first.
+        """Predict the mean step after all edits together; without edits, rank the changes that would help.
 
         Args:
-            edits: as `dpro whatif --edit` takes them, such as `heal:rank=1`.
-            steps: whose mean is predicted, as `3-8` or `3,5,7-9`; empty for all.
+            edits: edits as in `dpro whatif --edit`, such as `heal:rank=1`.
+            steps: steps whose mean is predicted, such as `3-8` or `3,5,7-9`; empty for all.
+
+        Returns:
+            One row per prediction; without edits, the largest gain first.
 
         Raises:
-            UsageError: an edit is not understood, or no such steps were recorded in depth.
+            UsageError: an edit is invalid, or no deep window covers the steps.
             Unanswerable: the run lacks what an edit needs.
         """
         from dpro.analysis.answers.whatif import search_once, what_if
@@ -159,14 +162,14 @@ class OpenedRun:
         return gain_info(what_if(self._analysis, selection=parse_selection(steps)).predictions)
 
     def predict(self, *edits: str, steps: str = "") -> Prediction:
-        """What edits together would make of the mean step, as an object.
+        """Return the prediction of the mean step after all edits together, as an object.
 
         Args:
-            edits: as `dpro whatif --edit` takes them.
-            steps: whose mean is predicted, as `3-8` or `3,5,7-9`; empty for all.
+            edits: edits as in `dpro whatif --edit`.
+            steps: steps whose mean is predicted, such as `3-8` or `3,5,7-9`; empty for all.
 
         Raises:
-            UsageError: an edit is not understood, or no such steps were recorded in depth.
+            UsageError: an edit is invalid, or no deep window covers the steps.
             Unanswerable: the run lacks what an edit needs.
         """
         from dpro.analysis.predictions import predict_edits
@@ -194,12 +197,12 @@ def open_run(run: str | os.PathLike[str]) -> OpenedRun:
     """Open a run, or traces, which are imported into a cache first.
 
     Raises:
-        InputError: there is no such path, it holds neither a run nor a trace, or it is still being recorded.
+        InputError: the path does not exist, contains neither a run nor a trace, or is still being recorded.
     """
     opened = open_path(run)
     return OpenedRun(*(_with_figures(opened) or (Analysis(opened),)))
 
 
 def _with_figures(run: Run) -> tuple[Analysis, Figures] | None:
-    """An analysis and figures of it, from whatever draws them; None where nothing does."""
+    """Return the analysis and figures of the first extension that draws figures; None without one."""
     return next(filter(None, (opened(run) for opened in hooks_of("notebook"))), None)

@@ -1,7 +1,7 @@
-"""What a path names, as an opened run: a recording is finished first, traces are imported into a cache.
+"""Opening a path as a run: a recording is finished first, and traces are imported into a cache.
 
-In: a path: a run directory, or traces. Out: a `Run`. Traces are imported once for as long as the files do not
-change. This is where the recorder meets the importers that read what PyTorch wrote.
+Takes the path of a run directory or of traces; returns a `Run`. Traces are imported again only when their
+files change. Here the recorder gets the importers that read PyTorch's files; neither imports the other.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ if TYPE_CHECKING:
 
 
 def open_path(path: str | os.PathLike[str], watched: Watched = nullcontext) -> Run:
-    """Open a run; import what is not one. What to know of it is in its manifest.
+    """Open a run, or import traces and open the result; the manifest has its warnings.
 
-    A recording that is still being finished is waited for; one whose recorder was killed is finished here. Of
-    a run with damaged files the rest is opened.
+    Waits for a recording that is being finished, and finishes one whose recorder was killed. Leaves out
+    damaged files.
 
     Args:
-        path: a run directory, a folder of traces, or one trace; or the URL of one, which is copied first.
+        path: a run directory, a folder of traces, one trace, or the URL of any of these, which is copied
+            first.
+        watched: context that shows the progress of an import.
 
     Raises:
-        InputError: there is no such path, it holds neither a run nor a trace, no rank of it can be read, or
-            it is still being recorded.
+        InputError: the path does not exist, contains neither a run nor a trace, has no readable rank, or is
+            still being recorded.
     """
     from dpro.damaged import without_damaged
     from dpro.store import open_run
@@ -54,10 +56,10 @@ def open_path(path: str | os.PathLike[str], watched: Watched = nullcontext) -> R
 
 
 def names_a_run(path: str | os.PathLike[str]) -> bool:
-    """Whether a path, which is no URL, is a run directory (finished if need be) and not traces.
+    """Return whether a local path is a run directory rather than traces; finish its recording if needed.
 
     Raises:
-        InputError: there is no such path, or it is still being recorded.
+        InputError: the path does not exist, cannot be read, or is still being recorded.
     """
     from dpro.store import holds_tables, is_run
 
@@ -75,21 +77,21 @@ def names_a_run(path: str | os.PathLike[str]) -> bool:
 
 
 def holds_traces(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a folder on this machine that is no run directory.
+    """Return whether a path is a folder on this machine, but not a run directory.
 
     Raises:
-        InputError: as `names_a_run`.
+        InputError: the path does not exist, cannot be read, or is still being recorded.
     """
     return not is_url(path) and not names_a_run(path) and Path(path).is_dir()
 
 
 def _instead_of(path: Path) -> str:
-    """What may have been meant by a path that does not exist, and what makes a run."""
+    """Return the end of a message about a missing path: a path of similar name, and how to make a run."""
     from difflib import get_close_matches
 
     meant = ""
     wrong = next((part for part in (*reversed(path.parents), path) if not part.exists()), path)
-    with suppress(OSError):  # it cannot be listed
+    with suppress(OSError):  # a folder that cannot be listed
         for near in get_close_matches(wrong.name, os.listdir(wrong.parent)):
             if (there := wrong.parent / near / path.relative_to(wrong)).exists():
                 meant = f" (did you mean {there}?)"
@@ -98,12 +100,12 @@ def _instead_of(path: Path) -> str:
 
 
 def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> None:
-    """Make sure that a run, if `dpro record` made it, is whole: call it before opening one.
+    """Complete a run of `dpro record` before it is opened; do nothing for other runs.
 
-    Waits for a sidecar that still writes; does its work where it was killed together with the job.
+    Waits for a sidecar that is still writing; does the sidecar's work if it was killed with the job.
 
     Raises:
-        InputError: the run is still being recorded, takes longer than the timeout, or cannot be finished.
+        InputError: the run is still being recorded, or cannot be finished, or not within the timeout.
     """
     from dpro.collectors.liveness import wait_until_finished
 
@@ -118,7 +120,7 @@ def ensure_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) -> Non
 
 
 def _finish(recording: Launch) -> None:
-    """Do the work of a sidecar that was killed, unless another command does it.
+    """Do the work of a killed sidecar, unless another command is doing it.
 
     Raises:
         OSError: the tables cannot be written.
@@ -133,7 +135,7 @@ def _finish(recording: Launch) -> None:
 
 
 def readers() -> Readers:
-    """How to read what PyTorch writes."""
+    """Return the readers of PyTorch's files, for the recorder."""
     from dpro.collectors.convert.recorded import Readers
     from dpro.ingest.execution_trace import combine, read_execution_trace
     from dpro.ingest.flight_recorder import read_dump
@@ -166,13 +168,13 @@ def _open_cached(source: Path, watched: Watched) -> Run:
             with watched() as progress:
                 import_sources([source], run, progress=progress)
         except DproError:
-            if not is_run(run):  # else another command has just imported the same files
+            if not is_run(run):  # otherwise another command has just imported the same files
                 raise
     return replace(open_run(run), source=source)
 
 
 def _fingerprint(source: Path) -> str:
-    """Changes with any file's path, size or time of change, and with the code that reads them."""
+    """Return a hash of all files' paths, sizes and modification times, and of the code that reads them."""
     import dpro.ingest
     from dpro.classify import table_version
     from dpro.ingest.formats import registry

@@ -1,8 +1,8 @@
-"""Panics of polars as errors that name a file.
+"""Conversion of Polars panics to errors that name a file.
 
-In: what may panic, which prints a backtrace and raises what no `except Exception` sees. Out: an error of one
-line. What a library in Rust prints goes to the standard error of the process, whatever `sys.stderr` is: that
-is held back for as long as a panic may come, and dropped if one came.
+Wraps code that may panic: a panic prints a backtrace and raises an exception that `except Exception` does not
+catch. Raises an error of one line instead. Rust prints to file descriptor 2, bypassing `sys.stderr`, so
+everything written there is held back while a panic is possible, and dropped after a panic.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _STDERR = 2
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether an error is a panic of a library in Rust: its class is none of Python's `Exception`s."""
+    """Return whether an error is a panic of a Rust library; its class does not derive from `Exception`."""
     return type(error).__name__ == "PanicException"
 
 
 @contextmanager
 def panics_as(error_of: Callable[[str], Exception]) -> Iterator[None]:
-    """Turn a panic inside into an error."""
+    """Turn a panic inside into the error that `error_of` makes from the panic's first line."""
     with _held.back():
         try:
             yield
@@ -39,7 +39,7 @@ def panics_as(error_of: Callable[[str], Exception]) -> Iterator[None]:
 
 
 class _HeldBack:
-    """Standard error, held back while any thread is where a panic may come; dropped if one came."""
+    """Standard error, held back while any thread is in a block that may panic; dropped after a panic."""
 
     def __init__(self) -> None:
         self.panicked = False
@@ -65,12 +65,12 @@ class _HeldBack:
     def _begin(self) -> None:
         self.panicked, self._kept = False, None
         _flush()
-        with suppress(OSError), ExitStack() as undo:  # it is closed, or no more files can be opened
+        with suppress(OSError), ExitStack() as undo:  # stderr is closed, or no more files can be opened
             self._stderr = os.dup(_STDERR)
             undo.callback(os.close, self._stderr)
             kept = os.fdopen(os.memfd_create("dpro-stderr"), "w+b")
-            # Linux does not lock the position of such a file: of two threads that write at once one overwrote
-            # what the other wrote.
+            # Linux does not lock the position of such a file: without O_APPEND, concurrent writes of two
+            # threads overwrote each other.
             fcntl.fcntl(kept, fcntl.F_SETFL, os.O_APPEND)
             os.dup2(kept.fileno(), _STDERR)
             self._kept = kept
@@ -90,7 +90,7 @@ class _HeldBack:
 
 
 def _flush() -> None:
-    with suppress(OSError, ValueError, AttributeError):  # there may be none, or it is closed
+    with suppress(OSError, ValueError, AttributeError):  # stderr may be None or closed
         sys.stderr.flush()
 
 

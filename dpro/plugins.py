@@ -1,13 +1,13 @@
-"""What extensions add to dpro: found by their entry points, each says in one place what it brings.
+"""Discovery of extensions by their entry points, and access to what they add to dpro.
 
-An extension is a package whose `EXTENSION` an entry point of the group `dpro.extensions` names:
+An extension is a package with an `EXTENSION` that an entry point of the group `dpro.extensions` names:
 
     [project.entry-points."dpro.extensions"]
     sparks = "dpro_sparks:EXTENSION"
 
-dpro's own, in `dpro/extensions/`, are found in the same way. The core imports none of them: it asks here for
-what was brought to one of its places, by name, as text `module:attribute`, and loads what it needs. So a
-declaration costs no import, and an extension that is not installed is not missed.
+dpro's own extensions, in `dpro/extensions/`, are found in the same way. The core imports none of them: this
+module gives it the contributions of one kind, by name, as text `module:attribute`, to load when needed.
+So a declaration costs no import, and the core works without any extension.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ GROUP = "dpro.extensions"
 
 
 class Command(NamedTuple):
-    """A command, listed without being loaded.
+    """The declaration of a command, so that it can be listed without being loaded.
 
     Attributes:
-        place: of the click command, as `module:attribute`.
+        place: the click command, as `module:attribute`.
         help: one line for `dpro --help`.
-        section: of that page, under which it is listed.
-        paged: whether it answers at once: then an answer longer than a terminal goes through a pager.
+        section: section of that page.
+        paged: whether an answer longer than the terminal goes through a pager; only for commands that print
+            their answer at once.
     """
 
     place: str
@@ -45,24 +46,24 @@ class Command(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """What an extension brings. All values are places, as `module:attribute`, but those of commands.
+    """What an extension adds. All values except those of commands are places, as `module:attribute`.
 
     Attributes:
-        commands: by name.
-        options: of commands of the core, by command: a list of `click.Option`. Their values reach the hooks
-            of that command by name.
-        edits: by family and name: subclasses of `dpro.replay.whatif.edit.Edit`.
-        changes: of things without a graph, by the command that predicts them: a mapping of names to
-            `dpro.replay.whatif.grammar.KnownChange`.
-        detectors: by name: a `dpro.detect.run.Detector`.
-        importers: of traces, by name: a `dpro.ingest.formats.Importer`, or its class.
-        classes: of kernels, by name: a list of entries with `pattern`, `kind` and `op`, which come before
+        commands: commands by name.
+        options: options added to commands of the core, by command: a list of `click.Option`. The hooks of
+            that command get their values by name.
+        edits: subclasses of `dpro.replay.whatif.edit.Edit`, by family and name.
+        changes: changes that are predicted without a graph, by the command that predicts them: a mapping of
+            names to `dpro.replay.whatif.grammar.KnownChange`.
+        detectors: `dpro.detect.run.Detector`s by name.
+        importers: importers of traces by name: a `dpro.ingest.formats.Importer`, or its class.
+        classes: classes of kernels by name: a list of entries with `pattern`, `kind` and `op`, tried before
             dpro's own.
-        views: of the dashboard, by name: a `dpro.dashboards.page.View`.
-        figures: of `run.plot`, by name: functions of a `dpro.dashboards.loaded.Loaded` and a link.
-        probes: modules that are loaded inside of recorded jobs, by name: what is imported, without a colon.
-        hooks: functions that the core calls, by the name of the occasion: `docs/extensions.md` lists them.
-        needs: names of extensions without which this one is not offered.
+        views: `dpro.dashboards.page.View`s of the dashboard, by name.
+        figures: figures of `run.plot` by name: functions of a `dpro.dashboards.loaded.Loaded` and a link.
+        probes: modules that are imported inside recorded jobs, by name; values are modules, without a colon.
+        hooks: functions that the core calls, by occasion; `docs/extensions.md` lists the occasions.
+        needs: names of other extensions that this one requires; without them it is not offered.
     """
 
     commands: Mapping[str, Command] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class Extension:
 
 
 class Installed(NamedTuple):
-    """Extensions that can be used, by name; and one line for each that cannot."""
+    """Usable extensions by name, and one line for each broken one."""
 
     extensions: Mapping[str, Extension]
     complaints: tuple[str, ...]
@@ -88,14 +89,14 @@ class Installed(NamedTuple):
 
 @cache
 def installed() -> Installed:
-    """Find all extensions; one that is broken is a complaint, and costs no command."""
+    """Find all extensions; a broken one becomes a complaint instead of an error."""
     usable: dict[str, Extension] = {}
     complaints = []
     for entry in entries():
         try:
             extension = load(entry.place)
             wrong = "" if isinstance(extension, Extension) else "it is not a dpro.plugins.Extension"
-        except Exception as error:  # whatever another distribution's code raises
+        except Exception as error:  # another distribution's code may raise anything
             wrong = f"{type(error).__name__}: {first_line(error)}"
         if entry.name in usable:
             wrong = "there is another of that name"
@@ -110,12 +111,12 @@ def installed() -> Installed:
 
 
 def commands() -> dict[str, Command]:
-    """The commands of all extensions, by name."""
+    """Return the commands of all extensions, by name."""
     return _brought("commands")
 
 
 def places(kind: str) -> dict[str, str]:
-    """What all extensions bring of one kind, by name, as `module:attribute`.
+    """Return the contributions of all extensions of one kind, by name, as `module:attribute`.
 
     Args:
         kind: a field of `Extension` whose values are places, such as `views`.
@@ -124,7 +125,7 @@ def places(kind: str) -> dict[str, str]:
 
 
 def _brought(kind: str) -> dict[str, Any]:
-    """What a field of all extensions holds, by name."""
+    """Return the entries of one field of all extensions, merged."""
     return {
         name: value
         for extension in installed().extensions.values()
@@ -133,20 +134,20 @@ def _brought(kind: str) -> dict[str, Any]:
 
 
 def options_of(command: str) -> list[Any]:
-    """The click options that extensions add to a command of the core."""
+    """Return the click options that extensions add to a command of the core."""
     return [option for options in _of_each("options", command) for option in options]
 
 
 def hooks_of(occasion: str) -> Iterator[Any]:
-    """The functions of extensions that are called on an occasion, in the order of the extensions' names."""
+    """Yield the extensions' hooks for an occasion, in the order of the extensions' names."""
     return _of_each("hooks", occasion)
 
 
 def _of_each(kind: str, name: str) -> Iterator[Any]:
-    """What each extension that brings something of a kind under a name brings, loaded.
+    """Load and yield each extension's contribution of one kind and name.
 
     Raises:
-        DproError: another distribution's cannot be loaded.
+        DproError: a contribution of another distribution cannot be loaded.
     """
     for extension, declared in installed().extensions.items():
         place = getattr(declared, kind).get(name)
@@ -154,7 +155,7 @@ def _of_each(kind: str, name: str) -> Iterator[Any]:
             continue
         try:
             value = load(place)
-        except Exception as error:  # whatever another distribution's code raises
+        except Exception as error:  # another distribution's code may raise anything
             if place.startswith("dpro."):
                 raise
             why = f"{type(error).__name__}: {first_line(error)}"
@@ -163,14 +164,14 @@ def _of_each(kind: str, name: str) -> Iterator[Any]:
 
 
 def extended(occasion: str, value: Any, *others: Any) -> Any:
-    """A value as the extensions' functions for an occasion return it, one after the other."""
+    """Pass a value through the extensions' hooks for an occasion, one after the other."""
     for hook in hooks_of(occasion):
         value = hook(value, *others)
     return value
 
 
 def load(place: str) -> Any:
-    """Import what a place names, as `module:attribute`."""
+    """Import and return the object at a place, given as `module:attribute`."""
     module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)
 
@@ -183,10 +184,10 @@ class Entry(NamedTuple):
 
 
 def entries() -> list[Entry]:
-    """The entry points of all extensions, by name; of a distribution that is found twice, the first counts.
+    """Return the entry points of all extensions, sorted by name; the first copy of a distribution counts.
 
-    They are read from the files that installers write: `importlib.metadata` takes longer to be imported than
-    `dpro --help` takes.
+    Reads the files that installers write, since importing `importlib.metadata` takes longer than
+    `dpro --help` does.
     """
     by_distribution: dict[str, list[Entry]] = {}
     for folder in filter(os.path.isdir, dict.fromkeys(sys.path)):
@@ -200,7 +201,7 @@ def entries() -> list[Entry]:
 
 
 def _read_entries(file: str) -> list[Entry]:
-    """The entry points of the group in one file; none where it cannot be read."""
+    """Return the entry points of the group in one file; none if it cannot be read."""
     try:
         with open(file, encoding="utf-8") as lines:
             text = lines.read()
@@ -215,7 +216,7 @@ DISTRIBUTION = "dpro_toolkit"  # as installers write it
 
 
 def _entries_of_checkout() -> list[Entry]:
-    """The entry points of dpro itself where it is not installed: what installing it would declare."""
+    """Return dpro's own entry points from pyproject.toml, for a checkout that is not installed."""
     import tomllib
 
     project = Path(__file__).resolve().parents[1] / "pyproject.toml"

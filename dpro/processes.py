@@ -1,7 +1,7 @@
-"""Processes among which a command divides its work: how many there may be, and how they begin.
+"""Worker processes for a command's work: how many may run, and how they start.
 
-In: a number of processes. Out: a pool of them; or the workers that the user named instead, if an extension
-knows them. The module imports nothing large, since it is the first that such a process loads.
+Takes a number of processes; returns a pool of them, or the workers that the user named instead, if an
+extension provides them. Imports nothing large, since each worker loads this module first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpro.plugins import hooks_of
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -30,14 +30,14 @@ _STARTING = threading.Lock()
 
 
 class _Worker(SpawnProcess):
-    """A process that does not run the program of the one that starts it.
+    """A process that does not import the main program of its parent.
 
-    It would, to find what was defined there: a script without `if __name__ == "__main__"` would then do all
-    over again what it has asked for, in each process. What workers do is defined in modules.
+    By default `multiprocessing` imports it, so a script without `if __name__ == "__main__"` would repeat all
+    of its work in each process. Workers only run functions of modules.
     """
 
     def start(self) -> None:
-        with _STARTING:  # else one thread would put back what another has put there
+        with _STARTING:  # two threads that start workers must not restore each other's placeholder
             program = sys.modules["__main__"]
             sys.modules["__main__"] = ModuleType("__main__")
             try:
@@ -47,20 +47,20 @@ class _Worker(SpawnProcess):
 
 
 class _Context(SpawnContext):
-    """Starts such processes; not forked: threads of the libraries that are loaded would not come along."""
+    """Context that spawns `_Worker`s; a fork would lack the threads of the loaded libraries."""
 
     Process = _Worker
 
 
 @contextmanager
 def named_workers(paths: Sequence[Path]) -> Iterator[Executor | None]:
-    """The workers that the user named, which may be on other machines; None where none are named.
+    """Yield the workers that the user named, possibly on other machines; None if none are named.
 
     Args:
-        paths: that they have to see.
+        paths: files and folders that the workers must be able to read.
 
     Raises:
-        DproError: they are not there, or cannot do the work.
+        DproError: the workers cannot be reached, or cannot do the work.
     """
     for workers_of in hooks_of("workers"):
         workers = workers_of(paths)
@@ -72,15 +72,15 @@ def named_workers(paths: Sequence[Path]) -> Iterator[Executor | None]:
 
 
 def process_pool(jobs: int) -> ProcessPoolExecutor:
-    """A pool of processes with one core each."""
+    """Return a pool of worker processes with one core each."""
     return ProcessPoolExecutor(jobs, _Context(), _prepare_worker)
 
 
 def _prepare_worker() -> None:
-    """Limit a worker to one core; it ends with its parent.
+    """Limit a worker to one core, and make it end with its parent.
 
-    Ctrl-C ends it silently, since its parent reports the interrupt. Where the parent is killed, the worker
-    would wait for work for ever: it holds the other end of the pipe from which it reads.
+    Ctrl-C ends the worker silently, since the parent reports the interrupt. After a killed parent, a worker
+    would wait for work forever, since it has the write end of its own pipe open.
     """
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,6 +1,6 @@
-"""How to record a detail that a run lacks, in the words of the tool that made the run.
+"""How to record a detail that a run lacks, in the terms of the tool that made the run.
 
-In: a run, and the detail. Out: a phrase that follows "record with".
+Takes a run and the detail; returns a phrase that follows "record with".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ MEMORY: Final = "--memory"
 MODULES: Final = "--modules"
 SHAPES: Final = "--shapes"
 STACKS: Final = "--stacks"
-OF_RECORDER = r"^(dpro/)?collectors/inside/"  # how names of our own functions begin in the stacks of a job
+OF_RECORDER = r"^(dpro/)?collectors/inside/"  # files of the recorder's own frames in the stacks of a job
 
 _OF_TORCH = {  # option of `dpro record` -> argument of torch.profiler.profile
     MEMORY: "profile_memory=True",
@@ -22,11 +22,11 @@ _OF_TORCH = {  # option of `dpro record` -> argument of torch.profiler.profile
     STACKS: "with_stack=True",
 }
 _TORCH = "kineto"
-XLA = "xla"  # among the versions of a run: XLA compiled the program, and its importer says so
+XLA = "xla"  # key of `Manifest.versions`, set by the importer of programs that XLA compiled
 
 
 def tools_of(run: Run) -> list[str]:
-    """The formats of the traces that a run was imported from; none of one that dpro recorded."""
+    """Return the formats of the traces that a run was imported from; empty for a run that dpro recorded."""
     manifest = run.manifest
     if manifest.created_by.startswith("dpro record"):
         return []
@@ -34,16 +34,16 @@ def tools_of(run: Run) -> list[str]:
 
 
 def is_of_xla(run: Run) -> bool:
-    """Whether XLA compiled the program, so that nothing which changes programs of PyTorch changes it."""
+    """Return whether XLA compiled the program, so that changes of PyTorch programs do not apply."""
     return XLA in run.manifest.versions
 
 
 def how_to_record(detail: str, run: Run | None) -> str:
-    """How to record a detail that a run lacks: `record_shapes=True of torch.profiler`.
+    """Return how to record a detail that a run lacks: `record_shapes=True of torch.profiler`.
 
     Args:
-        detail: as the option of `dpro record` is called.
-        run: None where the tool is not known.
+        detail: option of `dpro record` that records the detail.
+        run: the run; None where the tool is unknown.
     """
     dpro, torch = f"`dpro record {detail}`", f"{_OF_TORCH[detail]} of torch.profiler"
     tools = [] if run is None else tools_of(run)

@@ -1,6 +1,6 @@
-"""Runs and traces that lie elsewhere, as any URL that fsspec understands: copied into the cache, once.
+"""Remote runs and traces, at any URL that fsspec supports, copied into the cache once.
 
-In: a URL. Out: a path in the cache. It is copied again when size, time or tag of any of its files changes.
+Takes a URL; returns a path in the cache. Copies again when the size, time or tag of any file changes.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _CHANGES = ("etag", "ETag", "md5Hash", "mtime", "LastModified", "last_modified",
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether a path names something elsewhere, or here as `file://`."""
+    """Return whether a path is a URL, `file://` included."""
     return isinstance(path, str) and _URL.match(path) is not None
 
 
 def local_copy(url: str) -> Path:
-    """Where the files of a URL are here; those of `file://` are where they were.
+    """Return the local path of a URL's content, copying it into the cache first; `file://` is not copied.
 
     Args:
-        url: of a folder or a file, such as `s3://bucket/runs/today`.
+        url: URL of a folder or a file, such as `s3://bucket/runs/today`.
 
     Raises:
         MissingExtra: fsspec is not installed.
-        UsageError: it does not know such URLs.
-        InputError: there is nothing, or it cannot be read.
-        DproError: there is no cache to copy it to.
+        UsageError: fsspec does not support the URL.
+        InputError: nothing is at the URL, or it cannot be read.
+        DproError: there is no cache to copy to.
     """
     try:
         parts = urlsplit(url)
@@ -56,38 +56,38 @@ def local_copy(url: str) -> Path:
             _copy(store, files, place / copy.name)
     except DproError:
         raise
-    except Exception as error:  # whatever the store's library raises
-        if not copy.exists():  # else another command has just copied the same files
+    except Exception as error:  # the store's library may raise anything
+        if not copy.exists():  # otherwise another command has just copied the same files
             raise InputError(f"{url}: cannot be copied to {copy.parent} ({first_line(error)})") from error
     return copy
 
 
 def open_store(url: str) -> tuple[Any, str]:
-    """The file system of a URL, as fsspec has them, and the path in it.
+    """Return the fsspec file system of a URL, and the path within it.
 
     Raises:
         MissingExtra: fsspec is not installed.
-        UsageError: it does not know such URLs.
-        InputError: what it needs for them is not installed, or the store cannot be opened.
+        UsageError: fsspec does not support the URL.
+        InputError: the library for this store is not installed, or the store cannot be opened.
     """
     with needs_extra("remote"):
         import fsspec
     try:
         return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
-    except ImportError as error:  # fsspec is there; what it needs for this sort of store is not
+    except ImportError as error:  # fsspec is installed, but not its library for this store
         raise InputError(f"{url}: {first_line(error)} with pip") from error
     except ValueError as error:
         raise UsageError(f"{url}: {first_line(error)}; see fsspec for those there are") from error
-    except Exception as error:  # whatever the store's library raises
+    except Exception as error:  # the store's library may raise anything
         raise InputError(f"{url}: {first_line(error)}") from error
 
 
 def _listed(url: str) -> tuple[Mapping[str, Mapping[str, Any]], str, Any]:
-    """The files of a URL: place below it -> what its store says of it; its root; the store."""
+    """Return the files of a URL (relative path to the store's facts), their root, and the store."""
     store, root = open_store(url)
     try:
         files = store.find(root, detail=True)
-    except Exception as error:  # whatever the store's library raises
+    except Exception as error:  # the store's library may raise anything
         raise InputError(f"{url}: cannot be listed ({first_line(error)})") from error
     if not files:
         raise InputError(f"{url}: no such file or folder")
@@ -95,7 +95,11 @@ def _listed(url: str) -> tuple[Mapping[str, Mapping[str, Any]], str, Any]:
 
 
 def _below(name: str, root: str, url: str) -> str:
-    """The place of a file below the root; the root itself, if it is one file, is ''."""
+    """Return the path of a file relative to the root; empty for a root that is itself the file.
+
+    Raises:
+        InputError: the path leads out of the root.
+    """
     place = PurePosixPath(name.strip("/")).relative_to(PurePosixPath(root.strip("/")))
     if ".." in place.parts:
         raise InputError(f"{url}: {name} leads out of it; copy what is needed by hand")
@@ -103,7 +107,7 @@ def _below(name: str, root: str, url: str) -> str:
 
 
 def _fingerprint(url: str, files: Mapping[str, Mapping[str, Any]]) -> str:
-    """Changes with the URL, and with any file's place, size, and what its store says of its last change."""
+    """Return a hash of the URL and of each file's relative path, size, and tags and times of modification."""
     digest = hashlib.sha256(os.fsencode(url))
     for place, facts in sorted(files.items()):
         versions = [str(facts[key]) for key in ("size", *_CHANGES) if key in facts]

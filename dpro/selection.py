@@ -1,8 +1,8 @@
-"""Which steps and ranks of a run are selected, as options of commands and links of the dashboard write them.
+"""Selection of steps and ranks, as options of commands and links of the dashboard write it.
 
-In: texts such as `3,5,7-9`. Out: ranges of numbers, first and last included; a `Selection` that filters
-tables by them. Ranks may also be named by where they stand, as `tp=0`: which these are, the layout of a run
-says (`dpro.analysis.selected`).
+Takes texts such as `3,5,7-9`; returns ranges of numbers, first and last included, and a `Selection` that
+filters tables. Does not resolve ranks named by coordinates, such as `tp=0`: `dpro.analysis.selected` does,
+with the layout of a run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Ranges = tuple[tuple[int, int], ...]  # ascending, first and last of each included, none adjacent
 
-_LONGEST = 60  # characters of what is not understood that are repeated
-_DIGITS = 9  # of the number of a step or a rank, which then fits all columns
+_LONGEST = 60  # characters of invalid input that a message repeats
+_DIGITS = 9  # of a step or a rank: such numbers fit Int32 columns
 _MAX_LISTED = 8  # ranges in a message
 
 
@@ -40,16 +40,16 @@ class Selection:
     ranks: Ranges = ()
 
     def __bool__(self) -> bool:
-        """Whether anything is left out."""
+        """Return whether the selection is narrower than all steps and ranks."""
         return bool(self.steps or self.ranks)
 
     def __str__(self) -> str:
-        """Both as the options that make them."""
+        """Return the selection as command-line options."""
         given = (("--steps", self.steps), ("--ranks", self.ranks))
         return " ".join(f"{option} {ranges_text(ranges)}" for option, ranges in given if ranges)
 
     def keep(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Those rows that are of selected steps and ranks, as far as a frame has these columns.
+        """Return the rows of selected steps and ranks; a column that the frame lacks does not filter.
 
         Args:
             frame: rows with `step`, `rank`, both or neither.
@@ -60,18 +60,18 @@ class Selection:
         return frame
 
     def has_rank(self, rank: int) -> bool:
-        """Whether a rank is selected."""
+        """Return whether a rank is selected."""
         return not self.ranks or is_within(rank, self.ranks)
 
     def checked(self, recorded: pl.DataFrame, of: str = "") -> pl.DataFrame:
-        """The rows that are selected, of those there are to select from.
+        """Return the selected rows; raise if there are none.
 
         Args:
-            recorded: `step` and `rank` of what was recorded in depth; a step below 0 is none.
-            of: which run, where there are several.
+            recorded: `step` and `rank` of deep windows; a step below 0 means no step.
+            of: prefix of the message that names the run, where there are several.
 
         Raises:
-            UsageError: none is selected; the message names those there are.
+            UsageError: no row is selected; the message lists the recorded steps and ranks.
         """
         kept = self.keep(recorded)
         if not kept.is_empty():
@@ -88,32 +88,32 @@ ALL = Selection()
 
 @dataclass(frozen=True)
 class RankChoice:
-    """Ranks as an option names them: by their numbers, or by where they stand.
+    """Ranks as an option names them: by number, or by coordinates in the layout.
 
     Attributes:
-        ranks: their numbers.
-        places: axes of the layout, and places along them; all hold.
+        ranks: numbers of ranks.
+        places: axes of the layout with coordinates along each; a rank must match all axes.
     """
 
     ranks: Ranges = ()
     places: tuple[tuple[str, Ranges], ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether any are named."""
+        """Return whether any ranks are named."""
         return bool(self.ranks or self.places)
 
     def __str__(self) -> str:
-        """As the option takes it."""
+        """Return the choice as text of the option."""
         places = ",".join(f"{axis}={ranges_text(along)}" for axis, along in self.places)
         return ranges_text(self.ranks) or places
 
 
 class SelectionDocument(DocumentPart, frozen=True):
-    """What was selected, as options write it: `3,5,7-9`.
+    """The selected steps and ranks, as options write them: `3,5,7-9`.
 
     Attributes:
-        steps: steps; absent where all are.
-        ranks: ranks; absent where all are.
+        steps: selected steps; absent for all.
+        ranks: selected ranks; absent for all.
     """
 
     steps: str | UnsetType = UNSET
@@ -121,43 +121,42 @@ class SelectionDocument(DocumentPart, frozen=True):
 
 
 def selection_document(selection: Selection) -> SelectionDocument | UnsetType:
-    """What `--json` calls `selection`, which is absent where nothing was selected."""
+    """Return the value of key `selection` in `--json`; absent where everything is selected."""
     if not selection:
         return UNSET
     return SelectionDocument(ranges_text(selection.steps) or UNSET, ranges_text(selection.ranks) or UNSET)
 
 
 def is_within(number: int, ranges: Ranges) -> bool:
-    """Whether a number lies in one of some ranges."""
+    """Return whether a number is in any of the ranges."""
     return any(first <= number <= last for first, last in ranges)
 
 
 def is_in_ranges(column: str, ranges: Ranges) -> pl.Expr:
-    """Whether a column's number lies in one of some ranges.
-
-    Args:
-        ranges: at least one.
-    """
+    """Return an expression: whether a column's number is in any of the ranges, at least one."""
     import polars as pl
 
     return pl.any_horizontal(pl.col(column).is_between(*ends) for ends in ranges)
 
 
 def parse_ranges(text: str, what: str) -> Ranges:
-    """Read `3-8` or `3,5,7-9`; nothing for an empty text.
+    """Parse `3-8` or `3,5,7-9`; return no ranges for an empty text.
+
+    Args:
+        what: what the numbers are, for the message.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: the text is not such a list.
     """
     parts = [part.strip() for part in text.split(",")]
     return _merged(_ends(part, what) for part in parts if part)
 
 
 def parse_rank_choice(text: str) -> RankChoice:
-    """Read `0,2-3`, or `tp=0` or `dp=0-3,pp=1`; nothing for an empty text.
+    """Parse `0,2-3`, `tp=0` or `dp=0-3,pp=1`; return an empty choice for an empty text.
 
     Raises:
-        UsageError: it is no such list.
+        UsageError: the text is not such a list.
     """
     if "=" not in text:
         return RankChoice(parse_ranges(text, "ranks"))
@@ -178,13 +177,13 @@ def parse_rank_choice(text: str) -> RankChoice:
 
 
 def parse_selection(steps: str = "") -> Selection:
-    """Read a selection of steps, as options write it; an empty text selects all.
+    """Parse a selection of steps; an empty text selects all.
 
     Args:
-        steps: as `3-8` or `3,5,7-9`.
+        steps: `3-8` or `3,5,7-9`.
 
     Raises:
-        UsageError: it is no such list, or names none.
+        UsageError: the text is not such a list, or has no number.
     """
     return Selection(_some_ranges(steps, "steps"))
 
@@ -197,23 +196,23 @@ def _some_ranges(text: str, what: str) -> Ranges:
 
 
 def ranges_of(numbers: Iterable[int]) -> Ranges:
-    """Numbers as ranges."""
+    """Return numbers, in any order, as ascending ranges."""
     return _merged((number, number) for number in numbers)
 
 
 def ranges_text(ranges: Ranges, most: int | None = None) -> str:
-    """Ranges as `parse_ranges` reads them.
+    """Return ranges as text that `parse_ranges` reads: `3,5,7-9`.
 
     Args:
-        ranges: as from `parse_ranges`.
-        most: how many to list at most; None for all, without blanks.
+        ranges: ranges as from `parse_ranges`.
+        most: list at most this many, separated by `, `; None for all, separated by `,`.
     """
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
     return ",".join(texts) if most is None else few(texts, most)
 
 
 def quoted(text: str) -> str:
-    """What was not understood, on one line and not too long, to be repeated in a message."""
+    """Return invalid input on one line, quoted and shortened, to be repeated in a message."""
     return repr(shortened(one_line(text), _LONGEST))
 
 

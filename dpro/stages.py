@@ -1,7 +1,7 @@
-"""What a command does at the moment, and how far it is, for whoever waits for it.
+"""Progress of a command: the current stage, and how much of it is done.
 
-In: names of stages, and how many parts each has. Out: a function that counts one more as done. Nothing is
-shown here: a command says how (`shown_by`), and threads and processes that it starts show nothing.
+Takes names of stages and numbers of parts; returns functions that report progress. Displays nothing itself: a
+command sets the display with `shown_by`, and threads and processes that it starts have none.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from itertools import count
 
-Progress = Callable[[int, int], None]  # what is done, and of how much
+Progress = Callable[[int, int], None]  # parts done, and parts in total
 Show = Callable[[str], AbstractContextManager[Progress]]
 _SHOW: ContextVar[Show | None] = ContextVar("show", default=None)
 
 
 def ignore(*_: int) -> None:
-    """Leave it unseen."""
+    """Discard progress."""
 
 
 def shown_by(show: Show) -> None:
-    """From now on the stages of this thread are shown.
+    """Set the display of this thread's stages from now on.
 
     Args:
-        show: shows a name while it is entered, in place of those that are entered already.
+        show: context that displays a stage's name while entered, in place of enclosing stages.
     """
     _SHOW.set(show)
 
 
 @contextmanager
 def stage(name: str) -> Iterator[Progress]:
-    """What is done inside has a name; call what is yielded with what is done, and of how much."""
+    """Name the work inside the block; yield a function to call with the parts done and in total."""
     show = _SHOW.get()
     if show is None:
         yield ignore
@@ -44,7 +44,7 @@ def counted(total: int, report: Progress) -> Callable[[], None]:
     """Return a function that reports one more part as done.
 
     Args:
-        report: called with how many are done, and how many there are.
+        report: called with the number of parts done, first 0, and `total`.
     """
     numbers = count(1)
     report(0, total)

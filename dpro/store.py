@@ -1,8 +1,8 @@
 """A run directory on disk: `manifest.json` and one folder of Parquet parts per table.
 
-In: frames that fit `dpro.schema`. Out: a `Run` that reads them back. Every file is written under a
-temporary name and renamed when whole, so a reader, and a run whose job was killed, only ever see whole
-parts. It does not know where frames come from or what they mean.
+Takes frames that fit `dpro.schema`; returns a `Run` that reads them back. Every file is written under a
+temporary name and renamed when complete, so readers only ever see complete parts, even if the job was killed.
+Does not know where frames come from or what they mean.
 """
 
 from __future__ import annotations
@@ -30,22 +30,21 @@ from dpro.table import SchemaError, Table, why_unreadable
 from dpro.units import format_bytes
 from dpro.words import is_utf8
 
-# A table or a column may come without another number: readers leave out those that they do not know. One
-# that goes, means something else or has other values takes the next; `python -m tests.formats.keep` keeps a
-# sample of each.
+# A new table or column needs no new version, since readers ignore unknown ones. Raise the version when one is
+# removed, or changes its meaning or its values; `python -m tests.formats.keep` keeps a sample of each.
 FORMAT_VERSION = 2  # 1, before any release: `group_ranks` are lists
 MANIFEST = "manifest.json"
-CUT = "truncated tail"  # such a reason: a file ends early, and rows that are missing are not counted
-IMPOSSIBLE = "spans of impossible times"  # how such reasons in `Manifest.skipped` begin
+CUT = "truncated tail"  # key of `Manifest.skipped` that counts files, since the missing rows are unknown
+IMPOSSIBLE = "spans of impossible times"  # prefix of keys of `Manifest.skipped`
 
 
 class ChangedPlace(DocumentPart, frozen=True, forbid_unknown_fields=False):
-    """Where in a job a change was made.
+    """One place in a job where a change was applied.
 
     Attributes:
-        where: a place in the script, or what was changed.
-        instead_of: what the script had asked for there; empty where it had not.
-        times: how often.
+        where: line of the script, or the object changed.
+        instead_of: what the script requested there; empty where it requested nothing.
+        times: how often the change was applied there.
     """
 
     where: str
@@ -54,13 +53,13 @@ class ChangedPlace(DocumentPart, frozen=True, forbid_unknown_fields=False):
 
 
 class AppliedChange(DocumentPart, frozen=True, forbid_unknown_fields=False):
-    """What became of one change on one rank.
+    """The outcome of one change on one rank.
 
     Attributes:
         edit: the change, as the user wrote it.
         rank: the rank.
-        applied: the places where it was made.
-        refused: the reasons why it was not.
+        applied: places where the change was applied.
+        refused: reasons why the change was not applied.
     """
 
     edit: str
@@ -71,16 +70,16 @@ class AppliedChange(DocumentPart, frozen=True, forbid_unknown_fields=False):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is true of the run as a whole.
+    """Facts about the run as a whole.
 
     Attributes:
-        command: the words of the command that was recorded, secrets masked.
-        environment: the settings of the job, from a short list of variables, as all its ranks had them.
-        options: what the recorder was asked for.
-        error: the first exception that ended a process of the job, in a line; empty where none is known.
-        unrecorded: why there is no step; empty where there is one.
-        exit_status: of the command; minus the signal that killed it, None where unknown.
-        applied: what became of each change that was to be made to the job, on each rank.
+        command: words of the recorded command, with secrets masked.
+        environment: environment variables that all ranks shared, from a short list.
+        options: options of the recorder.
+        exit_status: exit status of the command; minus the signal that killed it, None where unknown.
+        error: the first exception that ended a process of the job, in one line; empty where none is known.
+        unrecorded: why the run has no steps; empty if it has some.
+        applied: outcome of each requested change of the job, on each rank.
     """
 
     world_size: int
@@ -105,17 +104,17 @@ class Manifest:
 
     @property
     def is_pretended(self) -> bool:
-        """Whether its ranks were processes of one machine, one after the other (`--pretend-world`)."""
+        """Whether processes of one machine stood in for the ranks, one by one (`--pretend-world`)."""
         return self.options.get("pretend") is not None
 
     @property
     def num_impossible(self) -> int:
-        """How many spans were left out, or moved with their device, since their times cannot be."""
+        """Number of spans with impossible times, which were dropped, or moved with their device."""
         return sum(count for reason, count in self.skipped.items() if reason.startswith(IMPOSSIBLE))
 
     @property
     def num_cut(self) -> int:
-        """How many files ended early: what is missing of them is not known."""
+        """Number of files that ended early; how many rows they lack is unknown."""
         return self.skipped.get(CUT, 0)
 
     @property
@@ -130,10 +129,10 @@ class Run:
     """An opened run directory.
 
     Attributes:
-        source: the traces or the URL that the user named, where they were brought into a cache; else None.
-        layout: how many ranks there are along each axis, as the user states it; empty where not.
-        damage: a line for each rank or table that is left out of what is read, since a file is damaged.
-        left_out: files that are not read for that.
+        source: traces or URL that the user named, if they were copied or imported into a cache; else None.
+        layout: number of ranks along each axis, as the user states it; empty if not stated.
+        damage: one line for each rank or table that is not read, because a file is damaged.
+        left_out: files that are not read for this reason.
     """
 
     path: Path
@@ -145,14 +144,14 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What the user calls it."""
+        """The path or URL by which the user named the run."""
         return str(self.source or self.path)
 
     def table(self, table: Table, columns: Sequence[str] | None = None) -> pl.DataFrame:
-        """All rows of a table, sorted as declared; empty where the run has none.
+        """Return all rows of a table, sorted as declared; empty if the run has none.
 
         Args:
-            columns: those to read, where not all are needed; rows then come in the order of the parts.
+            columns: columns to read, with rows in the order of the parts; None for all columns, sorted.
 
         Raises:
             InputError: a part cannot be read.
@@ -169,26 +168,26 @@ class Run:
         return pl.concat(frames).sort(table.sort_by, maintain_order=True)
 
     def parts(self, table: Table) -> list[Path]:
-        """The files of a table in order of their names."""
+        """Return the files of a table, sorted by name, without damaged ones."""
         return [part for part in part_files(self.path, table) if part not in self.left_out]
 
     def check(self, table: Table, parts: Sequence[Path], deep: bool) -> None:
-        """Read parts of a table to see whether they can be read.
+        """Raise if any of these parts of a table cannot be read.
 
         Args:
-            deep: read all of them, and hold them to the declaration; else their footers.
+            deep: read all rows and compare them with the declaration; otherwise read only footers.
 
         Raises:
             InputError: a part cannot be read.
         """
         if not deep:
             _row_count(list(parts))
-        elif _read_at_once(table, list(parts)) is None:  # one may be of an older format
+        elif _read_at_once(table, list(parts)) is None:  # None also for a part of an older format
             for part in parts:
                 _read_part(table, part)
 
     def part_by_part(self, table: Table, columns: Sequence[str]) -> Iterator[pl.DataFrame]:
-        """Some columns of a table, one part in memory at a time.
+        """Yield some columns of a table, one part in memory at a time.
 
         Raises:
             InputError: a part cannot be read.
@@ -197,10 +196,10 @@ class Run:
             yield _read_columns(table, [part], columns)
 
     def read(self, table: Table, parts: Sequence[Path], columns: Sequence[str]) -> pl.DataFrame:
-        """Some columns of some parts of a table, in the order of the parts.
+        """Return some columns of some parts of a table, in the order of the parts.
 
         Args:
-            parts: as `parts` names them.
+            parts: files from method `parts`.
 
         Raises:
             InputError: a part cannot be read.
@@ -208,11 +207,11 @@ class Run:
         return _read_columns(table, list(parts), columns)
 
     def rows(self) -> dict[str, int]:
-        """Number of rows of each table, read from the files' footers."""
+        """Return the number of rows of each table, read from the footers of its files."""
         return {name: self.num_rows(table) for name, table in TABLES.items()}
 
     def num_rows(self, table: Table) -> int:
-        """Number of rows of one table, likewise.
+        """Return the number of rows of one table, read from the footers of its files.
 
         Raises:
             InputError: a part cannot be read.
@@ -220,7 +219,7 @@ class Run:
         parts = self.parts(table)
         try:
             return _row_count(parts) if parts else 0
-        except InputError:  # which part it is shows by reading them one by one
+        except InputError:  # read the parts one by one, to name the damaged one
             return sum(_row_count([part]) for part in parts)
 
 
@@ -228,8 +227,8 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run directory.
 
     Raises:
-        InputError: no such folder, no manifest, a manifest that is not one, or one from a newer dpro; or a
-            table's folder is a link.
+        InputError: the folder or its manifest does not exist, the manifest is invalid or from a newer dpro,
+            or a table's folder is a link.
     """
     folder = Path(path)
     if not folder.exists():
@@ -244,24 +243,24 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 
 def part_files(run: Path, table: Table, named: str = "") -> list[Path]:
-    """The files of a table in order of their names; folders, pipes and devices are not looked into."""
+    """Return the files of a table whose names begin with `named`, sorted; skip folders, pipes and devices."""
     paths = sorted((run / table.name).glob(f"{named}*.parquet"))
     return [path for path in paths if path.is_file() and is_utf8(path.name)]
 
 
 def rank_of(part: Path) -> int | None:
-    """The rank that a file is named after; None where it is named after none."""
+    """Return the rank in a file's name; None if there is none."""
     match = re.match(r"rank(\d{5,})", part.name)
     return int(match[1]) if match else None
 
 
 def holds_tables(folder: Path) -> bool:
-    """Whether a folder has parts of tables, be it a run or not."""
+    """Return whether a folder contains parts of tables of ranks, with or without a manifest."""
     return any(part_files(folder, table, "rank") for table in TABLES.values())
 
 
 def why_no_run(folder: Path) -> str:
-    """What a folder without a manifest is, and what to do."""
+    """Return why a folder without a manifest is not a run, and what to do."""
     if holds_tables(folder):
         return (
             f"has tables but no {MANIFEST}: an unfinished recording, copied without its hidden "
@@ -271,16 +270,16 @@ def why_no_run(folder: Path) -> str:
 
 
 def is_run(path: str | os.PathLike[str]) -> bool:
-    """Whether the path is a folder that holds a manifest."""
+    """Return whether the path is a folder with a manifest."""
     return (Path(path) / MANIFEST).is_file()
 
 
 def write_part(run: Path, table: Table, part: str, frame: pl.DataFrame) -> int:
-    """Write one part of a table, whole or not at all; an empty frame writes nothing.
+    """Write one part of a table atomically; write nothing for an empty frame.
 
     Args:
         part: name of the part without suffix, such as `rank00003`.
-        frame: rows; they are held to the table's declaration first.
+        frame: rows, which are checked against the table's declaration first.
 
     Returns:
         The number of rows written.
@@ -296,7 +295,7 @@ def write_part(run: Path, table: Table, part: str, frame: pl.DataFrame) -> int:
     if conformed.height == 0:
         return 0
     arrow = conformed.to_arrow(compat_level=pl.CompatLevel.oldest())
-    # No column has nulls: where the file says so, it need not say it of each value.
+    # No column has nulls: declaring this in the file saves a marker per value.
     full = pa.schema(field.with_nullable(False) for field in arrow.schema)
     arrow = pa.Table.from_arrays(arrow.columns, schema=full)  # `cast` would load a large module first
     texts = [name for name, dtype in table.dtypes.items() if dtype == pl.String or isinstance(dtype, pl.Enum)]
@@ -315,23 +314,23 @@ def write_part(run: Path, table: Table, part: str, frame: pl.DataFrame) -> int:
 
 
 def _encodings(table: Table) -> dict[str, str]:
-    """How whole numbers are written: each way is the smallest and takes the least time for its columns."""
+    """Return the encoding of each integer column: the smallest and fastest for its kind of values."""
     encodings = {}
     for name, dtype in table.dtypes.items():
         if name.endswith("duration_ns"):
             encodings[name] = "BYTE_STREAM_SPLIT"
         elif dtype == pl.Int64 and (name in (*table.sort_by, "sequence") or name.endswith("_ns")):
-            encodings[name] = "DELTA_BINARY_PACKED"  # mostly rise
+            encodings[name] = "DELTA_BINARY_PACKED"  # values mostly ascend
         elif dtype in (pl.Int64, pl.Int32):
-            encodings[name] = "PLAIN"  # many are equal, or nearly all -1
+            encodings[name] = "PLAIN"  # many values are equal, or nearly all are -1
     return encodings
 
 
 def write_manifest(run: Path, manifest: Manifest) -> None:
-    """Write the manifest, whole or not at all: it is written last, so a run that has one is complete.
+    """Write the manifest atomically; write it last, so that a run with a manifest is complete.
 
     Args:
-        run: the run directory, made where it does not exist.
+        run: the run directory, created if missing.
     """
     run.mkdir(parents=True, exist_ok=True)
     document = plain(manifest) | {"missing_ranks": manifest.missing_ranks}
@@ -360,10 +359,10 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def _needs_newer(version: int, created_by: object) -> str:
-    """What a run of a later format needs: the dpro that wrote it reads it.
+    """Return the message for a run of a newer format: it needs the version of dpro that wrote it.
 
     Args:
-        created_by: of its manifest, as anybody may have written it.
+        created_by: value of the manifest, which is untrusted.
     """
     writer = re.search(r"\bdpro\b[a-z ]*(\d+(?:\.\d+)+)", str(created_by)[:100])
     needs = f"dpro {writer[1]} or newer" if writer else "a newer dpro"
@@ -372,7 +371,7 @@ def _needs_newer(version: int, created_by: object) -> str:
 
 
 def _read_at_once(table: Table, parts: list[Path]) -> pl.DataFrame | None:
-    """All parts at once, which takes a fifth of the time of one by one; None where one is not as declared."""
+    """Read all parts at once, in a fifth of the time of one by one; None if a part is not as declared."""
     with suppress(InputError, SchemaError), _readable(parts[0].parent):
         frame = _collected(pl.scan_parquet(parts, glob=False), parts)
         if frame.schema == table.dtypes:
@@ -391,7 +390,7 @@ def _read_part(table: Table, part: Path) -> pl.DataFrame:
 
 
 def _read_columns(table: Table, parts: list[Path], columns: Sequence[str]) -> pl.DataFrame:
-    """Some columns of all parts at once; parts of older formats may lack some, which get their default."""
+    """Read some columns of all parts at once; columns that a part of an older format lacks get defaults."""
     schema = {name: table.dtypes[name] for name in columns}
     try:
         with _readable(parts[0].parent):
@@ -399,7 +398,7 @@ def _read_columns(table: Table, parts: list[Path], columns: Sequence[str]) -> pl
                 parts, schema=schema, missing_columns="insert", extra_columns="ignore", glob=False
             )
             read = _collected(frame.select(columns), parts)
-    except InputError:  # which part it is shows by reading them one by one
+    except InputError:  # read the parts one by one, to name the damaged one
         return pl.concat([_read_part(table, part).select(*schema) for part in parts])
     defaults = [
         pl.col(name).fill_null(pl.lit(table.columns[name].default, dtype=dtype))
@@ -411,10 +410,10 @@ def _read_columns(table: Table, parts: list[Path], columns: Sequence[str]) -> pl
 
 @contextmanager
 def _readable(part: Path) -> Iterator[None]:
-    """What polars says of a file inside, in one line that names it.
+    """Turn Polars errors and panics inside into one line that names the file.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
 
     def unreadable(what: str) -> InputError:
@@ -428,7 +427,11 @@ def _readable(part: Path) -> Iterator[None]:
 
 
 def _collected(frame: pl.LazyFrame, parts: list[Path]) -> pl.DataFrame:
-    """The rows of parts; `_row_count` refuses more than a table of their size has, which are not read."""
+    """Return the rows of parts, reading no more than is plausible for the parts' size on disk.
+
+    Raises:
+        InputError: the parts have more rows (by `_row_count`).
+    """
     most = _most_rows(parts)
     rows = frame.head(most + 1).collect()
     if rows.height > most:
@@ -441,10 +444,10 @@ def _most_rows(parts: list[Path]) -> int:
 
 
 def _row_count(parts: list[Path]) -> int:
-    """The rows of parts, read from their footers.
+    """Return the number of rows of parts, read from their footers.
 
     Raises:
-        InputError: they cannot be read, or hold more than a table of their size does.
+        InputError: the parts cannot be read, or have more rows than is plausible for their size on disk.
     """
     with _readable(parts[0]):
         count = int(pl.scan_parquet(parts, glob=False).select(pl.len()).collect().item())
@@ -457,7 +460,7 @@ def _row_count(parts: list[Path]) -> int:
 
 
 def merge_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Sum of several `{reason: n}`, in order of the reasons."""
+    """Return the sum of several counts by reason, sorted by reason."""
     total: dict[str, int] = {}
     for count in counts:
         for reason, number in count.items():

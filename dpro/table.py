@@ -1,7 +1,7 @@
-"""What a table is: its columns with their types, and what its rows are sorted by.
+"""Declarations of tables: columns with types, and the order of rows.
 
-In: frames. Out: the same with the columns and types of a declaration. Which tables there are is declared in
-`dpro.schema`.
+Takes frames; returns them with the columns, types and order of a declaration. The tables themselves are
+declared in `dpro.schema`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np  # noqa: F401  polars would import it within Rust, where a Ctrl-C is a panic
+import numpy as np  # noqa: F401  Polars would import it from Rust, where Ctrl-C becomes a panic
 import polars as pl
 
 from dpro.errors import InternalError, first_line
 
-MAX_SHOWN = 60  # characters of a text that is refused
+MAX_SHOWN = 60  # characters of an invalid text that a message repeats
 _OF_COLUMNS = (pl.exceptions.SchemaError, pl.exceptions.ColumnNotFoundError, pl.exceptions.DuplicateError)
-NAN = float("nan")  # where a source lacks a measured value that may be negative
+NAN = float("nan")  # default of measured values for which -1 would be valid
 
 
 def why_unreadable(error: Exception) -> str:
-    """Why a file is no Parquet, in a few words: what libraries say of damage names bytes of the format."""
+    """Return why a file is not readable as Parquet, in a few words; libraries name bytes of the format."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, _OF_COLUMNS):
@@ -29,7 +29,7 @@ def why_unreadable(error: Exception) -> str:
 
 
 class SchemaError(InternalError):
-    """A frame does not fit its declaration, which is a defect of dpro; names columns or bad rows."""
+    """A frame that does not fit its declaration, a defect of dpro; the message names columns or bad rows."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Column:
 
     Attributes:
         doc: one sentence.
-        default: the value where a source lacks it; None: an empty list.
-        of_lists: makes its values of the lists that sources give, and runs had before.
-        is_value: whether a text is a value of the column; any is where None.
+        default: value where a source lacks the column; None means an empty list.
+        of_lists: converts the lists that sources and runs of older formats have to values of the column.
+        is_value: returns whether a text is valid in the column; None if every text is.
     """
 
     dtype: pl.DataType | type[pl.DataType]
@@ -52,7 +52,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One table: the name of its folder, what a row is, its columns in order, and what rows are sorted by."""
+    """One table: the name of its folder, the meaning of a row, its columns in order, and its sort columns."""
 
     name: str
     doc: str
@@ -61,7 +61,7 @@ class Table:
 
     @property
     def dtypes(self) -> dict[str, pl.DataType | type[pl.DataType]]:
-        """The declared types by column, in order."""
+        """The declared type of each column, in order."""
         return {name: column.dtype for name, column in self.columns.items()}
 
     def empty(self) -> pl.DataFrame:
@@ -70,13 +70,13 @@ class Table:
 
 
 def complete(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the frame with all declared columns in their types; those that it lacks have their default.
+    """Return the frame with all declared columns in their types; missing ones get their defaults.
 
     Args:
-        frame: some of its columns; a frame without any has no rows.
+        frame: some of the declared columns; a frame without columns has no rows.
 
     Raises:
-        SchemaError: as for `typed`.
+        SchemaError: a column is not declared, or a value does not fit its type.
     """
     if not frame.width:
         return table.empty()
@@ -90,7 +90,6 @@ def complete(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _default(column: Column) -> pl.Expr:
-    """The value of a column that a frame lacks."""
     return pl.lit([] if column.default is None else column.default, dtype=column.dtype)
 
 
@@ -98,10 +97,10 @@ def typed(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     """Return the frame with its columns in their declared types.
 
     Args:
-        frame: some of its columns.
+        frame: some of the declared columns.
 
     Raises:
-        SchemaError: a column that is not declared, since it would be lost, or a value that does not fit.
+        SchemaError: a column is not declared, and so would be lost, or a value does not fit its type.
     """
     unknown = [name for name in frame.columns if name not in table.columns]
     if unknown:
@@ -114,13 +113,13 @@ def typed(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     except pl.exceptions.PolarsError as error:
         raise SchemaError(f"table {table.name}: {first_line(error)}") from error
     for name in other:
-        if cast.schema[name] != table.columns[name].dtype:  # of a struct, polars casts what is in it
+        if cast.schema[name] != table.columns[name].dtype:  # Polars casts only the fields of a struct
             raise SchemaError(f"table {table.name}: {name} is {frame.schema[name]}")
     return cast
 
 
 def _cast(column: Column, values: pl.Series) -> pl.Series:
-    """Return the values in the type of the column."""
+    """Return the values in the column's type, converting lists where the column declares how."""
     if column.of_lists is not None and isinstance(values.dtype, pl.List):
         return column.of_lists(values)
     return values.cast(column.dtype)
@@ -130,9 +129,9 @@ def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     """Return the frame with exactly the declared columns, types and row order.
 
     Raises:
-        SchemaError: an undeclared column, a value that does not fit its type, a null, a text that is no
-            value of its column, or a negative duration other than -1; it names the column and the first bad
-            row.
+        SchemaError: the frame has an undeclared column, a value that does not fit its type, a null, a text
+            that is invalid in its column, or a negative duration other than -1; the message names the column
+            and the first bad row.
     """
     conformed = complete(table, frame)
     _refuse_nulls(table, conformed)
@@ -148,7 +147,7 @@ def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _refuse_texts(table: Table, frame: pl.DataFrame) -> None:
-    """Of equal texts one is looked at: they are few, and rows may be millions."""
+    """Raise if a text is invalid in its column; check distinct texts, which are few even in long tables."""
     for name, column in table.columns.items():
         if column.is_value is None:
             continue
@@ -158,10 +157,10 @@ def _refuse_texts(table: Table, frame: pl.DataFrame) -> None:
 
 
 def _is_sorted(frame: pl.DataFrame, by: tuple[str, ...]) -> bool:
-    """Whether the rows are in ascending order of the columns, the first of which counts most."""
+    """Return whether the rows are sorted by these columns, ascending, the first one most significant."""
     num_pairs = max(frame.height - 1, 0)
     in_order = pl.Series([True]).new_from_index(0, num_pairs)
-    for name in reversed(by):  # by series: the engine of queries takes longer than most tables need
+    for name in reversed(by):  # by series, since starting the query engine takes longer for most tables
         before, after = frame[name].head(num_pairs), frame[name].tail(num_pairs)
         in_order = (before < after) | ((before == after) & in_order)
     return bool(in_order.all())

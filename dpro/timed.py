@@ -1,28 +1,28 @@
-"""How long a step took, by its device or its host: the one place where that is decided.
+"""The duration of steps, by device or by host: decided here for all modules.
 
-In: rows of table `steps`. Out: the same with `time_ns`, what the step took (-1 where that is not known),
-`by_device`, whether its device timed it, and `cycle`, over how many steps the time is a mean.
+Takes rows of table `steps`; adds `time_ns`, the step's duration (-1 where unknown), `by_device`, whether the
+device timed the rank's steps, and `cycle`, the number of steps over which the duration is averaged.
 
-Hosts enqueue work, and run ahead of their device as far as the launch queue reaches: a host's step may be the
-time of enqueueing alone. So where a rank's device timed its steps these times count, and its other steps,
-which only the host timed, are of no known duration. `start_ns` and `duration_ns` stay what they are: when the
-host was in the step. Where no device timed any step, `dpro.replay.steps` does what can be done.
+Hosts enqueue work and run ahead of their device as far as the launch queue allows, so a host's step may be
+the time of enqueueing alone. Where a rank's device timed enough steps, only those times count, and its other
+steps have an unknown duration. `start_ns` and `duration_ns` remain the host's interval of the step. Does not
+estimate steps that no device timed: `dpro.replay.steps` does.
 """
 
 from __future__ import annotations
 
 import polars as pl
 
-AHEAD = 0.8  # of what its device takes of a step: a host that takes less does not wait for it there
-MIN_TIMED = 5  # steps of a rank that its device timed, and their share, for these alone to count
-SHARE = 0.1
+AHEAD = 0.8  # a host whose step takes less than this share of its device's does not wait for the device
+MIN_TIMED = 5  # device-timed steps of a rank from which only device times count
+SHARE = 0.1  # and their least share of the rank's steps
 
 
 def with_times(steps: pl.DataFrame) -> pl.DataFrame:
-    """Steps with how long each took, by its device where that timed steps of the rank, else by its host.
+    """Add `time_ns`, `by_device` and `cycle`: by device if it timed enough of a rank's steps, else by host.
 
     Args:
-        steps: rows of that table; returned as they are where the times have been added.
+        steps: rows of table `steps`; returned unchanged if they have `time_ns`.
     """
     if "time_ns" in steps.columns:
         return steps
@@ -38,13 +38,13 @@ def with_times(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def hosts_ahead(steps: pl.DataFrame) -> pl.DataFrame:
-    """Hosts that are done with most steps long before their device is: nothing in these waits for it.
+    """Return the ranks whose host enqueues most steps well ahead of its device, never waiting for it.
 
     Args:
-        steps: rows of that table, sorted by step; those count that a device timed and no window slowed down.
+        steps: rows of table `steps`, sorted by step; only device-timed, undisturbed steps count.
 
     Returns:
-        `rank`, and `pace_ns`: how long the host takes to enqueue a step, the median.
+        `rank`, and `pace_ns`: median time in which the host enqueues a step.
     """
     steps = with_times(steps)
     timed = steps.filter(pl.col("by_device") & (pl.col("time_ns") > 0) & ~disturbed(steps))
@@ -54,16 +54,16 @@ def hosts_ahead(steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def all_hosts_ahead(steps: pl.DataFrame) -> pl.DataFrame:
-    """`hosts_ahead` of a job in which all hosts are; no rows of any other."""
+    """Return `hosts_ahead` if it has all ranks of the job; otherwise no rows."""
     hosts = hosts_ahead(steps)
     return hosts if hosts.height == steps["rank"].n_unique() else hosts.clear()
 
 
 def disturbed(steps: pl.DataFrame) -> pl.Expr:
-    """Whether a deep window was being recorded in a step or the one before, which slows it down.
+    """Return an expression: whether recording a deep window slowed the step, in it or in the one before.
 
     Args:
-        steps: what it will be asked of, sorted by step.
+        steps: the frame that the expression is for, sorted by step.
     """
     recorded = pl.max_horizontal([name for name in ("window", "beside") if name in steps.columns])
     return (recorded >= 0) | (recorded.shift(1, fill_value=-1).over("rank") >= 0)

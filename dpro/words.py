@@ -1,4 +1,4 @@
-"""Text that has to be short or harmless: long names are cut, of long lists the first are named, and so on."""
+"""Text for people: control characters escaped, long names and lists shortened, numbers in words."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 _MORE = "…"
 _MISSING_NAMED = 8  # ranks
 MAX_DIGITS = 18
-# C0 without tab and newline, delete and C1; marks, embeddings, overrides and isolates of direction; ends of
-# lines and paragraphs; halves of surrogate pairs, as in undecodable file names; tags, which are invisible.
+# C0 without tab and newline, delete, C1; bidirectional marks, embeddings, overrides and isolates; line and
+# paragraph separators; lone surrogates, as in undecodable file names; tag characters, which are invisible.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
 )
@@ -25,12 +25,12 @@ _ESCAPED_BYTES = re.compile(_ESCAPED.pattern.encode())
 
 
 def printable(text: str) -> str:
-    """A text in which what controls a terminal or the direction of text is spelt out: `\\x1b`."""
+    """Escape the characters that control a terminal or the direction of text: `\\x1b`."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a name can be written as UTF-8; one that was read from a disk may hold other bytes."""
+    """Return whether a name can be encoded as UTF-8; a file name may contain other bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -39,14 +39,14 @@ def is_utf8(text: str) -> bool:
 
 
 def from_json(text: str | bytes) -> Any:
-    """The value of a JSON text, with halves of surrogate pairs spelt out: no table and no file can hold them.
+    """Return the value of a JSON text, with lone surrogates escaped, since no table or file can store them.
 
     Args:
-        text: as a job wrote it: its exceptions, names and paths may have such halves.
+        text: JSON written by a job, whose exceptions, names and paths may contain lone surrogates.
 
     Raises:
-        ValueError: it is no JSON.
-        RecursionError: it is nested too deeply.
+        ValueError: the text is not JSON.
+        RecursionError: the value is nested too deeply.
     """
     value = json.loads(text)
     escaped = _ESCAPED_BYTES.search(text) if isinstance(text, bytes) else _ESCAPED.search(text)
@@ -62,24 +62,24 @@ def _spelt_out(value: Any) -> Any:
 
 
 def one_line(text: str) -> str:
-    """A text as `printable`, on one line."""
+    """Return a text as `printable`, on one line."""
     return " ".join(filter(None, map(str.strip, printable(text).split("\n"))))
 
 
 def shortened(text: str, most: int) -> str:
-    """A text of at most `most` characters; what is cut off is marked: `ncclDevKernel_AllRed…`.
+    """Cut a text to at most `most` characters, with a mark at the cut: `ncclDevKernel_AllRed…`.
 
     Args:
-        most: characters, at least 1.
+        most: number of characters, at least 1.
     """
     return text if len(text) <= most else text[: most - 1] + _MORE
 
 
 def distinct_names(names: Sequence[str], most: int) -> list[str]:
-    """Names of at most `most` characters, cut so that different ones differ: `Cijk_Alik_Blj…_MT128x256…`.
+    """Cut names to at most `most` characters so that they stay distinct: `Cijk_Alik_Blj…_MT128x256…`.
 
     Args:
-        most: characters, at least 8.
+        most: number of characters, at least 8.
     """
     same: dict[str, set[str]] = {}
     for name in names:
@@ -88,30 +88,30 @@ def distinct_names(names: Sequence[str], most: int) -> list[str]:
 
 
 def _without_middle(name: str, others: Iterable[str], most: int) -> str:
-    """A name without its middle, up to where it differs from the others, if there are any."""
+    """Cut the middle of a name, up to where it differs from the others; without others, cut its end."""
     equal = [takewhile(lambda pair: pair[0] == pair[1], zip(name, other)) for other in others]
     shared = max((len(list(pairs)) for pairs in equal), default=0)
     if not shared:
         return shortened(name, most)
     begin = shared
     while shared - begin < most // 4 and name[begin - 1].isalnum():
-        begin -= 1  # numbers are whole
+        begin -= 1  # keep words and numbers whole
     end = shortened(name[begin:], most // 2)
     return name[: most - len(end) - 1] + _MORE + end
 
 
 def capitalised(text: str) -> str:
-    """The text with a capital at its beginning, the rest as it is."""
+    """Capitalise the first letter and leave the rest unchanged."""
     return text[:1].upper() + text[1:]
 
 
 def counted(number: int, what: str, several: str = "") -> str:
-    """`1 step`, `2,000 steps`; `several` is the plural where that is not the word and an s."""
+    """Return `1 step`, `2,000 steps`; `several` is the plural where appending an s is wrong."""
     return f"{number:,} {what if number == 1 else several or f'{what}s'}"
 
 
 def short_name(name: str) -> str:
-    """A name as a person reads it: C++ without namespaces and arguments, built-ins without addresses.
+    """Return a readable name: C++ without namespaces and arguments, built-ins without addresses.
 
     `void at::native::(anonymous namespace)::softmax<at::Half, 4>(int*)` is `softmax<Half, 4>`.
     """
@@ -130,40 +130,40 @@ def short_name(name: str) -> str:
 
 
 def whole_number(text: str) -> int:
-    """The number that a text writes in digits alone; -1 where it writes none, or more than 18 digits."""
+    """Return the number that a text of digits denotes; -1 for other texts, or more than 18 digits."""
     return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else -1
 
 
 def few(items: Sequence[object], most: int) -> str:
-    """The first `most` items of a list, and whether there are more: `0, 3, 5 …`."""
+    """Return the first `most` items of a list, with a mark if there are more: `0, 3, 5 …`."""
     return ", ".join(map(str, items[:most])) + (f" {_MORE}" if len(items) > most else "")
 
 
 def missing_in_words(missing: Sequence[int], world_size: int) -> str:
-    """`2 of 8 ranks are missing: 3, 5`, as a warning says it."""
+    """Return `2 of 8 ranks are missing: 3, 5`, for a warning."""
     return f"{len(missing)} of {world_size} ranks are missing: {few(missing, _MISSING_NAMED)}"
 
 
 def ordinal(number: int) -> str:
-    """`1st`, `2nd`, `40th`."""
+    """Return `1st`, `2nd`, `40th`."""
     suffix = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{suffix}"
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
-    """`rank 3`, or `ranks 0-2, 5`."""
+    """Return `rank 3`, or `ranks 0-2, 5`."""
     numbers = sorted(ranks)
     return f"rank{'s' if len(numbers) != 1 else ''} {numbers_in_words(numbers)}"
 
 
 def numbers_in_words(numbers: Sequence[int]) -> str:
-    """Ascending numbers with runs joined: `0-2, 5`."""
+    """Return ascending numbers with consecutive ones joined: `0-2, 5`."""
     starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)] if numbers else []
     ends = [*(a for a, b in pairwise(numbers) if b != a + 1), numbers[-1]] if numbers else []
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def one_of(ranks: Iterable[int]) -> str:
-    """`rank 3`, or `one of ranks 0-2, 5`."""
+    """Return `rank 3`, or `one of ranks 0-2, 5`."""
     numbers = sorted(ranks)
     return ranks_in_words(numbers) if len(numbers) == 1 else f"one of {ranks_in_words(numbers)}"

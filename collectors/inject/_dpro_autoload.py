@@ -1,22 +1,22 @@
-"""Gets the recorder into processes that import torch: PyTorch calls `load`, an entry point of this folder.
+"""Loads the recorder into processes that import torch: PyTorch calls `load`, the entry point of this folder.
 
-The folder is on the job's `PYTHONPATH`, and beside it a name that no file has: `launch=` and, quoted, the
-folder that the launcher made for its processes. So what the job runs comes from where dpro is installed.
-Where that does not exist, in a container, a copy of this folder does the same: it lies in the launcher's
-folder, and is on `PYTHONPATH` only where no other user can replace it. Runs inside the job, with
-any Python that PyTorch runs with.
+The job's `PYTHONPATH` lists this folder and a path in it that does not exist: `launch=` and the quoted path
+of the folder that the launcher made for the job's processes. So the job runs the code of the installed dpro.
+Where that installation is missing, as in a container, a copy of this folder in the launcher's folder takes
+its place, and is on `PYTHONPATH` only where no other user can replace it. Runs inside the job, with any
+Python that PyTorch supports.
 """
 
 import os
 import sys
 
-ALIAS = "_dpro_inside_the_job"  # what the job's processes know the recorder as
+ALIAS = "_dpro_inside_the_job"  # the recorder's package name in the job's processes
 LAUNCH = "launch="
-ARCHIVE = "inside.zip"  # beside this file, in a copy only: the recorder
+ARCHIVE = "inside.zip"  # the recorder; beside this file only in a copy
 
 
 def load() -> None:
-    """Install the recorder, once; whatever goes wrong is for the log, not for the job."""
+    """Install the recorder once; log any failure instead of raising it into the job."""
     if ALIAS in sys.modules:  # Python 3.9 calls an entry point as often as it finds it
         return
     launch = ""
@@ -36,7 +36,7 @@ def load() -> None:
 
 
 def _launch() -> str:
-    """The folder that the launcher made; empty for none."""
+    """Return the folder that the launcher made; empty where `sys.path` names none."""
     from urllib.parse import unquote_to_bytes
 
     begins = os.path.join(os.path.dirname(__file__), LAUNCH)
@@ -63,7 +63,7 @@ def _install(launch: str, archive: str) -> None:
 
 
 def _is_private(folder: str) -> bool:
-    """Whether a folder, no link to one, is this user's, and closed to others."""
+    """Return whether `folder` is a directory, not a link, of this user and closed to all others."""
     import stat
 
     status = os.lstat(folder)

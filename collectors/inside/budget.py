@@ -1,8 +1,8 @@
-"""What deep windows have cost a job so far, and whether another one is paid for.
+"""What deep windows have cost a job, and whether another one is paid for.
 
-In: the times of one rank's steps, and of the recorder's own work at their ends and at those of windows. Out:
-whether a window may open, and when automatic windows stop and go on. Plain sums without a clock: a step
-costs a few operations. Which steps windows are is `plan`.
+Takes the times of one rank's steps, and of the recorder's own work at the ends of steps and windows. Decides
+whether a window may open, and when automatic windows stop and resume. Keeps plain sums without a clock: a
+step costs a few operations. `plan` decides which steps are windows.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 SETTLED = 10  # steps after a window until its cost is known
-WARM_UP = 3  # steps, the first: what they take does not come again
-REMEMBERED = 50  # steps, the latest; at the first window they become what later steps are compared with
-MIN_BEFORE = 5  # of those, without which nothing is compared
+WARM_UP = 3  # first steps, whose times do not recur
+REMEMBERED = 50  # latest steps; at the first window they become the reference for later steps
+MIN_BEFORE = 5  # reference steps, below which nothing is compared
 BLOCK = 50  # later steps that are compared at once
-CLEAR = 4.5  # standard errors by which a block takes longer: of a job's hundreds none does by chance
-BLOCKS = 100  # the latest, which show how much the job wanders
-GUESSED_NS = 250_000_000  # that a first window may cost: one of 6,000 spans takes 50 ms, with all details 330
-LASTING = 4  # blocks in a row that take longer, until windows stop
-DEVIATION = 1.4826  # standard deviations in a median distance to the median, of normal values
-_COSTS = 3  # windows
+CLEAR = 4.5  # standard errors by which a block takes longer: none of a job's hundreds does by chance
+BLOCKS = 100  # latest blocks, which show how much the job wanders
+GUESSED_NS = 250_000_000  # assumed for the first window: 6,000 spans cost 50 ms, with all details 330 ms
+LASTING = 4  # consecutive blocks that take longer, until windows stop
+DEVIATION = 1.4826  # standard deviation over median distance to the median, of normal values
+_COSTS = 3  # latest windows whose cost counts
 
 
 class Sample(NamedTuple):
-    """What is known of the steps that are compared with others.
+    """Number, mean and spread of steps that are compared with others.
 
     Attributes:
-        steps: how many.
-        squares: of how much each of them differs from the mean, the sum, in ns².
+        steps: number of steps.
+        squares: sum of their squared differences from the mean, in ns².
     """
 
     steps: int
@@ -40,20 +40,20 @@ class Sample(NamedTuple):
 
     @classmethod
     def of(cls, durations_ns: Sequence[int]) -> Sample:
-        """Of at least one step."""
+        """Summarise at least one step."""
         mean_ns = fmean(durations_ns)
         return cls(len(durations_ns), mean_ns, sum((ns - mean_ns) ** 2 for ns in durations_ns))
 
 
 def longer_ns(since: Sample, before: Sample, wander_ns: float) -> float:
-    """By how much later steps take longer in the mean; 0 where chance may explain that.
+    """Return by how much later steps take longer in the mean; 0 where chance may explain it.
 
     The standard error is that of the difference of two means, of steps that vary equally (Student's), since a
-    few steps do not show how much they vary. Where the job is faster or slower for longer than a block, it is
-    by how much the means of blocks vary.
+    few steps do not show how much they vary. Where the job is faster or slower for longer than a block, the
+    variation of the means of blocks counts, if it is larger.
 
     Args:
-        wander_ns: the standard deviation of the means of blocks.
+        wander_ns: standard deviation of the means of blocks.
     """
     variance = (since.squares + before.squares) / (since.steps + before.steps - 2)
     error_ns = math.sqrt(variance * (1 / since.steps + 1 / before.steps))
@@ -62,23 +62,23 @@ def longer_ns(since: Sample, before: Sample, wander_ns: float) -> float:
 
 
 def spread(means_ns: Sequence[float]) -> float:
-    """The standard deviation of most of these values, from the median distance to their median.
+    """Return the standard deviation of most of these values, from the median distance to their median.
 
-    A slow spell does not count, be it short or nearly all there is.
+    A slow spell does not count, whether it covers a few of the values or nearly all.
     """
     middle = median(means_ns)
     return DEVIATION * median([abs(mean_ns - middle) for mean_ns in means_ns])
 
 
 class WindowsChange(NamedTuple):
-    """Automatic windows stop, or go on.
+    """A decision to stop automatic windows, or to resume them.
 
     Attributes:
         stops: whether they stop.
-        spent_ns: what all windows have cost until now.
-        elapsed_ns: of the job's time until now.
-        longer: by which share steps have taken longer than before the first window, since that began or while
-            the windows stood still.
+        spent_ns: cost of all windows until now.
+        elapsed_ns: the job's time until now.
+        longer: share by which steps took longer than before the first window, since the slow-down began or
+            while windows were stopped.
     """
 
     stops: bool
@@ -88,24 +88,23 @@ class WindowsChange(NamedTuple):
 
 
 class Budget:
-    """What windows have cost, from the times of one rank's steps, and what they may.
+    """What windows have cost, from the times of one rank's steps, and what they may cost.
 
-    What the recorder itself takes at the ends of steps counts, too, whether there are windows or not.
-    The cost of a window is the recorder's own time at its two ends, by how much its steps took longer than
-    others, and by how much the step after it did: then this rank waits for ranks that are still saving.
-    That is by the host's clock: where the end of a window waits for all that a host ahead of its device had
-    enqueued, the cost is at most this.
+    The recorder's own work at the ends of steps counts, whether there are windows or not. A window costs the
+    recorder's time at its two ends, the excess of its steps over others, and that of the step after it, in
+    which this rank waits for ranks that are still saving. All of this is by the host's clock: where the end
+    of a window waits for everything that a host ahead of its device had enqueued, the cost may be lower.
 
-    A window may have slowed all steps after it as well: by how much those take longer than the steps before
-    the first window is a cost, too, for as long as that is more than chance. That a job became slower by
-    itself looks the same. Where few steps came before the first window, nothing is compared with them.
+    A window may also have slowed all later steps: their excess over the steps before the first window is a
+    cost, too, while it is more than chance. A job that became slower by itself looks the same. Where few
+    steps came before the first window, nothing is compared.
 
     Attributes:
         least: steps from one window to the next, however cheap they are.
     """
 
     def __init__(self, share: float, least: int) -> None:
-        """Nothing is known yet.
+        """Start before the first step.
 
         Args:
             share: of the job's time that windows may cost.
@@ -114,51 +113,51 @@ class Budget:
         self._share = share
         self._recent: deque[int] = deque(maxlen=REMEMBERED)
         self._costs: deque[int] = deque(maxlen=_COSTS)
-        self._after: int | None = SETTLED  # plain steps since the window; None where its cost is not known
+        self._after: int | None = SETTLED  # plain steps since the window; None while open, then -1
         self._own_ns = 0
         self._inside: list[int] = []
         self._warm_up = WARM_UP
-        self._opened = False  # ever
-        self._before: Sample | None = None  # the first window: later steps are compared with these
+        self._opened = False  # whether any window was opened
+        self._before: Sample | None = None  # the first window: the reference for later steps
         self._block: list[int] = []
         self._means: deque[float] = deque(maxlen=BLOCKS)  # ns, of blocks
         self._spent_ns = self._elapsed_ns = 0
-        self._slow = 0  # blocks in a row that took longer
-        self._longer_ns = self._longer_steps = 0.0  # what those cost, and their steps
+        self._slow = 0  # consecutive blocks that took longer
+        self._longer_ns = self._longer_steps = 0.0  # their cost, and their number of steps
         self._stopped = False
 
     @property
     def step_ns(self) -> int:
-        """How long a step takes outside of windows; 0 where none was seen.
+        """The mean time of a step outside windows; 0 before the first.
 
-        It is the mean, since windows may cost a share of the job's time. A host that runs ahead of its device
-        has many short steps, and now and then a long one that waits: the median would be the time of
-        enqueueing, and the mean is that of the device.
+        The mean, since windows may cost a share of the job's time. A host that runs ahead of its device has
+        many short steps, and now and then a long one that waits: their median is the time of enqueueing,
+        their mean that of the device.
         """
         return int(fmean(self._recent)) if self._recent else 0
 
     @property
     def hurried_ns(self) -> int:
-        """The median: how fast steps may follow each other while a host runs ahead; 0 where none was seen."""
+        """The median: how fast steps may follow each other while a host runs ahead; 0 before the first."""
         return int(median(self._recent)) if self._recent else 0
 
     @property
     def usual_ns(self) -> int:
-        """What a window costs, without what lasts; 0 where none was seen."""
+        """The median cost of a window, without lasting effects; 0 before the first."""
         return int(median(self._costs)) if self._costs else 0
 
     def opened(self, own_ns: int) -> None:
-        """A window was opened, which took this long."""
+        """Record that a window was opened, which took `own_ns`."""
         if not self._opened and len(self._recent) >= MIN_BEFORE:
             self._before = Sample.of(self._recent)
         self._opened = True
         if self._after is not None and self._after < SETTLED:
-            self._settle()  # the window before: it will not be known better
+            self._settle()  # the previous window: its cost will not be known better
         self._elapsed_ns += own_ns
         self._own_ns, self._inside, self._after = own_ns, [], None
 
     def closed(self, own_ns: int) -> None:
-        """It was closed, which took this long."""
+        """Record that the window was closed, which took `own_ns`."""
         self._elapsed_ns += own_ns
         self._own_ns += own_ns
         self._after = -1
@@ -167,10 +166,11 @@ class Budget:
         """Count the duration of a step as one inside, after or outside a window.
 
         Args:
-            own_ns: what the recorder took at its beginning, without opening or closing a window: part of it.
+            own_ns: the part of the step that the recorder took at its beginning, except to open or close a
+                window.
 
         Returns:
-            Whether windows stop or go on, where this step shows it.
+            Whether windows stop or resume, where this step shows it; else None.
         """
         self._elapsed_ns += duration_ns
         self._spent_ns += own_ns
@@ -191,14 +191,14 @@ class Budget:
         return self._judged(self._before) if len(self._block) == BLOCK else None
 
     def affords(self, ahead: int) -> bool:
-        """Whether one more automatic window is paid for this many steps from now."""
+        """Return whether one more automatic window is paid for `ahead` steps from now."""
         return not self._stopped and self._is_settled and self._is_paid(ahead * self.hurried_ns)
 
     def wait_ns(self, ahead: int) -> int | None:
-        """Of the job's time until a window that begins this many steps later is paid for, the first one, too.
+        """Return the job's time until a window `ahead` steps from now is paid for, the first one, too, in ns.
 
         Returns:
-            0 where it is; None where windows have stopped.
+            0 where it is paid for; None where windows have stopped.
         """
         if self._stopped:
             return None
@@ -215,14 +215,14 @@ class Budget:
         return self._spent_ns + self.usual_ns <= self._share * (self._elapsed_ns + later_ns)
 
     def _settle(self) -> None:
-        """Add what the latest window cost by itself."""
+        """Add the latest window's own cost."""
         if self._inside:
             slower_ns = sum(self._inside) - len(self._inside) * self.step_ns if self._recent else 0
             self._costs.append(self._own_ns + max(slower_ns, 0))
             self._spent_ns += self._costs[-1]
 
     def _judged(self, before: Sample) -> WindowsChange | None:
-        """Add by how much the steps of a block took longer to what windows cost."""
+        """Add the excess of a block of steps to the cost of windows; return whether they stop or resume."""
         block, self._block = Sample.of(self._block), []
         self._means.append(block.mean_ns)
         lasting_ns = longer_ns(block, before, spread(list(self._means)))

@@ -1,9 +1,10 @@
 """Captures of CUDA graphs: while one runs, nothing of ours may call CUDA.
 
-In: the calls that begin and end a capture. Out: whether one runs, and a guard that keeps new ones waiting for
-a moment. A capture in the `global` mode, which is the default, is invalidated by any thread's query of an
-event or synchronisation. Seen are the captures of `torch.cuda.CUDAGraph`, which PyTorch, its compiler and the
-common libraries use; one that C++ code begins by itself is seen only on the stream that a thread works on.
+Watches the calls that begin and end a capture. Says whether one runs, and has a guard that keeps new ones
+waiting for a moment. A capture in the `global` mode, which is the default, is invalidated by any thread's
+event query or synchronisation. Seen are the captures of `torch.cuda.CUDAGraph`, which PyTorch, its compiler
+and the common libraries use; a capture that C++ code begins by itself is seen only on the current stream of a
+thread.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ import torch
 from .recorder import Recorder
 from .threads import Monitor
 
-WAIT_S = 1.0  # a capture begins after this long, whatever we still do
+WAIT_S = 1.0  # the longest that our work delays a capture
 
 
 class RunningCaptures:
-    """What captures, and what keeps captures waiting."""
+    """The graphs that capture, and the guards that keep captures waiting."""
 
     def __init__(self) -> None:
         self.changed = Monitor()
-        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # one that is deleted captures no more
+        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # a deleted one captures no more
         self.guards = 0
 
 
@@ -36,17 +37,17 @@ _before: list[Callable[[], None]] = []
 
 
 def listen(action: Callable[[], None]) -> None:
-    """Have an action called before a capture begins, in the thread that captures."""
+    """Have an action called before each capture, in the thread that captures."""
     _before.append(action)
 
 
 def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured by any thread; calls no CUDA."""
+    """Return whether any thread captures a CUDA graph; calls no CUDA."""
     return bool(captured.graphs)
 
 
 def is_capturing_here() -> bool:
-    """The same, and whether this thread's current stream captures: for a thread that uses CUDA already."""
+    """Return whether any thread captures, or this thread's current stream; for threads that use CUDA."""
     return is_capturing() or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
@@ -55,7 +56,7 @@ def guard() -> Iterator[bool]:
     """Keep captures from beginning, for at most `WAIT_S`, while CUDA is called from a thread of ours.
 
     Yields:
-        Whether CUDA may be called: False while a capture runs. It never waits for one to end.
+        Whether CUDA may be called: False while a capture runs, whose end is not waited for.
     """
     state = captured
     with state.changed:
@@ -70,7 +71,7 @@ def guard() -> Iterator[bool]:
 
 
 def begin_capture(graph: Any) -> None:
-    """Note that a graph captures, once no guard keeps it waiting."""
+    """Add a graph that captures, once no guard keeps it waiting."""
     state = captured
     with state.changed:
         state.changed.wait_for(lambda: not state.guards, WAIT_S)
@@ -78,18 +79,18 @@ def begin_capture(graph: Any) -> None:
 
 
 def end_capture(graph: Any) -> None:
-    """Note that a graph has ended its capture."""
+    """Remove a graph whose capture has ended."""
     captured.graphs.discard(graph)
 
 
 def _forget() -> None:
-    """This is a forked child: no thread of its parent captures here, or holds a lock that is released."""
+    """Start without captures, and with a new lock, in a forked child."""
     global captured
     captured = RunningCaptures()
 
 
 def install(recorder: Recorder) -> None:
-    """See captures begin and end."""
+    """Watch captures begin and end."""
     owner: Any = torch.cuda.CUDAGraph
     begin, end = owner.capture_begin, owner.capture_end
 
@@ -108,7 +109,7 @@ def install(recorder: Recorder) -> None:
     def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return end(graph, *args, **kwargs)
-        finally:  # one that was invalidated has ended, too
+        finally:  # an invalidated capture has ended, too
             recorder.call(end_capture, graph)
 
     owner.capture_begin, owner.capture_end = capture_begin, capture_end

@@ -1,8 +1,8 @@
 """Which environment variables are recorded: settings of the job, and no secrets.
 
-In: an environment. Out: the variables on a short list. What is not on it is never read into a file; what is
-on it and looks like a secret is left out, too. Runs inside the job, where only the standard library may be
-assumed.
+Takes an environment; returns the variables on a short list. All others are never read into a file; listed
+ones with the name of a secret are left out, and values are masked. Runs inside the job, where only the
+standard library may be assumed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEPT = re.compile(
 
 
 def kept(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are recorded, in order of their names."""
+    """Return the recorded variables in order of their names, their values masked and shortened."""
     return {
         name: mask(value)[:LONGEST]
         for name, value in sorted(environment.items())
@@ -31,7 +31,7 @@ def kept(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-# Text without secrets: by the names that they are given, by where they stand in URLs, and by their shapes.
+# Text without secrets, which show by their names, their places in URLs, and their shapes.
 
 MASK = "***"
 
@@ -43,8 +43,8 @@ _ENDS_SO = re.compile(rf"(?:{_ENDS})s?")
 _HAS = re.compile(
     r"secret|passw(?:or)?d|passphrase|credential|(?:api|access|private|auth|signing)[-_]?(?:key|token)"
 )
-_WORDS = frozenset({"pass", "passes", "pw", "key", "keys"})  # a secret's name if they are its last word, and
-# not after one of these: parts of a model, a schedule or a tokenizer, which are no secrets.
+_WORDS = frozenset({"pass", "passes", "pw", "key", "keys"})  # last words of a secret's name, unless after
+# one of these: parts of a model, a schedule or a tokenizer, which are not secrets.
 _HARMLESS = re.compile(
     r"additional|band|backward|batch|bos|by|cls|dry|end|eos|eval|first|foreign|forward|group|high"
     r"|image|input|label|last|local|low|mask|max|min|multi|n|new|next|num|one|output|pad|per"
@@ -105,7 +105,7 @@ _SHELL = re.compile(r"-\w*c")
 
 
 def is_secret(name: str) -> bool:
-    """Whether what goes by this name is a secret, be it a variable, an option or a key."""
+    """Return whether a variable, an option or a key of this name is a secret."""
     if len(name) > _LONGEST_NAME:
         name = name[-_LONGEST_NAME:]
     parts = [part.lower() for part in _PARTS.findall(name)]
@@ -122,7 +122,7 @@ def is_secret(name: str) -> bool:
 
 
 def mask(text: str) -> str:
-    """A text without what looks like a secret."""
+    """Return a text with everything masked that looks like a secret."""
     text = "".join(_without_private_keys(text))
     text = _HOOK.sub(rf"\1{MASK}", text)
     text = _IN_URL.sub(f"{MASK}@", text)
@@ -134,7 +134,7 @@ def mask(text: str) -> str:
 
 
 def masked_command(words: Iterable[str]) -> list[str]:
-    """The words of a command, masked: `--api-key X`, `--token=X`, `env HF_TOKEN=X`, URLs with passwords."""
+    """Return a command's words, masked: `--api-key X`, `--token=X`, `env HF_TOKEN=X`, passwords in URLs."""
     masked: list[str] = []
     before, logs_in = "", False
     for word in words:
@@ -150,7 +150,7 @@ def masked_command(words: Iterable[str]) -> list[str]:
 
 
 def _is_value_of(before: str, word: str, logs_in: bool) -> bool:
-    """Whether a word is the secret that an option before it asks for."""
+    """Return whether a word is the secret value of the option before it."""
     if word.startswith("-") or not word:
         return False
     if logs_in and (before == "-p" or _HEX_KEY.fullmatch(word)):
@@ -163,7 +163,7 @@ def _is_value_of(before: str, word: str, logs_in: bool) -> bool:
 
 
 def _masked_assignment(name: str, word: str) -> str:
-    """A word `NAME=VALUE`, whose value goes to its end, blanks and all."""
+    """Mask a word `NAME=VALUE`, whose value extends to the end of the word, blanks included."""
     value = word[len(name) + 1 :].strip("\"'")
     if is_secret(name) and value and not _is_setting(name, value):
         return f"{name}={MASK}"
@@ -181,7 +181,7 @@ def _without_private_keys(text: str) -> Iterator[str]:
 
 
 def _without_named(text: str) -> Iterator[str]:
-    """Mask what follows a name that implies a secret."""
+    """Yield the parts of a text, with values masked after names that imply a secret."""
     end = 0
     while match := _NAMED.search(text, end):
         name, separator, quote = match.groups()
@@ -210,7 +210,7 @@ def _end_of_value(text: str, begin: int, quote: str, is_header: object) -> int:
 
 
 def _is_setting(name: str, value: str) -> bool:
-    """Whether a value cannot be a secret: a switch, a count of tokens, the current folder."""
+    """Return whether a value cannot be a secret: a switch, a count of tokens, the current folder."""
     return _IS_SETTING.fullmatch(value) is not None or (
         name.lower().endswith("pwd") and value.startswith("/")
     )

@@ -1,4 +1,4 @@
-"""What the job and observers outside it share: files, there whole or not at all, whose they are, and names.
+"""Files that the job shares with observers outside it: atomic writes, owners of folders, and names.
 
 Runs inside the job, where only the standard library may be assumed.
 """
@@ -21,12 +21,12 @@ from pathlib import Path
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Give a name to write a file under; the file gets its own name when the block ends well.
+    """Yield a temporary path to write; rename it to `path` when the block ends without an exception.
 
-    Its time stamp is by this host's clock, as all else that is recorded: a file server's may differ.
+    Its time stamp is by this host's clock, like all recorded times: a file server's may differ.
 
     Args:
-        path: its own name, which may be taken: it is replaced.
+        path: the final name; an existing file is replaced.
 
     Raises:
         OSError: the file cannot be renamed.
@@ -50,14 +50,14 @@ def write_whole(path: Path, content: bytes) -> None:
         _write_all(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, content)
 
 
-LARGEST = 1 << 30  # bytes: no file of ours has more
+LARGEST = 1 << 30  # bytes; no file of ours is larger
 
 
 def refuse_beyond_limit(size: int = LARGEST) -> None:
-    """Refuse to write a file that is larger than this process may write: the kernel would send it SIGXFSZ.
+    """Raise if this process may not write a file of this size: the kernel would send it SIGXFSZ.
 
     Raises:
-        OSError: it is.
+        OSError: the process's limit is lower.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if 0 <= most < size:  # -1 for no limit
@@ -65,7 +65,7 @@ def refuse_beyond_limit(size: int = LARGEST) -> None:
 
 
 def append_lines(path: Path, *lines: str) -> None:
-    """Add lines to the end of a file, which is made where it is missing.
+    """Append lines to a file, which is made where it is missing.
 
     Raises:
         OSError: it cannot be written.
@@ -89,10 +89,10 @@ _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of Linux
 
 
 class OwnDescriptor:
-    """A file that we opened, by its number, of which no more is assumed than the kernel says at each use.
+    """A file that we opened, known by its descriptor's number and verified at each use.
 
-    A job may close all descriptors, as daemons do, and open a file of its own that gets the number of ours.
-    So this has no finaliser, which would close whatever is there by then.
+    A job may close all descriptors, as daemons do, and open another file that gets the number of ours. So
+    this has no finaliser, which would close whichever file has the number then.
     """
 
     def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o600) -> None:
@@ -105,20 +105,20 @@ class OwnDescriptor:
         self._identity = identity_of(self.number)
 
     def is_ours(self) -> bool:
-        """Whether the number is still that of our file."""
+        """Return whether the number still belongs to our file."""
         with suppress(OSError):
             return identity_of(self.number) == self._identity
         return False
 
     def write(self, content: bytes | bytearray, at: int) -> int:
-        """Write what fits; returns how many bytes did.
+        """Write as much as fits; return the number of bytes written.
 
         Args:
             at: the offset; of a file opened to append, its end.
 
         Raises:
-            OSError: it is not ours any more; or it cannot be written, or not grow so far: where a job limits
-                the size of its files, the kernel would send it a signal.
+            OSError: the file is not ours any more, or cannot be written, or must not grow this far: where a
+                job limits the size of its files, the kernel would send it a signal.
         """
         if not self.is_ours():
             raise OSError(errno.EBADF, "the job closed a file descriptor of the recorder")
@@ -126,7 +126,7 @@ class OwnDescriptor:
         return os.pwrite(self.number, content, at)
 
     def reserve(self, at: int, length: int) -> None:
-        """Have blocks taken for bytes that follow, where the file system can; the file gets no longer.
+        """Reserve blocks for bytes that follow, where the file system can; the file gets no longer.
 
         Raises:
             OSError: the disk is full.
@@ -139,17 +139,17 @@ class OwnDescriptor:
                 raise OSError(number, os.strerror(number))
 
     def read(self, longest: int) -> bytes:
-        """The first bytes of the file.
+        """Return the first bytes of the file.
 
         Raises:
-            OSError: it is not ours any more, or cannot be read.
+            OSError: the file is not ours any more, or cannot be read.
         """
         if not self.is_ours():
             raise OSError(errno.EBADF, "the job closed a file descriptor of the recorder")
         return os.pread(self.number, longest, 0)
 
     def reopened(self, path: Path) -> OwnDescriptor:
-        """Open the file anew, where the job has closed all descriptors.
+        """Open the file again, where the job has closed all descriptors.
 
         Raises:
             OSError: it is no longer there, or another one.
@@ -161,16 +161,16 @@ class OwnDescriptor:
         return file
 
     def close(self) -> None:
-        """Close it, if it is ours."""
+        """Close the file, if it is ours."""
         if self.is_ours():
             os.close(self.number)
 
 
-HIGH = 512  # descriptors from here on: a job that opens files gets the numbers that it would without us
+HIGH = 512  # our lowest descriptor: files of the job get the same numbers as without us
 
 
 def out_of_the_way(descriptor: int) -> int:
-    """Give a descriptor a high number, where the process may have it; returns its number now."""
+    """Move a descriptor to a high number, where the process may have one; return its number."""
     try:
         high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
     except OSError:  # its limit is lower, or none is left
@@ -180,13 +180,13 @@ def out_of_the_way(descriptor: int) -> int:
 
 
 def identity_of(descriptor: int) -> tuple[int, int]:
-    """Device and inode of an open file."""
+    """Return device and inode of an open file."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 
 
 def stamp_of(path: Path) -> tuple[int, int]:
-    """Return what changes when a file is made or replaced."""
+    """Return modification time (ns) and inode, which change when a file is made or replaced; 0 for none."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -194,14 +194,14 @@ def stamp_of(path: Path) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_ino
 
 
-# Whether a folder is this user's own: nothing is read from, or written to, one of another user.
+# Owners of folders: nothing is read from, or written to, a folder of another user.
 
 SQUASHED_ROOT = 65534  # the user that a file server may map root to (`root_squash`)
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def is_own(folder: str | os.PathLike[str]) -> bool:
-    """Whether a path is a folder, no link to one, that this user owns and no other may write to."""
+    """Return whether a path is a folder, no link to one, that this user owns and no other may write to."""
     with suppress(OSError):
         status = os.lstat(folder)
         private = stat.S_ISDIR(status.st_mode) and not status.st_mode & OTHERS_WRITE
@@ -210,7 +210,7 @@ def is_own(folder: str | os.PathLike[str]) -> bool:
 
 
 def owns(folder: str | os.PathLike[str], owner: int) -> bool:
-    """Whether the owner of a folder is this user, or the user that its file server maps this user to.
+    """Return whether the owner of a folder is this user, or the user that its file server maps this user to.
 
     Root is a user like any other: the owner of a folder can direct what root does in it.
     """
@@ -218,7 +218,7 @@ def owns(folder: str | os.PathLike[str], owner: int) -> bool:
 
 
 def _known_as(folder: str | os.PathLike[str]) -> int:
-    """The owner of what this user makes there; -1 where they cannot."""
+    """Return the owner of files that this user makes in a folder; -1 where it cannot make any."""
     with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_uid
     return -1
@@ -226,45 +226,43 @@ def _known_as(folder: str | os.PathLike[str]) -> int:
 
 # Names that both the job and observers outside it use: of files, of mesh axes, of pipelines' operations.
 
-WANTED = "wanted.json"  # beside the folders of the launches: changes when an observer wants the latest calls
+WANTED = "wanted.json"  # beside the folders of the launches; changes when an observer wants the latest calls
 REQUESTED = "control.json"  # beside them, too: the latest requests, oldest first
-IMPORTED = "imported"  # in the folder of a launch: some process of the job has imported torch
-SHOWN = "calls-"  # what names of dumps for them begin with
+IMPORTED = "imported"  # in the folder of a launch, once a process of the job has imported torch
+SHOWN = "calls-"  # prefix of dumps for observers
 LACKS = "lacks.txt"  # what the PyTorch of a process does not record, a sentence a line
-STACKS = "stacks.txt"  # what a handler in C writes where a process cannot answer
-STACKS_BY = "stacks.json"  # by which signal to which thread, and under which number the file is open there
-LAST = "last"  # there once the interpreter goes and all calls are saved: none came later
-STALL = "stall"  # what dumps of calls are called that were made while no step ended
-CHECKPOINTS = "checkpoints.jsonl"  # saves and loads of a process, a line each
+STACKS = "stacks.txt"  # written by a handler in C where a process cannot answer
+STACKS_BY = "stacks.json"  # the signal for that, the thread that gets it, and the file's descriptor
+LAST = "last"  # exists once the interpreter exits and all calls are saved: none came later
+STALL = "stall"  # name of dumps of calls made while no step ended
+CHECKPOINTS = "checkpoints.jsonl"  # saves and loads of a process, one per line
 REQUESTS = "requests.jsonl"  # requests that a process served, a line each when scheduled and when ended
-ACTOR = "actor-"  # how names begin, in the folder of the launch, of what says when an actor ran which method
-BUSY = ".busy"  # how the name ends of the file with a byte that says whether the actor is in a call
+ACTOR = "actor-"  # prefix, in the folder of the launch, of the files of when an actor ran which method
+BUSY = ".busy"  # suffix of the file whose byte says whether the actor is in a call
 ENGINE = "engine.json"  # which engine of a server a process drives
-ENGINES = "engine-"  # how names of folders begin, in that of the launch, of engines in a process without rank
+ENGINES = "engine-"  # prefix of folders, in that of the launch, of engines in processes without a rank
 PIPELINE = "pipeline.json"  # which part of the model a process of a pipeline has
-STARTED = "started.json"  # when a process had got how far on its way to the first step
-PARTS = "start_parts.jsonl"  # imports and process groups of a process on that way, a line each
+STARTED = "started.json"  # when a process reached which point on its way to the first step
+PARTS = "start_parts.jsonl"  # imports and process groups of a process on that way, one per line
 EXIT = "exit"  # renamed, when a process exits, to this, a hyphen, and the exit code as a byte, none for 0
 RAISED = "raised.json"  # the exception that ended a process
-MEMORY = "memory.jsonl"  # allocations that were refused to a process, a line each
-FAILED = (
-    "raised-"  # how names begin of the same, in the folder of the launch, of a process that had not trained
-)
-TENSOR_AXES = ("tp", "tensor", "tensor_parallel", "model", "model_parallel", "mp")  # of meshes of devices
+MEMORY = "memory.jsonl"  # refused allocations of a process, one per line
+FAILED = "raised-"  # prefix of the same file, in the folder of the launch, of processes that had not trained
+TENSOR_AXES = ("tp", "tensor", "tensor_parallel", "model", "model_parallel", "mp")  # of device meshes
 
 # Operations of pipelines, as records number them. The loss of a micro-batch belongs to its forward.
 FORWARD, BACKWARD = "forward", "backward"
 BACKWARD_INPUT, BACKWARD_WEIGHT = "backward_input", "backward_weight"
 LOSS = "loss"
 OPERATIONS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, LOSS)
-PRETENDED = "pretended"  # what files of a pretended rank's calls are called
+PRETENDED = "pretended"  # prefix of files of a pretended rank's calls
 MAIL = "mail"  # in the folder of a launch: what pretended ranks leave for each other
-WAITS = "waits-"  # how names begin there of ranks that wait for another's mail
+WAITS = "waits-"  # prefix there of files of ranks that wait for another's mail
 REPLACED = "replaced.json"  # the program that a process replaced itself by (`exec`), and when
 
 
 def image_folder(launch: Path, host: str, pid: int, image: int) -> Path:
-    """The folder of one of the programs that a process has been (`exec`) and that recorded.
+    """Return the folder of one of the programs that a process has been (`exec`) and that recorded.
 
     Args:
         image: the program's number, from 0.
@@ -273,14 +271,14 @@ def image_folder(launch: Path, host: str, pid: int, image: int) -> Path:
 
 
 def next_image(launch: Path, host: str, pid: int) -> int:
-    """Return how many programs a process has been that recorded."""
+    """Return how many programs of a process have recorded."""
     return sum(
         1 for _ in takewhile(lambda image: os.path.isdir(image_folder(launch, host, pid, image)), count())
     )
 
 
 def pid_and_image(folder: str) -> tuple[int, int]:
-    """The two of an `image_folder` by its name.
+    """Return pid and image from the name of an `image_folder`.
 
     Raises:
         ValueError: it is the name of another folder.

@@ -1,7 +1,7 @@
-"""Getting in: where the recorder hangs on torch, and which probes it has.
+"""The recorder's entry: its hooks on torch, and the list of its probes.
 
-Each patch calls the original with the same arguments and lets its exceptions pass. Those that each step calls
-do what `Recorder.guarded` and `patching.uncompiled` do without calling them.
+Each patch calls the original with the same arguments and lets its exceptions pass. Patches that each step
+calls do what `Recorder.guarded` and `patching.uncompiled` do without calling them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .torch_internals import frame_watch
 
 
 def install(launch: str) -> None:
-    """Set the hooks; called at the end of `import torch`."""
+    """Set the hooks, at the end of `import torch`."""
     recorder = Recorder(Path(launch))
     with suppress(OSError):
         (recorder.launch / IMPORTED).touch()
@@ -47,8 +47,8 @@ def install(launch: str) -> None:
     _install_scaler(recorder)
     if dist.is_available():
         _install_distributed(recorder)
-    # They are called in this order: what a step took is noted before what we do at its end, and
-    # what a window found is saved before what ends with it.
+    # Called in this order: the time of a step is recorded before our own work at its end, and a window is
+    # saved before what ends with it.
     for probe in (
         starting, coverage, captures, requests, gpu_steps, data, host, aside, losses, naming, phases,
         inference, model_calls, actors, mesh, pipelining, megatron, deepspeed, *later, windows,
@@ -63,7 +63,7 @@ def install(launch: str) -> None:
 
 
 def _probes_of_extensions(recorder: Recorder) -> Iterator[ModuleType]:
-    """Load the probes that the launcher names, of this package or files; one that fails is for the log."""
+    """Load the probes that the launcher names, of this package or files; log those that fail."""
     for name, place in recorder.config.get("probes", {}).items():
         try:
             if os.path.isabs(place):
@@ -80,12 +80,12 @@ def _probes_of_extensions(recorder: Recorder) -> Iterator[ModuleType]:
 
 
 def _install_exit(recorder: Recorder) -> None:
-    """End the recording before the interpreter exits, also where the job clears what it does then."""
+    """End the recording before the interpreter exits, also where the job clears its exit handlers."""
 
     def leave() -> None:
         try:
             recorder.guarded(recorder.on_exit)
-        finally:  # handlers of the job's that were there before torch was imported follow, and may train
+        finally:  # handlers registered before torch was imported follow, and may train
             recorder.has_exited = True
 
     def register() -> None:
@@ -109,7 +109,7 @@ def _install_optimizers(recorder: Recorder) -> None:
         finally:
             watch(before)
 
-    hook._torchdynamo_disable = True  # type: ignore[attr-defined] # of a compiled update, too, we want to know
+    hook._torchdynamo_disable = True  # type: ignore[attr-defined] # compiled updates count, too
     register_optimizer_step_post_hook(hook)
 
 
@@ -132,7 +132,7 @@ def _install_backward(recorder: Recorder) -> None:
 
 
 def _install_scaler(recorder: Recorder) -> None:
-    """A step that the scaler skips, its gradients being infinite, ends like any other."""
+    """Count a step that the scaler skips for infinite gradients like any other."""
     original = torch.amp.GradScaler.step
 
     @functools.wraps(original)

@@ -1,7 +1,7 @@
-"""What names a process for good: the boot of its host, its namespace of pids, its pid and when it started.
+"""The lasting name of a process: the boot of its host, its pid namespace, its pid and its start.
 
-In: a pid. Out: what the kernel says of it. Pids come back; all four together do not. Runs inside the job,
-where only the standard library may be assumed.
+Takes a pid; returns what the kernel says of it. Pids are used again; all four together are not. Runs inside
+the job, where only the standard library may be assumed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-START_TICKS = 19  # of the fields after the name in brackets
-ALL_PROCESSES = "pid:[4026531836]"  # the namespace of the host itself, which sees those of all others
+START_TICKS = 19  # index among the fields after the name in brackets
+ALL_PROCESSES = "pid:[4026531836]"  # the host's own namespace, which sees the pids of all others
 
 
 def host_clock() -> str:
-    """What all processes that share this host's clock call it, and no others: this boot of its kernel."""
+    """Return an id that only the processes on this host's clock share: the boot id of its kernel."""
     try:
         return _read("/proc/sys/kernel/random/boot_id").strip()
     except OSError:
@@ -27,21 +27,21 @@ def host_clock() -> str:
 
 
 def pid_namespace() -> str:
-    """The name of the namespace that pids of this process are in, as of its container; may be empty."""
+    """Return the name of this process's pid namespace, such as its container's; may be empty."""
     with suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
 
 
 def stat_fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; empty if there is no such process."""
+    """Return the fields of /proc/PID/stat from the state on; empty if there is no such process."""
     with suppress(OSError):
         return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return []
 
 
 def _read(path: str) -> str:
-    """What the kernel says in a small file; without `open`, which the job may have replaced."""
+    """Return a small file of the kernel, without `open`, which the job may have replaced."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, 1 << 12).decode(errors="replace")
@@ -50,13 +50,13 @@ def _read(path: str) -> str:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot; -1 if it is gone or only waits to be reaped."""
+    """Return when a process started, in clock ticks since boot; -1 if it is gone or a zombie."""
     fields = stat_fields(pid)
     return -1 if not fields or fields[0] in "ZX" else int(fields[START_TICKS])
 
 
 def name_of(pid: int) -> dict[str, Any]:
-    """The facts by which `lives` knows a process of this host again."""
+    """Return the facts by which `lives` recognises a process of this host."""
     return {
         "clock": host_clock(),
         "pid_namespace": pid_namespace(),
@@ -66,10 +66,10 @@ def name_of(pid: int) -> dict[str, Any]:
 
 
 def lives(facts: Mapping[str, Any]) -> bool | None:
-    """Whether a process lives; None where that cannot be seen: on another host, or from within a container.
+    """Return whether a process lives; None where that is unknown: on another host, or from a container.
 
     Args:
-        facts: as of `name_of`; those of older recorders lack some, as if they were of another host.
+        facts: from `name_of`; those of older recorders lack some, and count as another host's.
     """
     if facts.get("clock") != host_clock():
         return None
@@ -82,7 +82,7 @@ def lives(facts: Mapping[str, Any]) -> bool | None:
 
 
 def _called(pid: int) -> Iterator[int]:
-    """The pids here of processes that have a pid within a container."""
+    """Yield the pids here of processes whose pid in a container is `pid`."""
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):
             called = re.search(r"^NSpid:\s.*?(\d+)$", status.read_text(errors="replace"), re.MULTILINE)

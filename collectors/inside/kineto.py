@@ -1,7 +1,8 @@
 """One recording of Kineto: every operator, kernel and launch between its start and its stop.
 
-In: what to record. Out: files in Kineto's format. Uses the profiler's lower half: the public one imports the
-compiler at its first start, a second of stall, and turns events into Python objects that are not used here.
+Takes what to record; writes files in Kineto's format. Uses the profiler's lower half: the public one imports
+the compiler at its first start, a second of stall, and turns events into Python objects that are not used
+here.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from .torch_internals import (
 )
 from .unseen import modules_of, unseen
 
-TEARDOWN_CALLS, TEARDOWN_S = 20, 0.005  # of CUDA at the exit, and between two of them
+TEARDOWN_CALLS, TEARDOWN_S = 20, 0.005  # calls of CUDA at the exit, and the time between two
 
 LEVEL, SILENT = "KINETO_LOG_LEVEL", "99"
-PROCESS = "/proc/self/comm"  # where Kineto reads the name of the process, and complains without
+PROCESS = "/proc/self/comm"  # Kineto reads the name of the process here, and complains if it cannot
 
 _running: list[Recording] = []
 
 
 def silence() -> None:
-    """Have Kineto say nothing on the job's stderr, also where a launcher has left that variable behind."""
+    """Keep Kineto from writing to the job's stderr, also where a launcher has dropped that variable."""
     os.environ.setdefault(LEVEL, SILENT)
 
 
 def refuse_noise() -> None:
-    """Refuse to start Kineto where it would write to the job's stderr.
+    """Raise if Kineto would write to the job's stderr when it starts.
 
     Raises:
         OSError: the job has emptied its environment, or has no `/proc`.
@@ -55,21 +56,21 @@ def refuse_noise() -> None:
 
 
 class OwnProfile(profile):
-    """A profiler of ours: its type distinguishes it from the user's own."""
+    """A profiler of ours, distinguished from the user's by its type."""
 
 
 class Mark(record_function):
-    """A range of ours: modes of the job do not see it begin and end."""
+    """A range of ours: modes of the job do not see its begin and end."""
 
     def begin(self) -> bool:
-        """Begin; returns whether that could be hidden."""
+        """Begin the range; return whether that could be hidden."""
         calls = range_calls()
         if calls is not None:
             self.record = unseen(calls[0], self.name, self.args)
         return calls is not None
 
     def end(self) -> bool:
-        """End; returns whether that could be hidden."""
+        """End the range; return whether that could be hidden."""
         calls = range_calls()
         if calls is not None and self.run_callbacks_on_exit:
             unseen(calls[1], self.record)
@@ -80,7 +81,7 @@ class Recording:
     """Kineto at work, and what else is recorded beside it.
 
     Attributes:
-        thread: that records: no other can stop it.
+        thread: the thread that records: no other can stop it.
     """
 
     def __init__(self, options: Mapping[str, Any], execution_trace: Path | None) -> None:
@@ -97,7 +98,7 @@ class Recording:
             record_shapes=bool(options.get("shapes")),
             profile_memory=bool(options.get("memory")),
             with_stack=bool(options.get("stacks")),
-            # Stacks need what this leaves out: events turned into objects, in C++.
+            # Stacks need events as objects, made in C++, which `trace_only` leaves out.
             experimental_config=experimental_config(
                 enable_cuda_sync_events=gpu, trace_only=not options.get("stacks")
             ),
@@ -113,11 +114,11 @@ class Recording:
                 self._undo.append(end)
         _running.append(self)  # before it runs: a handler of the job's may raise once it does
         try:
-            with SignalsBlocked():  # Kineto starts threads of its own
+            with SignalsBlocked():  # threads that Kineto starts inherit this
                 start_profiler(self.profiler)
         except BaseException as error:
             has_failed = isinstance(error, Exception) and not is_of_a_handler(error)
-            if has_failed or not is_profiling():  # to stop what has not started could stop another's
+            if has_failed or not is_profiling():  # stopping before the start could stop another's
                 _running.remove(self)
                 self._restore()
             else:
@@ -125,12 +126,12 @@ class Recording:
             raise
 
     def stop(self, path: Path | None) -> None:
-        """Stop, and save what was seen under names that only whole files get.
+        """Stop, and save what was recorded under names that only whole files get.
 
         Args:
-            path: of the Kineto file; None where nothing is to be kept.
+            path: of the Kineto file; None to keep nothing.
         """
-        # Its exit would synchronise the device: without bound, and not at all while a graph is captured.
+        # Else its exit would synchronise the device: without bound, and impossible while a graph is captured.
         self.profiler.use_device = None
         try:
             with SignalsBlocked():
@@ -151,14 +152,13 @@ class Recording:
                 self.profiler.kineto_results.save(plain)
 
     def _restore(self) -> None:
-        """Remove what was set for this recording."""
         while self._undo:
             self._undo.pop()()
 
 
 @contextmanager
 def plain_path(path: Path) -> Iterator[str]:
-    """A path that Kineto can write to: it leaves out what cannot be printed, such as the end of a line."""
+    """Yield a path that Kineto can write to: it drops unprintable characters, such as the end of a line."""
     if str(path).isprintable():
         yield str(path)
         return
@@ -170,20 +170,20 @@ def plain_path(path: Path) -> Iterator[str]:
 
 
 def stop_left() -> None:
-    """Called before the interpreter exits: what still runs, whatever has failed, would crash it then."""
+    """Stop before the interpreter exits what still runs after any failure: it would crash the exit."""
     for recording in tuple(_running):
         if recording.thread == get_ident():
             with suppress(Exception):
                 recording.stop(None)
-    if _running:  # of another thread, which alone could stop it
+    if _running:  # in another thread, which alone could stop it
         leave_out_destructors()
 
 
 def finish_teardown() -> None:
-    """Called before the interpreter exits: let Kineto tear CUPTI down, where the environment has it do so.
+    """Let Kineto tear CUPTI down before the interpreter exits, where the environment has it do so.
 
-    It does that within the next call of CUDA, whoever's profiler has stopped. If none came, a destructor of
-    C++ would wait for it for ever.
+    Kineto does that within the next call of CUDA, whichever profiler has stopped. If none came, a C++
+    destructor would wait for it forever.
     """
     if os.environ.get("TEARDOWN_CUPTI") != "1" or not torch.cuda.is_initialized():
         return
@@ -194,15 +194,15 @@ def finish_teardown() -> None:
 
 
 def start_in_main_thread() -> None:
-    """Start and stop Kineto once, empty: the first start in another thread prints a line on stderr."""
+    """Start and stop an empty Kineto once: its first start in another thread prints a line on stderr."""
     Recording({}, None).stop(None)
 
 
 def leave_out_destructors() -> None:
-    """Let this process exit without the destructors of C++.
+    """Make this process exit without C++ destructors.
 
-    That of a running Kineto crashes. In a forked child of a process that has used Kineto it waits for a
-    thread which the child does not have, for ever (ConfigLoader in libkineto).
+    That of a running Kineto crashes. In a forked child of a process that has used Kineto it waits forever for
+    a thread that the child does not have (ConfigLoader in libkineto).
     """
     libc = ctypes.CDLL(None)
     atexit.register(libc.fflush, None)
@@ -215,7 +215,7 @@ PREFIX = "nn.Module: "
 
 
 class _Calls(Local):
-    """The calls that are open on a thread, outermost first, and the names within the outermost."""
+    """The open calls of a thread, outermost first, and the names of modules within the outermost."""
 
     def __init__(self) -> None:
         self.open: list[tuple[Any, record_function]] = []
@@ -223,7 +223,7 @@ class _Calls(Local):
 
 
 def name_modules() -> Callable[[], None]:
-    """Begin to name the modules; returns how to stop."""
+    """Begin to name the modules; return how to stop."""
     calls = _Calls()
 
     def before(module: Any, _arguments: Any) -> None:

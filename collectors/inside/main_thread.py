@@ -1,12 +1,12 @@
-"""Run a function of ours in the job's main thread, between two of its bytecodes, as handlers of signals are.
+"""Calls of our functions in the job's main thread, between two of its bytecodes, like handlers of signals.
 
-In: a function, and requests from any thread. Out: calls of it, as soon as the main thread runs Python. There
+Takes a function, and requests for it from any thread. Calls it as soon as the main thread runs Python. There
 it may walk the frames that it interrupted: no other thread can do so safely. Like a handler of a signal it
 must take no lock, and it should be short.
 
-A signal that arrives meanwhile has its handler called within ours. What that raises, as `KeyboardInterrupt`,
-is meant for the job and reaches it: the interpreter calls `PyObject_IsTrue` of an object, not a callback made
-by ctypes, which would print the exception and drop it.
+A signal that arrives meanwhile has its handler called within ours. An exception of that handler, such as
+`KeyboardInterrupt`, is meant for the job and reaches it: the interpreter calls `PyObject_IsTrue` of an
+object, not a callback made by ctypes, which would print the exception and drop it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 from .patching import uncompiled
 from .unseen import code_of, traceback_of
 
-_KEPT: list[Any] = []  # what the interpreter may call yet, if only in a forked child
+_KEPT: list[Any] = []  # the interpreter may still call these, if only in a forked child
 
 
 class MainThreadCall:
-    """A function for the main thread, which is asked for at most once at a time."""
+    """A function for the main thread, requested at most once at a time."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action, self._process, self._is_asked = action, os.getpid(), False
@@ -47,7 +47,7 @@ class MainThreadCall:
 
 
 class _Pending:
-    """An object whose truth the interpreter asks for: it goes on where that is false, and raises errors."""
+    """An object whose truth the interpreter tests: it continues if false, and raises what the test raises."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action
@@ -58,7 +58,7 @@ class _Pending:
 
 
 def is_of_a_handler(error: BaseException) -> bool:
-    """Whether the job's handler of a signal raised an exception, wherever the main thread was."""
+    """Return whether a signal handler of the job's raised an exception, wherever the main thread was."""
     place, codes = traceback_of(error), set(_codes_of_handlers())
     while place is not None:
         if place.tb_frame.f_code in codes:

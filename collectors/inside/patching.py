@@ -1,6 +1,7 @@
-"""Have our own code called around a function of another module, and keep the compiler out of it.
+"""Our own code around functions of other modules, kept away from the compiler.
 
-In: a function, and what to call before and after it. It gets the same arguments, and its exceptions pass.
+Takes a function, and what to call before and after it. The function gets the same arguments, and its
+exceptions pass.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ def patch(
     after: Callable[..., None] = lambda *_: None,
     also: Iterable[Any] = (),
 ) -> None:
-    """Have `before` and `after` called around a function; they get its first argument, if there is one.
+    """Have `before` and `after` called around a function, with its first argument if it has one.
 
     Args:
         before: must not raise.
         after: must not raise; not called where the function raised.
-        also: other modules in which the same function is, under the same name. It stays one: `pickle` looks a
-            function up in its module, and refuses another one.
+        also: other modules that have the function under the same name. It stays one function: `pickle` looks
+            a function up in its module, and refuses another one.
     """
     original = getattr(owner, name)
 
@@ -49,10 +50,10 @@ def patch(
 
 
 def wrap(owner: Any, name: str, around: Callable[[Any], Any], also: Iterable[Any] = ()) -> None:
-    """Put a function of our own in the place of another.
+    """Replace a function by what `around` makes of it.
 
     Args:
-        also: other modules in which the same function is, as of `patch`.
+        also: other modules that have the function, as in `patch`.
     """
     original = getattr(owner, name)
     wrapped = functools.wraps(original)(around(original))
@@ -62,11 +63,11 @@ def wrap(owner: Any, name: str, around: Callable[[Any], Any], also: Iterable[Any
 
 
 def preceded_by(call: Callable[..., None], action: Callable[..., None]) -> Callable[[Any], Any]:
-    """Have an action called with the arguments of a function before it is: a way `around` it for `wrap`.
+    """Return an `around` for `wrap` that calls an action with a function's arguments before the function.
 
     Args:
         call: runs the action, as `Recorder.call`.
-        action: gets arguments by keyword behind the others, as they come.
+        action: gets the positional arguments, then those by keyword, as they come.
     """
 
     def around(original: Any) -> Any:
@@ -80,7 +81,7 @@ def preceded_by(call: Callable[..., None], action: Callable[..., None]) -> Calla
 
 
 def followed_by(call: Callable[..., None], action: Callable[..., None]) -> Callable[[Any], Any]:
-    """The same with its result, before the arguments, once it has returned."""
+    """Return an `around` for `wrap` that calls an action with a function's result and arguments after it."""
 
     def around(original: Any) -> Any:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -94,10 +95,10 @@ def followed_by(call: Callable[..., None], action: Callable[..., None]) -> Calla
 
 
 def uncompiled(action: Callable[..., None], *arguments: Any) -> None:
-    """Run an action, and whatever it calls, as it is.
+    """Run an action, and everything that it calls, uncompiled.
 
-    TorchDynamo compiles what is called from code that it has compiled, such as an optimizer's hook, and
-    complains on the job's stderr of what it does not understand.
+    TorchDynamo compiles what compiled code calls, such as an optimizer's hook, and complains on the job's
+    stderr of what it does not understand.
     """
     watch = frame_watch()
     before = watch(None)
@@ -107,14 +108,14 @@ def uncompiled(action: Callable[..., None], *arguments: Any) -> None:
         watch(before)
 
 
-# What this package uses of the standard library. Jobs replace functions of it: tests freeze or count clocks
-# (`time.time_ns`), other programs put their own `open` or `json.dumps` there.
+# Modules of the standard library that this package uses. Jobs replace their functions: tests freeze or count
+# clocks (`time.time_ns`), other programs put their own `open` or `json.dumps` there.
 LIBRARY = ("ctypes", "json", "math", "os", "pickle", "platform", "posixpath", "re", "resource", "select",
            "signal", "socket", "struct", "threading", "time", "weakref")  # fmt: skip
 
 
 def keep_library() -> None:
-    """Have the modules of this package go on with the standard library as it is now."""
+    """Make the modules of this package keep the standard library as it is now."""
     kept: dict[str, ModuleType] = {}
     for name, module in list(sys.modules.items()):
         if name.startswith(f"{__package__}."):
@@ -127,7 +128,7 @@ def keep_library() -> None:
 
 
 def _kept(module: ModuleType, kept: dict[str, ModuleType]) -> ModuleType:
-    """A module as it is now, and those of the library in it."""
+    """Return a copy of a module as it is now, of `os` with a copy of its `path`."""
     copy = kept.get(module.__name__)
     if copy is None:
         copy = kept[module.__name__] = ModuleType(module.__name__)
@@ -138,7 +139,7 @@ def _kept(module: ModuleType, kept: dict[str, ModuleType]) -> ModuleType:
 
 
 def keep_compiler_out() -> None:
-    """The same for the functions of this package that are called before `uncompiled` is."""
+    """Exclude from compilation the functions of this package that run before `uncompiled`."""
     skip = code_skipper()
     if skip is None:
         return
@@ -149,7 +150,7 @@ def keep_compiler_out() -> None:
 
 
 def _codes(names: dict[str, Any], module: str) -> Iterator[CodeType]:
-    """The code of all functions that a module defines, those within others included."""
+    """Yield the code of all functions that a module defines, those within others included."""
     for value in list(names.values()):
         if isinstance(value, type) and value.__module__ == module:
             yield from _codes(dict(vars(value)), module)

@@ -1,13 +1,13 @@
 """Clocks: the wall clock, which all times are on, against one that is never set, and those of other hosts.
 
-In: a call a second, and the job's own store, through which the hosts find each other. Out: each second a
-record of both clocks of a host at the same moment; and records of comparisons, by one process per host: when
+Uses a call a second, and the job's own store, through which the hosts find each other. Records each second
+both clocks of a host at the same moment, and comparisons with other hosts, made by one process per host: when
 the first step has ended, soon after, and then once a minute.
 
-The first process of each host to come speaks for it. Hosts are numbered as they come, and each compares
-itself with one of lower number: a tree, so that no host answers more than `FAN_OUT` others however many there
-are. All is done by a thread that sleeps; the store is only asked what it answers at once, never waited for.
-The store is left alone at first: torch says on stderr when it is gone, as in a short job it may be.
+The first process of each host represents it. Hosts are numbered as they come, and each compares itself with
+one of lower number: a tree, so that no host answers more than `FAN_OUT` others however many there are. All is
+done by a thread that sleeps; the store is only asked what it answers at once, never waited for. The store is
+left alone at first: torch complains on stderr when it is gone, as in a short job it may be.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ from .threads import Thread
 FAN_OUT = 8
 FIRST_PERIOD_S, LONGEST_PERIOD_S = 1.0, 60.0
 NO_STEP_S = 5.0  # begin after this long where no step ends
-LOOK_S = 0.5  # how often to look whether the other host is there
+LOOK_S = 0.5  # between two looks for the other host
 KEYS = "dpro/clocks"
 
 
 class Peers:
-    """The comparisons of one process."""
+    """The clock comparisons of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child: it has no process group yet."""
+        """Start without a process group in a forked child."""
         self._begun = self._stepped = False
         self._seconds = 0.0
 
     def on_step(self, _step: int) -> object:
-        """Note that the job is under way."""
+        """Record that the job is under way."""
         self._stepped = True
         return ENOUGH
 
     def on_second(self) -> None:
-        """Begin once there is a process group and the job is under way."""
+        """Begin to compare clocks once there is a process group and the job is under way."""
         if self._begun or not dist.is_available() or not dist.is_initialized():
             return
         self._seconds += SECOND_S
@@ -89,7 +89,7 @@ class Peers:
             period_s = min(2 * period_s, LONGEST_PERIOD_S)
 
     def _peer(self, number: int, pingpong: PingPong) -> tuple[int, Address] | None:
-        """The rank and address of the process to compare with; None for the first host."""
+        """Return rank and address of the process to compare with; None for the first host."""
         key = f"{KEYS}/{(number - 1) // FAN_OUT}"
         store = self._recorder.store
         while number and not store.gone:
@@ -121,39 +121,39 @@ def sample(recorder: Recorder) -> None:
 
 
 def _number(store: Any) -> int | None:
-    """Which host this is, if this process speaks for it."""
+    """Return this host's number, from 0, if this process represents it; else None."""
     if store.add(f"{KEYS}/{host_clock()}", 1) > 1:
         return None
     return int(store.add(f"{KEYS}/hosts", 1)) - 1
 
 
 def _store_host(store: Any) -> str:
-    """The host that all of the job found: where its store is."""
+    """Return the host of the store, which every process of the job has reached."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return str(getattr(store, "host", "")) or os.environ.get("MASTER_ADDR", "localhost")
 
 
-# How far this host's clock is from another host's, by timed messages between two processes.
+# The offset of this host's clock from another's, by timed messages between two processes.
 
 ROUNDS = 64  # exchanges in a comparison
 BEST = 8  # of them are kept: those with the shortest round trip
 PATIENCE_S = 0.2
 LOSSES = 3  # messages lost in a comparison before it is given up
 
-# Token of the one asked, 1 for an answer, and ns on their own clocks: asked, came, answered.
+# Token of the process asked, 1 for an answer, and ns on the clock of each: asked, came, answered.
 _MESSAGE = struct.Struct("!QQqqq")
 _SO_TIMESTAMPNS = 35  # <asm-generic/socket.h>; the socket module does not name it
 _TIMESPEC = struct.Struct("@qq")
-# Addresses that no packet is sent to: a host's own one is what it would send from.
+# No packet is sent to these addresses: a packet's source would be the host's own address.
 _ANYWHERE = {socket.AF_INET: "198.51.100.1", socket.AF_INET6: "2001:db8::1"}
 
 
 class ClockSample(NamedTuple):
-    """One comparison of two clocks.
+    """A comparison of two clocks.
 
     Attributes:
-        time_ns: when, on this host's clock.
+        time_ns: time of the comparison, on this host's clock.
         offset_ns: this host's clock minus the other's.
         round_trip_ns: time the messages were under way; the offset is wrong by half of it at most.
     """
@@ -167,7 +167,7 @@ class Address(NamedTuple):
     """Where a process can be asked for its time.
 
     Attributes:
-        token: what a question must carry to be answered.
+        token: must be in a question for it to be answered.
         hosts: names of its host, best first.
     """
 
@@ -177,13 +177,13 @@ class Address(NamedTuple):
 
 
 class PingPong:
-    """A socket that answers questions for the time, and asks some."""
+    """A socket that answers questions for the time, and asks them."""
 
     def __init__(self, toward: str, shown: Callable[[int], int] = lambda ns: ns) -> None:
         """Open the socket.
 
         Args:
-            shown: what this host's clock shows at this many ns of CLOCK_REALTIME; the same, save in tests.
+            shown: returns what this host's clock shows at a CLOCK_REALTIME in ns; the same, save in tests.
 
         Raises:
             OSError: there is no network.
@@ -192,7 +192,7 @@ class PingPong:
         opened = socket.socket(self._family, socket.SOCK_DGRAM)
         number = out_of_the_way(opened.detach())
         self._socket = socket.socket(self._family, socket.SOCK_DGRAM, fileno=number)
-        # Its end would close whatever file of the job's may have its number by then.
+        # Never finalised: that would close the file of the job that has its number then.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._socket))
         self._identity = identity_of(self._socket.fileno())
         self._socket.bind(("", 0))
@@ -213,7 +213,7 @@ class PingPong:
         """Ask a peer for its time again and again, and answer others meanwhile.
 
         Returns:
-            The samples with the shortest round trips, in order of time; none where it does not answer.
+            The samples with the shortest round trips, in order of time; none where the peer does not answer.
         """
         samples: list[ClockSample] = []
         lost = 0
@@ -225,7 +225,7 @@ class PingPong:
             elif samples:
                 lost += 1
             else:
-                hosts.pop(0)  # perhaps it is known under its other names
+                hosts.pop(0)  # it may be known under its other names
         return sorted(sorted(samples, key=lambda sample: sample.round_trip_ns)[:BEST])
 
     def _ask(self, peer: Address, host: str) -> ClockSample | None:
@@ -238,7 +238,7 @@ class PingPong:
         return self._answer_to(peer.token, asked, time.monotonic() + PATIENCE_S)
 
     def _answer_to(self, token: int, asked: int, until_s: float) -> ClockSample | None:
-        """The answer to a question of ours, None if it does not come in time; others' are answered."""
+        """Return the answer to our question, None if it does not come in time; answer others' questions."""
         while (left_s := until_s - time.monotonic()) > 0:
             self._socket.settimeout(left_s)
             self._hold_ours()
@@ -262,7 +262,7 @@ class PingPong:
         return None
 
     def _hold_ours(self) -> None:
-        """Hold the socket to be the one that was opened.
+        """Raise unless the socket is the one that was opened.
 
         Raises:
             OSError: the job has closed it, and may have opened another under its number.
@@ -272,7 +272,7 @@ class PingPong:
 
 
 def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int:
-    """CLOCK_REALTIME when a message came, ns."""
+    """Return CLOCK_REALTIME when a message came, in ns; now where the kernel did not stamp it."""
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(content) == _TIMESPEC.size:
             seconds, ns = _TIMESPEC.unpack(content)
@@ -281,17 +281,17 @@ def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int:
 
 
 def _family(host: str) -> int:
-    """IPv4 where a host has it."""
+    """Return IPv4 where a host has it, else IPv6."""
     families = {family for family, *_ in socket.getaddrinfo(host, None, 0, socket.SOCK_DGRAM)}
     return socket.AF_INET if socket.AF_INET in families or not families else socket.AF_INET6
 
 
 def _source(family: int, host: str) -> str:
-    """The address that packets to a host would leave from; empty where it cannot be reached."""
+    """Return the address that packets to a host would leave from; empty where it cannot be reached."""
     with suppress(OSError):
         probe = socket.socket(family, socket.SOCK_DGRAM)
         try:
-            probe.connect((host, 9))  # of a datagram socket this sends nothing
+            probe.connect((host, 9))  # with a datagram socket this sends nothing
             return str(probe.getsockname()[0])
         finally:
             probe.close()

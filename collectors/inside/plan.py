@@ -1,7 +1,7 @@
-"""Which steps the deep windows of a job are: the same on every rank.
+"""Which steps of a job are deep windows: the same on every rank.
 
-In: announcements that all ranks get, and the steps of one rank as they end. Out: the window that begins now.
-Plain computation; what windows cost, and whether another one is paid for, is `budget`.
+Takes announcements that all ranks get, and the steps of one rank as they end. Returns the window that begins
+now. Plain computation; `budget` knows what windows cost, and whether another one is paid for.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ class Window(NamedTuple):
     """A deep window that all ranks take.
 
     Attributes:
-        number: counts the windows of the job.
-        step: it begins when this many steps have ended.
-        steps: how many steps it has; none means that no window follows.
+        number: of the window among those of the job.
+        step: steps that have ended when it begins.
+        steps: number of its steps; 0 means that no window follows.
         goes_on: whether windows follow it at their usual distance, where that is fixed.
-        request: the id of the request for it, empty where it was not requested.
+        request: the id of the request for it; empty where it was not requested.
     """
 
     number: int
@@ -35,7 +35,7 @@ class WindowPlan:
 
         Args:
             first: steps before it; None where it is announced like the others.
-            every: steps from one to the next; None where each is announced.
+            every: steps from one window to the next; None where each is announced.
         """
         self.number = 0
         self.steps = steps
@@ -46,18 +46,18 @@ class WindowPlan:
 
     @property
     def upcoming(self) -> Window | None:
-        """What comes next."""
+        """The next window; None for none."""
         announced, following = self._announced[:1], self._next
         if not announced or (following is not None and following.step < announced[0].step):
             return following
         return announced[0]
 
     def announce(self, window: Window) -> None:
-        """All ranks take this window, and from then on what follows from it."""
+        """Add a window that all ranks take, and those that follow from it."""
         self._announced = (*self._announced, window)
 
     def take(self, step: int) -> Window | None:
-        """What begins now, or should have at an earlier step, of which this rank did not know."""
+        """Return the window that begins now, or should have before this rank knew of it; None for none."""
         window = self.upcoming
         if window is None or step < window.step:
             return None
@@ -68,18 +68,14 @@ class WindowPlan:
         return window
 
     def place(self, step: int, ahead: int, steps: int) -> Window | None:
-        """Where a window can be announced.
-
-        Returns:
-            The window, with its number; None where another one has to begin first.
-        """
+        """Return the window of `steps` steps that can be announced, or None if another has to begin first."""
         earliest, following = step + ahead, self._next
         if self._announced:
             return None
         if following is None or earliest + steps <= following.step:
             return Window(self.number, earliest, steps)
         if self._every is None or self._every > ahead + steps:
-            return None  # there is room behind it
+            return None  # there is room after it
         rounds = max(0, -(-(earliest - following.step) // self._every))
         return Window(following.number + rounds, following.step + rounds * self._every, steps)
 
@@ -87,7 +83,7 @@ class WindowPlan:
         if self._every is None or self._first is None or not window.goes_on:
             return None
         step = window.step + self._every
-        if window.request:  # between two regular ones: their steps stay what they are
+        if window.request:  # between two regular windows, whose steps stay the same
             rounds = -(-(window.step + max(window.steps, 1) - self._first) // self._every)
             step = self._first + rounds * self._every
         return Window(self.number, step, self.steps)

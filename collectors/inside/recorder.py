@@ -1,33 +1,33 @@
 """The recorder's core: which processes record, what a step is, and the probes that are called for both.
 
-In: a folder that the launcher made, with `config.json`. Out: one folder per training process in it, with
-`facts.json`, `records.bin` and what the probes write; `log.txt` has a line for every trouble.
+Reads `config.json` in a folder that the launcher made. Writes one folder per training process there, with
+`facts.json`, `records.bin` and the files of probes; `log.txt` has a line for each failure.
 
-A *probe* is another module of this package. It says with `Recorder.listen` on what occasions to be called:
+A *probe* is another module of this package. With `Recorder.listen` it names the occasions of its calls:
 
-    open      the process turns out to train: its folder is there
+    open      the process turns out to train: its folder exists
     work      the training loop asks for a group, a batch or gradients
-    sample    a step has ended at which clocks are read, as `sampling` has it; before `step`, same argument
+    sample    a step has ended at which `sampling` has clocks read; before `step`, same argument
     pass      a backward pass begins or has ended in a step whose beginning was read so; argument: when, ns
     step      a step has ended; argument: how many have (0 < n)
     resume    the calls for `step` took long and have returned, and the next step begins; same argument
-    group     one more process group is there, or one again
+    group     another process group exists, or one again
     window    a deep window was saved; argument: its name
     second    about once a second, from a thread of ours
     raise     an uncaught exception is about to end the interpreter; arguments: the exception, its traceback
     request   a request came from outside the job; argument: the request
-    end       the process group, the interpreter or the process will end now
-    exit      the interpreter will exit now, `end` is done
+    end       the process group, the interpreter or the process is about to end
+    exit      the interpreter is about to exit, `end` is done
     fork      this is a forked child: whatever is open belongs to the parent
 
-An action that returns `ENOUGH` is not called again on that occasion, until the process forks: what a probe
-learns once costs later steps nothing.
+An action that returns `ENOUGH` is not called again on that occasion, until the process forks: a probe that
+has learned what it needs costs later steps nothing.
 
 Nothing here may change the job: the core is entered through `Recorder.guarded`, a probe through
-`Recorder.call`; both turn trouble into one line in the log. Trouble in a probe silences that probe, trouble
-in the core ends the recording. Nothing is written by processes that do not train: output opens when a
-process group is there or an optimizer updates. Of a rank that never gets its process group the folder holds
-who it is and how far it came.
+`Recorder.call`; both turn an exception into one line in the log. A failure in a probe silences that probe,
+one in the core ends the recording. Processes that do not train write nothing: output opens when a process
+group exists or an optimizer updates. The folder of a rank that never gets its process group shows who it is
+and how far it came.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ from .unseen import class_name, device_of, elements_of, message_of, parameters_u
 
 SECOND_S = 1.0
 THREAD_JOIN_S = 5.0
-GPU_KNOWN_AT_STEP = 3
-LONG_NS = 1_000_000  # work of ours between two steps that would show in them
+GPU_KNOWN_AT_STEP = 3  # the facts are written again then, with the GPU
+LONG_NS = 1_000_000  # work of ours between two steps that would show in their times
 HOSTS = ("cpu", "meta")  # types of device that no work is enqueued on
 OCCASIONS = ("open", "work", "sample", "pass", "step", "resume", "group", "window", "second", "raise",
              "request", "end", "exit", "fork")  # fmt: skip
-ENOUGH = object()  # what an action returns that has learned all that it wants to know
+ENOUGH = object()  # returned by an action that needs no more calls
 
 # Where launchers give a process its rank and the number of ranks, for jobs without torch.distributed.
 RANK_VARIABLES = (
@@ -80,41 +80,42 @@ LOCAL_RANK_VARIABLES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCAL
 
 
 class Recorder:
-    """What one process of the job records.
+    """The recorder of one process of the job.
 
     Attributes:
         launch: the folder that the launcher made for its processes.
         config: what the launcher was asked to record, by option.
         folder: where this process writes; None until it turns out to train.
-        joining: the same folder, from when a rank asks for its process group; None of others.
-        records: its records; None likewise.
-        enabled: whether it records; not after trouble in the core.
-        has_exited: whether our exit handler has run: whatever the job does in handlers after it, nothing of
-            ours is called or opened any more.
-        ending: what is ending the process: `exception` for an uncaught one, or nothing.
+        joining: the same folder, once a rank asks for its process group; None for others.
+        records: its records; None until it turns out to train.
+        enabled: whether it records; False after a failure in the core.
+        has_exited: whether our exit handler has run: nothing of ours is called or opened any more, whatever
+            the job does in handlers after it.
+        ending: what is ending the process: `exception` for an uncaught one; empty for nothing.
         num_updates: optimizers' updates so far, and other signs that a step may have ended.
         num_backward: backward calls so far.
         postponed: optimizers that have updated within the present backward.
-        pass_begun_ns: when the present backward pass began, where it is timed; 0 where none is.
+        pass_begun_ns: when the present backward pass began, where it is timed; 0 for none.
         last_step_s: when a step last ended, on the monotonic clock.
-        own_ns: what the recorder took at the end of the latest step, and at passes in it.
+        own_ns: the recorder's time at the end of the latest step, and at passes in it.
         store: the job's own store, for questions of probes.
         data_wait_ns: time spent waiting for a DataLoader so far; -1 where there was none.
-        input_elements: elements of the batches that it handed over so far; -1 where none could be counted.
-        training_thread: the thread that asks for gradients, or that updates where none was seen to; 0 before.
-        device: where the parameters are that optimizers update; None while none is known beside the CPU.
-        pretending: what keeps a pretended rank's answers; None of a real one.
-        num_messages: sends and receives that were asked of GPUs so far, and ends of several at once.
-        sampling: at which ends of steps clocks are read.
-        named: what else says who this process is, for its facts.
-        calls_saved_each_s: how often calls are saved at least, so that a kill loses little.
+        input_elements: elements of the batches from it so far; -1 where none could be counted.
+        training_thread: the thread that asks for gradients, or that updates where none was seen to ask; 0
+            before.
+        device: the device of the parameters that optimizers update; None while none beside the CPU is known.
+        pretending: keeps a pretended rank's answers alive; None for a real rank.
+        num_messages: sends and receives requested of GPUs so far, and ends of coalesced ones.
+        sampling: decides at which ends of steps clocks are read.
+        named: returns more facts about who this process is.
+        calls_saved_each_s: longest time between saves of calls, so that a kill loses little.
     """
 
     def __init__(self, launch: Path) -> None:
         """Read the configuration; nothing is written yet.
 
         Raises:
-            PermissionError: it belongs to another user, who must not steer this process.
+            PermissionError: the folder belongs to another user, who must not control this process.
         """
         if not is_own(launch):
             raise PermissionError(f"{launch} is not this user's own")
@@ -137,13 +138,13 @@ class Recorder:
         self._listeners = {occasion: list(every) for occasion, every in self._all_listeners.items()}
         self.sampling = Sampling()
         self.folder: Path | None = None
-        self._image = 0  # programs that this process was before and that recorded
+        self._image = 0  # earlier programs of this process that recorded
         self.joining: Path | None = None
         self.records: records.RecordWriter | None = None
         self.last_step_s = time.monotonic()
         self.store = JobStore()
         self._thread: Thread | None = None
-        self._flushed_ns = self.own_ns = 0  # when a step last did
+        self._flushed_ns = self.own_ns = 0  # when a step last flushed
         self._exiting = Bell()
         self.training_thread = self.num_messages = 0
         self.device: Any = None
@@ -160,12 +161,12 @@ class Recorder:
     # Calling our own code from the job's.
 
     def guarded(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Run a part of the core; if it fails, say so in the log and record no more."""
+        """Run a part of the core; if it fails, log that and record no more."""
         if self.enabled and not self.has_exited:
             self.run(action, *arguments)
 
     def run(self, action: Callable[..., None], *arguments: Any) -> None:
-        """The same, also where recording has ended already."""
+        """Run a part of the core as `guarded` does, even if recording has ended."""
         try:
             action(*arguments)
         except Exception as error:
@@ -175,7 +176,7 @@ class Recorder:
         """Record no more, since a part of the core has raised; called where that is handled.
 
         Raises:
-            Exception: the same, where a handler of the job's raised it.
+            Exception: `error` itself, where a signal handler of the job's raised it.
         """
         if is_of_a_handler(error):
             raise error
@@ -188,7 +189,7 @@ class Recorder:
         """Write one line to the log.
 
         Args:
-            what: what this process does about it, to follow "process 123".
+            what: what this process does about the error, to follow "process 123".
         """
         with suppress(Exception):
             trouble = f"{class_name(type(error))}: {message_of(error)}"
@@ -198,23 +199,23 @@ class Recorder:
             log.write(content, os.fstat(log.number).st_size)
 
     def _opened_log(self) -> OwnDescriptor:
-        """The log, open for as long as the process lives, which may give up the right to open it."""
+        """Return the log, kept open since the process may give up the right to open it."""
         if self._log is None or not self._log.is_ours():
             self._log = OwnDescriptor(self.launch / "log.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         return self._log
 
     def listen(self, occasion: str, action: Callable[..., object]) -> None:
-        """Have an action of a probe called on an occasion, as by `call`, also one that had had enough."""
+        """Have an action of a probe called on an occasion, as by `call`, even after it returned `ENOUGH`."""
         for listeners in (self._all_listeners[occasion], self._listeners[occasion]):
             if action not in listeners:
                 listeners.append(action)
 
     def on_import(self, module: str, action: Callable[[Any], object]) -> None:
-        """Have an action of a probe called, as by `call`, once the job has imported a module, or at once."""
+        """Have an action of a probe called, as by `call`, with a module once it is imported, now if it is."""
         self._imports.add(module, partial(self.call, action))
 
     def call(self, action: Callable[..., object], *arguments: Any) -> None:
-        """Run an action of a probe; after one of its actions has raised, none of them runs again."""
+        """Run an action of a probe; after one action has raised, none of that probe's runs again."""
         if self.has_exited or action.__module__ in self._silenced:
             return
         try:
@@ -229,11 +230,11 @@ class Recorder:
         self.complain(f"goes on without {action.__module__.rpartition('.')[2]}", error)
 
     def works(self, probe: str) -> bool:
-        """Whether a probe, by the name of its module, has not failed."""
+        """Return whether a probe, named by its module, has not failed."""
         return probe not in self._silenced
 
     def _notify(self, occasion: str, *arguments: Any) -> None:
-        """Call what listens, as `call` does, without calling that for each: every step comes here."""
+        """Call the listeners of an occasion as `call` does, inlined: every step comes here."""
         silenced = self._silenced
         for action in self._listeners[occasion]:
             if self.has_exited or (silenced and action.__module__ in silenced):
@@ -247,13 +248,13 @@ class Recorder:
     # What the hooks call.
 
     def on_joining(self) -> None:
-        """A rank asks for its process group, and may end before it has it."""
+        """Make the folder of a rank that asks for its process group, and may end before it has it."""
         has_rank = any(rank in os.environ and size in os.environ for rank, size in RANK_VARIABLES)
         if has_rank and not self.is_helper and self.folder is None and self.joining is None:
             self.joining = self._made()
 
     def on_process_group(self) -> None:
-        """A process group is there: this process has a rank."""
+        """Open the output, or report one more process group: this process has a rank."""
         if self.folder is None:
             self._open()
         else:
@@ -262,12 +263,12 @@ class Recorder:
         self.on_work()
 
     def on_work(self) -> None:
-        """The training loop asks for something."""
+        """Report that the training loop asks for something."""
         if self._listeners["work"]:
             self._notify("work")
 
     def on_backward(self) -> None:
-        """Gradients are asked for; within another backward (reentrant checkpointing) it is not the loop's."""
+        """Count a request for gradients, unless within another backward (reentrant checkpointing)."""
         if self._backward_task() == NO_TASK:
             self.num_backward += 1
             self.training_thread = get_ident()
@@ -278,7 +279,7 @@ class Recorder:
                 self.pass_begun_ns = self._mark_pass()
 
     def after_backward(self) -> None:
-        """Gradients are there."""
+        """Record the end of a backward pass, and count the updates postponed within it."""
         if self._backward_task() == NO_TASK:
             begun_ns, self.pass_begun_ns = self.pass_begun_ns, 0
             if begun_ns and self.records is not None:
@@ -291,27 +292,27 @@ class Recorder:
 
     @property
     def is_helper(self) -> bool:
-        """Whether this process was made by another one of the job, and has shown no rank of its own."""
+        """Whether another process of the job made this one, which has not shown a rank."""
         return self.folder is None and (self._forked or multiprocessing.parent_process() is not None)
 
     def on_update(self, optimizer: Any) -> None:
-        """An optimizer has updated, or would have but for the loss scaler; or a signal says as much."""
+        """Count an update, also one that the loss scaler skipped, or a signal that ends a step."""
         now = time.time_ns()
         self.num_updates += 1
         if self._backward_task() != NO_TASK:
-            # A profiler that is started there is lost when the backward ends.
+            # A profiler that is started within a backward is lost when that ends.
             self.postponed.append(optimizer)
             return
         if self.records is None:
             if self.is_helper:
-                return  # it happens to optimise something
+                return  # a helper that optimises something
             self._open()
         assert self.records is not None
         gradients: tuple[int, int] | None = None
         if not isinstance(optimizer, stepping.StepSignal):
             if not self.training_thread:
-                self.training_thread = get_ident()  # as Megatron, which asks the engine for gradients
-            # What differs once there are new gradients: the graph has grown, whatever computes them.
+                self.training_thread = get_ident()  # as in Megatron, which asks the engine for gradients
+            # These differ once there are new gradients: the graph has grown, whatever computes them.
             seen = self.num_backward, self._num_nodes()
             gradients = seen if any(seen) else None
         before = self._counter.step
@@ -330,7 +331,7 @@ class Recorder:
                 self._notify("step", step)
             if time.time_ns() - now > LONG_NS:
                 self._notify("resume", step)
-                sampling.left = min(sampling.left, 1)  # the next end, too: the step until then is known
+                sampling.left = min(sampling.left, 1)  # the next end is read, too
         resumed = time.time_ns()
         if step != before:
             self.own_ns, self._own_at_passes_ns = resumed - now + self._own_at_passes_ns, 0
@@ -340,28 +341,28 @@ class Recorder:
             self.records.flush()
 
     def on_window(self, name: str) -> None:
-        """A deep window was saved under a name."""
+        """Report a deep window that was saved under a name."""
         self._notify("window", name)
 
     def on_raise(self, error: BaseException, place: TracebackType | None) -> None:
-        """An uncaught exception is about to end the interpreter."""
+        """Report an uncaught exception that is about to end the interpreter."""
         self._notify("raise", error, place)
 
     def on_request(self, request: dict[str, Any]) -> None:
-        """A request came from outside the job."""
+        """Report a request from outside the job."""
         self._notify("request", request)
 
     def answer(self, request: str, facts: dict[str, Any]) -> None:
-        """Answer a request with what became of it in this process.
+        """Answer a request with its outcome in this process.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the answer cannot be written.
         """
         rank, _ = identity()
         self.write_file(f"reply-{request}.json", json.dumps({"rank": rank, **facts}).encode())
 
     def on_end(self) -> None:
-        """Called before the process group is destroyed or the interpreter exits."""
+        """End the recording before the process group is destroyed or the interpreter exits."""
         if self.folder is not None:
             self._end()
 
@@ -372,7 +373,7 @@ class Recorder:
             self.call(self.records.flush)
 
     def on_exit(self) -> None:
-        """Called before the interpreter exits; a thread of ours that is in C then would crash it."""
+        """End the recording and our thread before the interpreter exits: a thread in C would crash it."""
         self.on_end()
         self._notify("exit")
         self._exiting.ring()
@@ -380,14 +381,14 @@ class Recorder:
             self._thread.join(THREAD_JOIN_S)
 
     def on_fork(self) -> None:
-        """This is a forked child: whatever is open belongs to the parent, also of probes that failed."""
+        """Start empty in a forked child, with all probes: whatever is open belongs to the parent."""
         self._forked = True
         self._silenced.clear()
         self._forget()
         self._notify("fork")
 
     def _weigh(self, optimizer: Any) -> float:
-        """The number of elements an optimizer updates."""
+        """Return the number of elements that an optimizer updates, or the weight of a signal."""
         if isinstance(optimizer, stepping.StepSignal):
             self._sources.append(optimizer.source)
             return optimizer.weight
@@ -403,7 +404,7 @@ class Recorder:
         self.records.write(records.ANCHOR, optimizer, base, first, self._sources[optimizer])
 
     def _sample(self, step: int, ended_ns: int, step_ns: float) -> None:
-        """A step has ended at which clocks are read, as at the first ones."""
+        """Report a step at whose end clocks are read."""
         if step == GPU_KNOWN_AT_STEP and self.folder is not None:
             self._write_facts(self.folder)
         self._notify("sample", step)
@@ -412,7 +413,7 @@ class Recorder:
         self.sampling.took(time.time_ns() - ended_ns + self._own_at_passes_ns, step_ns)
 
     def _mark_pass(self) -> int:
-        """A backward pass begins or has ended: when that was, ns."""
+        """Report the start or end of a backward pass; return when that was, in ns."""
         now = time.time_ns()
         self._notify("pass", now)
         self._pass_own_ns += time.time_ns() - now
@@ -421,7 +422,7 @@ class Recorder:
     # Files.
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Write a file of this process, under a name that only a whole file gets.
+        """Write a file of this process under a name that only a whole file gets.
 
         Raises:
             OSError: it cannot be written.
@@ -430,11 +431,11 @@ class Recorder:
         write_whole(self.folder / name, content)
 
     def _made(self) -> Path:
-        """A new folder for this process, which says who it is."""
+        """Make a folder for this process, with its facts."""
         host, pid = socket.gethostname(), os.getpid()
         self._image = next_image(self.launch, host, pid)
         folder = image_folder(self.launch, host, pid, self._image)
-        os.mkdir(folder)  # as it was: the job may have its own
+        os.mkdir(folder)  # of our copy of `os`: the job may have replaced its own
         self._opened_log()
         self._started_ns = time.time_ns()
         self._write_facts(folder)
@@ -483,7 +484,7 @@ class Recorder:
 
 
 def identity() -> tuple[int, int]:
-    """Rank and number of ranks."""
+    """Return rank and number of ranks, from torch.distributed or the launcher; 0 and 1 without either."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     for rank, size in RANK_VARIABLES:
@@ -500,7 +501,7 @@ _INSTANCE = "MIG-"
 
 
 def gpu_facts() -> dict[str, str]:
-    """Name, uuid and PCI address of the current GPU; empty where they are not known, as `0000:c1:00.0`."""
+    """Return name, uuid and PCI address (`0000:c1:00.0`) of the current GPU; empty where not known."""
     if not torch.cuda.is_initialized():
         return {"gpu_name": "", "gpu_uuid": "", "gpu_pci": ""}
     index = torch.cuda.current_device()
@@ -510,14 +511,14 @@ def gpu_facts() -> dict[str, str]:
 
 
 def _instance(index: int) -> str:
-    """The instance of a partitioned GPU that the environment names; CUDA may give that of the whole GPU."""
+    """Return the instance of a partitioned GPU that the environment names; CUDA may name the whole GPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     name = visible[index].strip() if index < len(visible) else ""
     return name if name.startswith(_INSTANCE) and len(name) == len(_INSTANCE) + _UUID_CHARACTERS else ""
 
 
 def _address(properties: Any) -> str:
-    """PyTorch 2.8 and later know it."""
+    """Return the PCI address of a GPU; empty before PyTorch 2.8."""
     try:
         domain, bus, device = (
             int(getattr(properties, f"pci_{part}_id")) for part in ("domain", "bus", "device")
@@ -532,10 +533,10 @@ Answer = TypeVar("Answer")
 
 
 class JobStore:
-    """The store that the job's processes met in, asked by threads of ours.
+    """The store that the job's processes met in, for questions from threads of ours.
 
-    It answers questions at once, or None where there is no store, or it is gone: torch complains on stderr
-    when one that is gone is asked, so that is done once at most.
+    It answers at once, or with None where there is no store, or it is gone: torch complains on stderr when a
+    store that is gone is asked, so that happens once at most.
     """
 
     def __init__(self) -> None:
@@ -543,7 +544,7 @@ class JobStore:
         self._asking = allocate_lock()
 
     def ask(self, question: Callable[[Any], Answer]) -> Answer | None:
-        """Put a question to the store, which must not be one to wait for."""
+        """Ask the store a question that it answers without waiting; None where there is no store."""
         with self._asking:
             if self.gone or not dist.is_available() or not dist.is_initialized():
                 return None
@@ -562,10 +563,10 @@ class JobStore:
 
 
 class AwaitedModules:
-    """A finder that finds what the others find, and learns when it is loaded; nothing is imported for it.
+    """A finder that asks the other finders, and learns when a module is loaded; it imports nothing by itself.
 
-    An action is called with the module, in the thread that has imported it, when its code has run. What no
-    job imports costs nothing but a look at a table in each import.
+    An action is called with the module, in the thread that has imported it, when its code has run. A module
+    that no job imports costs nothing but a look at a table in each import.
     """
 
     def __init__(self) -> None:
@@ -573,7 +574,7 @@ class AwaitedModules:
         self._asking: set[str] = set()
 
     def add(self, name: str, action: Callable[[Any], None]) -> None:
-        """Call an action when a module has been imported, at once where it is there.
+        """Call an action when a module has been imported, at once if it is already.
 
         Args:
             action: gets the module; must not raise.
@@ -588,7 +589,7 @@ class AwaitedModules:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the other finders say, of a module that is awaited; None of any other."""
+        """Return what the other finders find for an awaited module; None for any other."""
         if name not in self._actions or name in self._asking:
             return None
         self._asking.add(name)
@@ -602,7 +603,7 @@ class AwaitedModules:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            if module.__name__ == name:  # else another one that has the same loader
+            if module.__name__ == name:  # else another module with the same loader
                 for action in self._actions.pop(name, ()):
                     action(module)
 

@@ -1,31 +1,31 @@
 """At which ends of steps clocks are read, so that the recorder's own time stays within half a percent.
 
-In: how long a step took, and what the recorder took at its end. Out: whether the clocks of the process and
-events of its device are read there. A step that is long enough to pay for it has them read at its end; so
-has every step while the host is ahead of its device, since a host that will wait has time. Of other steps two
-ends in a row are read, and the next two `APART` steps later: one step is known by itself, and of those
-between the sum. `APART` is a prime: what a job does at a regular distance is not always met, or never. Steps
-of less than a millisecond have their clocks read more rarely still.
+Takes how long a step took, and what the recorder took at its end. Decides whether the clocks of the process
+and events of its device are read there. They are read at the end of a step that is long enough to pay for it,
+and of every step while the host is ahead of its device, since a host that will wait has time. Of other steps
+two ends in a row are read, and the next two `APART` steps later: one step is known by itself, and those
+between by their sum. `APART` is a prime: a regular event of the job is then neither always met nor never.
+Steps of less than a millisecond have their clocks read more rarely still.
 """
 
 from __future__ import annotations
 
 from statistics import median
 
-SHARE = 0.004  # of a step; about a fifth of what the recorder takes is outside of what is timed
+SHARE = 0.004  # of a step; about a fifth of the recorder's time is not measured
 APART, FARTHEST = 7, 31  # steps; a tenth of those on a device are timed, without which none of them counts
 MIN_APART_NS = 5_000_000  # from two ends that are read to the next, unless that is more than `FARTHEST` steps
-FIRST = 9
+FIRST = 9  # ends of steps whose median sets `paying_ns` at first
 _NUDGE = 1.05
 
 
 class Sampling:
-    """When clocks are read in one process. Every step looks at its attributes, and calls nothing.
+    """When clocks are read in one process; every step reads its attributes, and calls nothing.
 
     Attributes:
-        left: ends of steps until the next ones that are read whatever steps take.
-        paying_ns: how long a step has to be to pay for it.
-        ahead: how many ends of steps the host still counts as ahead of its device.
+        left: ends of steps until the next that are read however long steps are.
+        paying_ns: the shortest step that pays for reading them.
+        ahead: ends of steps for which the host still counts as ahead of its device.
     """
 
     def __init__(self) -> None:
@@ -35,14 +35,14 @@ class Sampling:
         self._first: list[int] = []
 
     def see(self, is_ahead: bool) -> None:
-        """Note whether the host is ahead of its device: one that has waited for once soon is again."""
+        """Record whether the host is ahead of its device: one that was ahead soon is again."""
         self.ahead = FARTHEST if is_ahead else max(self.ahead - 1, 0)
 
     def took(self, own_ns: int, step_ns: float) -> None:
-        """Note what the recorder took where clocks were read, at the end of a step that took so long.
+        """Record the recorder's time where clocks were read, at the end of a step of this length.
 
-        What counts is the median, since on a busy machine some take long: first that of `FIRST`, which are
-        all read, then one that follows what comes by small steps.
+        The median counts, since on a busy machine some times are long: first that of `FIRST` ends, which are
+        all read, then an estimate that follows later times in small steps.
         """
         if self.left <= 0:
             self.left = min(max(APART, int(MIN_APART_NS / max(step_ns, 1.0))), FARTHEST)

@@ -1,15 +1,15 @@
 """From optimizer updates to training steps.
 
-A step ends where the optimizer that updates least often updates: one of many in optimizer-in-backward,
-the generator of a GAN, the outer one of nested optimizers. Which one that is, the *anchor*, shows after each
-has updated twice; until then every update is handed on, so that `number_steps` can number the first steps
-afterwards. It is looked for again when an optimizer joins, unless it is the only one left, and when the
-anchor falls silent. Optimizers that hold next to nothing, compared with the largest, end no steps: one rank
-alone may have such a one. All ranks run the same updates in the same order, so they count the same steps
-without communication.
+A step ends where the optimizer that updates least often updates: one of many in optimizer-in-backward, the
+generator of a GAN, the outer one of nested optimizers. Which one that is, the *anchor*, shows after each has
+updated twice; until then every update is passed on, so that `number_steps` can number the first steps
+afterwards. The anchor is looked for again when an optimizer joins, unless it is the only one left, and when
+the anchor falls silent. Optimizers with next to no elements, compared with the largest, end no steps: such
+an optimizer may exist on one rank alone. All ranks run the same updates in the same order, so they count the
+same steps without communication.
 
-Whatever else ends steps is treated as an optimizer: one that outweighs all others where the script names its
-steps, and one that holds nothing where only model calls can be counted.
+Anything else that ends steps is treated as an optimizer: one that outweighs all others where the script names
+its steps, and one of weight 0 where only model calls can be counted.
 
 Runs inside the job, where only the standard library may be assumed.
 """
@@ -20,19 +20,19 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-SMALL = 0.01  # of the weight of the heaviest: what holds less ends no steps
+SMALL = 0.01  # of the heaviest weight: a lighter optimizer ends no steps
 SEEN_ONCE = 64  # updates of another after which an optimizer that updated once is not waited for
 EARLY = 16  # an optimizer that joins before this step counts from the beginning: the first guess was wrong
-REPEATS = 64  # updates with gradients that seem to be the same, after which they are taken for new ones
+REPEATS = 64  # updates with apparently the same gradients, after which they count as new
 PATIENCE = 16  # updates of others that the anchor may miss, beyond four times what it used to
 
 
 class StepSignal:
-    """Something else than an optimizer that ends steps; treated as one.
+    """A signal other than an optimizer that ends steps, treated as one.
 
     Attributes:
-        source: what the steps are said to come from, an index of `SOURCES`.
-        weight: how much it holds.
+        source: where the steps come from, an index of `SOURCES`.
+        weight: compared with the number of elements that optimizers update.
     """
 
     def __init__(self, source: int, weight: float) -> None:
@@ -46,22 +46,22 @@ ITERATION = StepSignal(3, 1.0)  # ends steps rather than the model calls in it, 
 
 
 class Boundary(NamedTuple):
-    """The end of one step and, once our own work was done, the start of the next; ns."""
+    """The end of one step and, once our own work was done, the start of the next; in ns."""
 
     end_ns: int
     resume_ns: int
 
 
 class StepCounter:
-    """Counts the steps of one process."""
+    """The counter of one process's steps."""
 
     def __init__(self, weigh: Callable[[Any], float], announce: Callable[[int, int, int], None]) -> None:
         """Start counting.
 
         Args:
-            weigh: how much an optimizer holds; asked once for each, in the order of their numbers.
-            announce: receives the number of the optimizer that counts from now on, what to add to its count
-                of updates to get the steps ended, and the first step that it numbers.
+            weigh: returns the weight of an optimizer; called once for each, in the order of their numbers.
+            announce: gets the number of the optimizer that counts from now on, what to add to its count of
+                updates to get the steps ended, and the first step that it numbers.
         """
         self.step = 0
         self._weigh = weigh
@@ -71,8 +71,8 @@ class StepCounter:
         self._least = 0.0  # the weight an optimizer must have
         self._counts: list[int] = []
         self._recent: dict[int, int] = {}  # updates since calibration began; empty once it is over
-        self._joined: dict[int, tuple[int, int]] = {}  # step, and own updates before, as it joined in
-        self._used: dict[int, tuple[object, int]] = {}  # the latest gradients, and how often again
+        self._joined: dict[int, tuple[int, int]] = {}  # step, and own updates before, when it joined
+        self._used: dict[int, tuple[object, int]] = {}  # latest gradients, and how often they were repeated
         self._anchor = -1
         self._base = 0
         self._missed = 0  # updates of others since the anchor's latest
@@ -82,8 +82,8 @@ class StepCounter:
         """Count one update.
 
         Args:
-            gradients: what is different once there are new gradients; None if that is not known. Further
-                updates with the same ones belong to the same step: of one parameter group after the other.
+            gradients: a value that differs once there are new gradients; None if that is not known. Further
+                updates with the same value belong to the same step: of one parameter group after the other.
 
         Returns:
             The optimizer's number and its updates so far; None where they cannot end a step.
@@ -96,7 +96,7 @@ class StepCounter:
             used, times = self._used.get(number, (None, 0))
             times = times + 1 if gradients == used else 0
             self._used[number] = gradients, times
-            if 0 < times <= REPEATS:  # if it goes on with the same for ever, they come from elsewhere
+            if 0 < times <= REPEATS:  # if they stay the same for longer, gradients come from elsewhere
                 return None
         self._counts[number] += 1
         if self._recent:
@@ -112,7 +112,7 @@ class StepCounter:
         return number, self._counts[number]
 
     def _meet(self, optimizer: Any) -> int:
-        """Number a newcomer, and see again which one is rarest."""
+        """Number a new optimizer, and look for the anchor again."""
         number = len(self._counts)
         self._numbers[id(optimizer)] = weakref.ref(optimizer), number
         self._counts.append(0)
@@ -143,14 +143,14 @@ class StepCounter:
         self._joined.clear()
 
     def _alive(self) -> set[int]:
-        """The optimizers that may still end steps."""
+        """Return the optimizers that may still end steps."""
         alive = {number for reference, number in self._numbers.values() if reference() is not None}
         return {number for number in alive if self._weights[number] >= self._least}
 
     def _hand_over(self, rarest: int) -> None:
-        """Let another optimizer count; its steps go on where those of the one before ended."""
+        """Let another optimizer count; its steps continue those of the previous one."""
         first, before = self._joined[rarest]
-        beside = self._anchor in self._recent  # it goes on, and has counted meanwhile
+        beside = self._anchor in self._recent  # the previous one goes on, and has counted meanwhile
         if first < EARLY and (beside or self._weights[self._anchor] < self._least):
             first, before = 0, 0
         elif beside:
@@ -162,11 +162,11 @@ class StepCounter:
 def number_steps(
     updates: Iterable[tuple[int, int, Boundary]], anchors: Iterable[tuple[int, int, int]]
 ) -> dict[int, tuple[int, Boundary]]:
-    """The optimizer and the boundary that end each step, by number of the step from 0.
+    """Return the optimizer and the boundary that end each step, by number of the step from 0.
 
     Args:
-        updates: what `StepCounter.update` returned, with when it happened, in order.
-        anchors: what was announced, in order; none in a job too short for one.
+        updates: results of `StepCounter.update`, with their times, in order.
+        anchors: the announcements, in order; none in a job too short for one.
     """
     by_optimizer: dict[int, dict[int, Boundary]] = {}
     for optimizer, count, boundary in updates:

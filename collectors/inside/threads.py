@@ -1,9 +1,9 @@
 """Threads of ours inside the job: not listed, deaf to signals, and real whatever has been patched.
 
-In: functions to run beside the job. Out: threads of the kernel that `threading` does not know, so that a job
-which counts, joins or traces its threads meets its own only. They block every signal: the kernel delivers
-those of the process to threads that do not, and what a job waits for with `sigwait` or `signalfd`, or holds
-back with a mask, must not be taken by one of ours.
+Takes functions to run beside the job. Runs them in threads of the kernel that `threading` does not know, so
+that a job that counts, joins or traces its threads meets its own only. They block every signal: the kernel
+delivers those of the process to threads that do not, and a signal that a job waits for with `sigwait` or
+`signalfd`, or holds back with a mask, must not reach one of ours.
 
 gevent and eventlet replace functions of `_thread` and `time`, often before torch is imported. Threads and
 locks here are made of those that the interpreter was built with. Nothing here calls
@@ -24,17 +24,17 @@ from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
-REIMPORTABLE = (3, 11)  # from here on a second copy of such a module leaves the first one as it is
+REIMPORTABLE = (3, 11)  # from this Python on a second copy of such a module leaves the first unchanged
 LOOK_S = 0.001  # between two looks at what a `Monitor` waits for
 _SIGNALS_BYTES = 128  # struct sigset_t
 _SIG_BLOCK, _SIG_SETMASK = 0, 2
 
 
 def as_built(module: ModuleType, *names: str) -> Any:
-    """A module written in C as the interpreter was built with it, where functions of it have been replaced.
+    """Return a module written in C as the interpreter was built with it, if its functions were replaced.
 
     Args:
-        names: of the functions that are to be used.
+        names: functions that are to be used.
     """
     replaced = any(type(getattr(module, name, None)) is not BuiltinFunctionType for name in names)
     spec = importlib.machinery.BuiltinImporter.find_spec(module.__name__)
@@ -56,17 +56,17 @@ sleep = as_built(time, "sleep").sleep
 
 
 def is_main_thread() -> bool:
-    """Whether this is the main thread, by the kernel's number: patched modules number greenlets."""
+    """Return whether this is the main thread, by the kernel's number: patched modules number greenlets."""
     return bool(get_native_id() == os.getpid())
 
 
 def main_thread_ident() -> int:
-    """The number of the main thread, as `get_ident` there."""
+    """Return the number of the main thread, as `get_ident` returns it there."""
     return int(get_ident() if is_main_thread() else threading.main_thread().ident or 0)
 
 
 def is_started_here(frames: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a stack is that of a thread of ours.
+    """Return whether a stack is that of a thread of ours.
 
     Args:
         frames: with `function`, also as `Class.function`; those of C may be among them.
@@ -75,10 +75,10 @@ def is_started_here(frames: Sequence[Mapping[str, Any]]) -> bool:
 
 
 class Thread:
-    """A function that runs in a thread of ours, from now on."""
+    """A thread of ours that runs a function, from now on."""
 
     def __init__(self, action: Callable[..., object], *arguments: Any) -> None:
-        """Start it.
+        """Start the thread.
 
         Args:
             action: should not raise: no record is kept of it.
@@ -89,7 +89,7 @@ class Thread:
         self._running = allocate_lock()
         self._running.acquire()
         self._ident = 0
-        with SignalsBlocked():  # the thread inherits that: it is deaf from the start
+        with SignalsBlocked():  # the thread inherits the mask: it is deaf from the start
             _threads.start_new_thread(self._run_beside_job, (action, arguments))
 
     def _run_beside_job(self, action: Callable[..., object], arguments: tuple[Any, ...]) -> None:
@@ -102,11 +102,11 @@ class Thread:
             self._running.release()
 
     def is_current(self) -> bool:
-        """Whether this code runs in it."""
+        """Return whether this code runs in the thread."""
         return bool(self._ident == get_ident())
 
     def join(self, timeout_s: float = -1) -> bool:
-        """Wait for its end, without a timeout for as long as it takes; returns whether it has come."""
+        """Wait for the thread's end, without limit if negative; return whether it has ended."""
         has_ended = bool(self._running.acquire(True, timeout_s))
         if has_ended:
             self._running.release()
@@ -114,7 +114,7 @@ class Thread:
 
 
 class Bell:
-    """Wakes one thread that sleeps."""
+    """A signal between threads that wakes one sleeper."""
 
     def __init__(self) -> None:
         self._silence = allocate_lock()
@@ -128,7 +128,7 @@ class Bell:
             return
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep until it rings, or the time is over; returns whether it has rung since the last wait."""
+        """Sleep until the bell rings, or the time is over; return whether it has rung since the last wait."""
         return bool(self._silence.acquire(True, timeout_s))
 
 
@@ -144,11 +144,11 @@ class Monitor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release it."""
+        """Release the lock."""
         self._lock.release()
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> None:
-        """Release the lock again and again until something holds, or the time is over."""
+        """Release the lock again and again until the predicate holds, or the time is over."""
         until_s = time.monotonic() + timeout_s
         while not predicate() and time.monotonic() < until_s:
             self._lock.release()
@@ -159,9 +159,9 @@ class Monitor:
 
 
 class SignalsBlocked:
-    """No signal reaches this thread within, nor any that it starts; those of this one come afterwards.
+    """A context in which no signal reaches this thread or those that it starts; this one's come afterwards.
 
-    The mask is set through C: Python's own function would run handlers of the job's once it is, and their
+    The mask is set through C: Python's own function would run the job's handlers once it is set, and their
     exceptions would leave it so.
     """
 
@@ -171,9 +171,9 @@ class SignalsBlocked:
         self._mask(_SIG_BLOCK, None, self._before)
 
     def __enter__(self) -> None:
-        """Block them."""
+        """Block all signals."""
         self._mask(_SIG_BLOCK, b"\xff" * _SIGNALS_BYTES, None)
 
     def __exit__(self, *_: object) -> None:
-        """Have the mask as it was."""
+        """Restore the mask."""
         self._mask(_SIG_SETMASK, self._before, None)

@@ -1,8 +1,8 @@
-"""Every private attribute of PyTorch that the recorder uses, and what is done where one is lacking.
+"""Every private attribute of PyTorch that the recorder uses, and the fallback where one is missing.
 
-In: PyTorch as the job has it, 2.6 or newer. Out: functions that answer in every version; where an attribute
-is lacking they give up a part of what is recorded, never the job. `INTERNALS` lists the attributes, what is
-lost without each, and in which versions they are; no other module of this package names one.
+Uses PyTorch as the job has it, 2.6 or newer. Its functions answer in every version; where an attribute is
+missing they give up a part of what is recorded, never the job. `INTERNALS` lists the attributes, what is lost
+without each, and the versions that have them; no other module of this package names one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Internal(NamedTuple):
     """A private attribute.
 
     Attributes:
-        without: what is recorded differently, or not at all, where it is lacking.
-        since: the first version that has it; empty for all that are supported.
+        without: what is recorded differently, or not at all, where it is missing.
+        since: the first version that has it; empty for all supported ones.
         until: the first version that lacks it again; empty for none so far.
         build: which builds have it; empty for all.
     """
@@ -108,19 +108,19 @@ NO_TASK = -1  # of autograd's engine
 
 
 def node_counter() -> Callable[[], int]:
-    """Return what says how many nodes of graphs this thread has made; 0 where that is not known."""
+    """Return a function that counts the graph nodes this thread has made; it returns 0 if not known."""
     counter: Callable[[], int] | None = internal("torch.autograd._get_sequence_nr")
     return counter or int
 
 
 def task_reader() -> Callable[[], int]:
-    """Return what says which backward this thread runs, `NO_TASK` for none, or where that is not known."""
+    """Return a function that returns which backward this thread runs; `NO_TASK` for none or not known."""
     reader: Callable[[], int] | None = internal("torch._C._current_graph_task_id")
     return reader or (lambda: NO_TASK)
 
 
 def sequence_number() -> int:
-    """Return how many nodes of graphs this thread has made; 0 where that is not known."""
+    """Return how many graph nodes this thread has made; 0 where that is not known."""
     return node_counter()()
 
 
@@ -145,7 +145,7 @@ def group_names() -> dict[Any, str]:
 
 
 def group_ranks(group: Any) -> Mapping[int, int]:
-    """Return the place of each global rank in a process group; none where they are not known."""
+    """Return the place of each global rank in a process group; empty where they are not known."""
     world = internal("torch.distributed.distributed_c10d._world")
     return dict(getattr(world, "pg_group_ranks", {}).get(group, {}))
 
@@ -180,13 +180,13 @@ def calls_of(backend: Any) -> int | None:
 
 
 def dump_of(ring: str) -> Callable[..., bytes] | None:
-    """Return what dumps a ring of calls, `fr` or `nccl`, as a pickle; None where there is no such ring."""
+    """Return the function that dumps a ring of calls, `fr` or `nccl`, as a pickle; None without it."""
     dump: Callable[..., bytes] | None = internal(f"torch._C._distributed_c10d._dump_{ring}_trace")
     return dump
 
 
 def handler_of(name: str) -> Callable[[], bytes] | None:
-    """Return a handler of PyTorch's own monitoring; None where there is none of that name."""
+    """Return a handler of PyTorch's own monitoring; None where none has that name."""
     names = internal("torch._C._distributed_c10d._get_handler_names")
     get = internal("torch._C._distributed_c10d._get_handler")
     request = internal("torch._C._distributed_c10d._Request")
@@ -209,14 +209,14 @@ def handler_of(name: str) -> Callable[[], bytes] | None:
     return ask
 
 
-# Process groups without the others.
+# Process groups without other members.
 
 FAKE = "fake"  # the backend that makes them
 CHECKPOINT = "torch.distributed.checkpoint.state_dict_saver._save_state_dict"  # writes every sharded model
 
 
 def has_fake_backend() -> bool:
-    """Return whether there are groups whose other members need not be there, and make them available."""
+    """Make groups available whose other members need not exist; return whether this PyTorch has them."""
     with suppress(ImportError):
         from torch.testing._internal.distributed import fake_pg
 
@@ -228,7 +228,7 @@ def has_fake_backend() -> bool:
 
 
 def ddp_facts(module: Any) -> Mapping[str, Any]:
-    """Return what a DDP module logs of itself; nothing where it does not."""
+    """Return what a DDP module logs about itself; empty where it does not."""
     said = getattr(module, "_get_ddp_logging_data", dict)
     return dict(said())
 
@@ -240,10 +240,10 @@ def first_bucket_bytes() -> int:
 
 
 def assign_buckets(parameters: list[Any], limits: list[int]) -> list[list[int]]:
-    """Return the parameters of each bucket, by DDP's own function; none where there is no such function.
+    """Return the parameters of each bucket, by DDP's own function; empty where this PyTorch lacks it.
 
     Args:
-        limits: bytes of the first buckets; the last holds for all others.
+        limits: bytes of the first buckets; the last applies to all others.
     """
     assign = internal("torch.distributed._compute_bucket_assignment_by_size")
     return [list(members) for members in assign(parameters, limits)[0]] if assign is not None else []
@@ -254,15 +254,15 @@ Choice = Callable[[Any, list[Any], list[bool]], Buckets]
 
 
 def choose_buckets(choose: Choice, refuse: Callable[[Exception], None]) -> bool:
-    """Have DDP modules reduce in buckets of our choice, which DDP does not rebuild after the first step.
+    """Make DDP modules reduce in buckets of our choice, which DDP does not rebuild after the first step.
 
     Args:
         choose: gets the DDP module, its parameters, and which have sparse gradients. It returns the indices
             of the parameters of each bucket, in the order in which buckets are reduced, or raises.
-        refuse: gets what was raised; the module has the buckets of DDP then.
+        refuse: gets what was raised; the module then has the buckets of DDP.
 
     Returns:
-        Whether this PyTorch lets us.
+        Whether this PyTorch allows it.
     """
     ddp, reducer = "torch.nn.parallel.DistributedDataParallel", "torch.distributed.Reducer"
     make = internal(f"{ddp}._ddp_init_helper")
@@ -295,14 +295,14 @@ def _reducer(
     original: Any, of_module: list[Any], buckets: Buckets, refuse: Callable[[Exception], None],
     parameters: list[Any], usual: Buckets, limits: list[int], *more: Any, **others: Any,
 ) -> Any:  # fmt: skip
-    """What reduces a module's gradients in the given buckets, or in the usual ones where it cannot."""
+    """Return a reducer of the given buckets, or of the usual ones where it cannot be made."""
     if parameters is not of_module:  # of a module that another thread wraps at the same time
         return original(parameters, usual, limits, *more, **others)
 
     class Planned(original):  # type: ignore[misc]
         def _rebuild_buckets(self) -> bool:
-            # Without a rebuild the reducer goes on noting the order in which gradients are ready: 24 bytes
-            # each in every step. What it would complain of before a rebuild, it complains of here.
+            # Without a rebuild the reducer goes on recording the order in which gradients are ready: 24 bytes
+            # each in every step. Errors that a rebuild would raise first are raised here.
             self._check_reducer_finalized()
             return False
 
@@ -316,7 +316,7 @@ def _reducer(
 
 
 def planned_buckets(module: Any) -> Buckets:
-    """Return the buckets of a DDP module that `choose_buckets` chose; none where DDP has its own."""
+    """Return the buckets of a DDP module that `choose_buckets` chose; empty where DDP has its own."""
     return list(getattr(vars(module).get("reducer"), "planned", ()))
 
 
@@ -339,7 +339,7 @@ def fsdp_prefetches(state: Any) -> bool:
 
 
 def gather_asynchronously(module: Any) -> None:
-    """Have FSDP2 gather without waiting; where it cannot be asked to, it goes on waiting.
+    """Make FSDP2 gather without waiting, where this PyTorch can.
 
     Args:
         module: an outermost module that FSDP2 has sharded.
@@ -368,16 +368,16 @@ def fsdp_parameter(parameter: Any) -> tuple[str, list[int]]:
 
 
 def has_context(device: int) -> bool | None:
-    """Return whether this process uses a GPU; None where that cannot be asked."""
+    """Return whether this process uses a GPU; None where that is not known."""
     has = internal("torch._C._cuda_hasPrimaryContext")
     return bool(has(device)) if has is not None else None
 
 
 def on_refused_allocation(observe: Callable[..., None], call: Callable[..., None]) -> None:
-    """Have a function called before the allocator of GPUs raises, once CUDA is there; where it can be.
+    """Have a function called before the allocator of GPUs raises, once CUDA has started, if possible.
 
     Args:
-        observe: gets the device, the bytes that were asked for, all of the device, and those free; in the
+        observe: gets the device, the requested bytes, all bytes of the device, and its free ones; in the
             thread that asked, which holds no lock of the allocator's. Must not raise.
         call: runs what must not fail, as `Recorder.call`.
     """
@@ -396,14 +396,14 @@ def _attached(attach: Callable[..., None], observe: Callable[..., None]) -> None
 
 
 def profiler_hooks() -> tuple[str, str]:
-    """Return the methods of a profiler that prepare and that start it."""
+    """Return the names of the methods that prepare and that start a profiler."""
     names = ("_prepare_trace", "_start_trace")
     there = all(internal(f"{PROFILE}.{name}") is not None for name in names)
     return names if there else ("__enter__", "__enter__")
 
 
 def prepare_profiler(profiler: Any) -> None:
-    """Prepare a profiler again, where it can be done apart from starting it."""
+    """Prepare a profiler again, where that can be done apart from starting it."""
     name, _ = profiler_hooks()
     if name != "__enter__":
         getattr(profiler, name)()
@@ -418,8 +418,8 @@ def start_profiler(profiler: Any) -> None:
 def experimental_config(**wanted: bool) -> Any:
     """Return a configuration of Kineto; None where there is none.
 
-    It has what is wanted as far as the binding of this PyTorch takes it; the last is given up first. Older
-    ones have no `trace_only` and lose nothing: events become objects there only for those that ask for them.
+    Options that this PyTorch does not take are given up, the last first. Older versions have no `trace_only`
+    and lose nothing: there, events become objects only for those that ask for them.
     """
     config = internal("torch.autograd.profiler._ExperimentalConfig")
     while config is not None:
@@ -458,7 +458,7 @@ def has_cuspy() -> bool:
 
 
 def end_range(record: Any) -> bool:
-    """End a range of `record_function`. Returns whether that could be done."""
+    """End a range of `record_function`; return whether that was possible."""
     leave = internal("torch.ops.profiler._record_function_exit._RecordFunction")
     if leave is None:
         return False
@@ -467,20 +467,20 @@ def end_range(record: Any) -> bool:
 
 
 def range_calls() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """Return what begins and what ends a range, as functions in C; None where they are not known."""
+    """Return the functions in C that begin and end a range; None where they are not known."""
     begin = internal("torch.ops.profiler._record_function_enter_new._op")
     end = internal("torch.ops.profiler._record_function_exit._RecordFunction._op")
     return None if begin is None or end is None else (begin, end)
 
 
 def hiding() -> list[Any]:
-    """Return contexts in which no mode of the job and no class of a tensor sees a call; none without."""
+    """Return contexts that hide calls from modes of the job and classes of tensors; empty if not known."""
     paths = ("torch._C.DisableTorchFunction", "torch._C._DisableTorchDispatch")
     return [context() for path in paths if (context := internal(path)) is not None]
 
 
 def observe_execution(path: str) -> Callable[[], None] | None:
-    """Have PyTorch write an execution trace. Returns how to end it; None where it cannot or already does."""
+    """Make PyTorch write an execution trace; return how to end it, None if impossible or already writing."""
     names = ("add", "enable", "disable", "remove")
     observers = [internal(f"torch._C._profiler._{name}_execution_trace_observer") for name in names]
     if None in observers:
@@ -503,7 +503,7 @@ COMPILED_CALL = "_compiled_call_impl"  # an attribute that `Module.__call__` hon
 
 
 def module_calls() -> tuple[CodeType, ...]:
-    """Return the code that every call of a module runs; none where a call cannot be replaced."""
+    """Return the code that every call of a module runs; empty where a call cannot be replaced."""
     if not hasattr(torch.nn.Module, COMPILED_CALL) or internal("torch.nn.Module._call_impl") is None:
         return ()
     functions = [internal(f"torch.nn.Module.{name}") for name in ("_wrapped_call_impl", "_call_impl")]
@@ -511,7 +511,7 @@ def module_calls() -> tuple[CodeType, ...]:
 
 
 def call_of(module: Any) -> Callable[..., Any]:
-    """Return what a call of a module runs: what it was compiled to, or its own."""
+    """Return what a call of a module runs: its compiled form, or its own."""
     call: Callable[..., Any] = getattr(module, COMPILED_CALL, None) or module._call_impl
     return call
 
@@ -544,7 +544,7 @@ COMPILER_CALLBACKS = "torch._dynamo.callback"
 
 
 def compiler_callbacks() -> Any:
-    """Return what calls back when the compiler begins and ends; None before the job has loaded it."""
+    """Return the compiler's handler of callbacks; None before the job has loaded it."""
     return getattr(sys.modules.get(COMPILER_CALLBACKS), "callback_handler", None)
 
 
@@ -570,13 +570,13 @@ def has_compiled() -> bool:
 
 
 def frame_watch() -> Callable[[Any], Any]:
-    """Return what sets what the interpreter calls for each frame, None for nothing; it returns the former."""
+    """Return a function that sets the interpreter's callback for frames, and returns the former one."""
     watch: Callable[[Any], Any] | None = internal("torch._C._dynamo.eval_frame.set_eval_frame")
     return watch or (lambda _: None)
 
 
 def code_skipper() -> Callable[[CodeType], Any] | None:
-    """Return what has frames of some code left uncompiled, not what they call; None where it cannot."""
+    """Return a function that keeps frames of a code uncompiled, not what they call; None if not known."""
     frames = "torch._C._dynamo.eval_frame"
     strategy, action = internal(f"{frames}._FrameExecStrategy"), internal(f"{frames}._FrameAction")
     set_strategy = internal(f"{frames}.set_code_exec_strategy")

@@ -13,14 +13,14 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-OURS = str(Path(__file__).parents[1]) + os.sep  # where files of ours are: no place in the user's code
+OURS = str(Path(__file__).parents[1]) + os.sep  # the folder of our files, which are not the user's code
 _dump = faulthandler.dump_traceback
 _THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 class ThreadTraceback(NamedTuple):
-    """Calls of one thread that have not returned.
+    """The calls of one thread that have not returned.
 
     Attributes:
         ident: of the thread, as `threading.get_ident`.
@@ -34,10 +34,10 @@ class ThreadTraceback(NamedTuple):
 
 
 def stacks() -> list[ThreadTraceback]:
-    """The stacks of all threads of this process.
+    """Return the stacks of all threads of this process.
 
     Raises:
-        OSError: no memory for them.
+        OSError: there is no memory for them.
     """
     descriptor = os.memfd_create("dpro-stacks")
     with open(descriptor, "r+", errors="replace") as text:
@@ -47,7 +47,7 @@ def stacks() -> list[ThreadTraceback]:
 
 
 def parse(text: str) -> list[ThreadTraceback]:
-    """The stacks in what `faulthandler` wrote."""
+    """Return the stacks in the output of `faulthandler`."""
     threads: list[ThreadTraceback] = []
     for line in text.splitlines():
         head, frame = _THREAD.match(line), _FRAME.match(line)

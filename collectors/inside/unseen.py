@@ -1,9 +1,9 @@
-"""Look at what belongs to the job, and call torch, without running code of the job's or being seen by it.
+"""Look at objects of the job, and call torch, without running code of the job's or being seen by it.
 
-In: an object of the job's. Out: what it holds, as C keeps it: its own attributes, the sizes of a tensor, the
-message of an exception. Classes of the job's may define what happens when they are asked (properties,
-`__getattr__`, `__str__`, `__class__`, `__torch_function__`), and modes of torch see each call of a tensor.
-All of these may print, count, raise or end the process: none is asked, and what only they know stays unknown.
+Takes an object of the job's. Returns what it holds, as C keeps it: its own attributes, the sizes of a tensor,
+the message of an exception. Classes of the job's may define how they answer (properties, `__getattr__`,
+`__str__`, `__class__`, `__torch_function__`), and modes of torch see each call of a tensor. All of these may
+print, count, raise or end the process: none is asked, and what only they know stays unknown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.nn import Module
 from .torch_internals import COMPILED_CALL, hiding
 
 _PLAIN = (str, int, float, bool, bytes, type(None))
-_LONGEST = 1 << 14  # of an argument of an exception: a message has one line
+_LONGEST = 1 << 14  # characters of an exception's argument: a message has one line
 _OWNERS = 8  # optimizers within each other, at most
 Answer = TypeVar("Answer")
 
@@ -40,7 +40,7 @@ _qualified = type.__dict__["__qualname__"].__get__
 
 
 def attributes(value: object) -> dict[str, Any]:
-    """An object's own attributes, as it keeps them; none where it keeps none."""
+    """Return an object's own attributes, as it keeps them; empty where it keeps none."""
     try:
         held: dict[str, Any] = _dict_of(ctypes.py_object(value), None)
     except AttributeError:
@@ -49,17 +49,17 @@ def attributes(value: object) -> dict[str, Any]:
 
 
 def is_a(value: object, kinds: type | tuple[type, ...]) -> bool:
-    """Whether an object's class is one of these, or made from one; `isinstance` asks the object as well."""
+    """Return whether an object's class is one of `kinds`, or derived; `isinstance` asks the object, too."""
     return issubclass(type(value), kinds)
 
 
 def class_name(kind: type) -> str:
-    """The name of a class, with that of the class which it is in."""
+    """Return the name of a class, with that of the class around it."""
     return str(_qualified(kind))
 
 
 def defined(kind: type, name: str) -> tuple[Any, Any]:
-    """What a class has under a name, and the class that defines it; None twice for nothing."""
+    """Return what a class has under a name, and the class that defines it; None twice for nothing."""
     for owner in _lines_of(kind):
         names = _names_of(owner)
         if name in names:
@@ -68,7 +68,7 @@ def defined(kind: type, name: str) -> tuple[Any, Any]:
 
 
 def parts_of(container: object) -> list[Any]:
-    """What a list, a tuple or a dict holds, of a dict its values; nothing of anything else."""
+    """Return the members of a list or tuple, or the values of a dict; empty for anything else."""
     if is_a(container, dict):
         return list(dict.values(container))  # type: ignore[arg-type]
     if is_a(container, list):
@@ -77,7 +77,7 @@ def parts_of(container: object) -> list[Any]:
 
 
 def path_of(value: object) -> str:
-    """The path that a text, a path of `pathlib` or an open file is of; empty of anything else."""
+    """Return the path in a text, a path of `pathlib` or an open file; empty for anything else."""
     if is_a(value, str):
         return str.__str__(value)
     if is_a(value, bytes):
@@ -101,10 +101,10 @@ _context_of = BaseException.__dict__["__context__"].__get__
 
 
 def message_of(error: BaseException) -> str:
-    """The message of an exception, as its class in C words it; of others what they were raised with.
+    """Return the message of an exception as its class in C words it; else what it was raised with.
 
-    That is `error.args` as far as it is plain: the text of an exception whose class words it in Python
-    (`__str__`) is code of the job's, or of a library.
+    This is `error.args`, if plain: the text of an exception whose class words it in Python (`__str__`) would
+    run code of the job's, or of a library.
     """
     arguments = tuple(_plain(argument) for argument in _arguments_of(error))
     if any(argument is _UNKNOWN for argument in arguments):
@@ -119,13 +119,13 @@ def message_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
-    """Where an exception was raised."""
+    """Return where an exception was raised."""
     place: TracebackType | None = _traceback_of(error)
     return place
 
 
 def chain_of(error: BaseException) -> Iterator[BaseException]:
-    """An exception, and those that it came from."""
+    """Yield an exception, and those that it came from."""
     met: set[int] = set()
     left = [error]
     while left:
@@ -146,7 +146,7 @@ def _plain(argument: object) -> Any:
 
 
 def _is_changed(error: BaseException) -> bool:
-    """Whether the words of an error of the system are made of objects that are not plain."""
+    """Return whether a system error's words are made of objects that are not plain."""
     if not is_a(error, OSError):
         return False
     names = ("strerror", "filename", "filename2", "errno")
@@ -158,7 +158,7 @@ def _is_changed(error: BaseException) -> bool:
 
 
 def code_of(function: object) -> Any:
-    """The code that a function or a method in Python runs; None of any other object."""
+    """Return the code that a function or a method in Python runs; None for any other object."""
     for _ in range(_OWNERS):
         if is_a(function, functools.partial):
             function = functools.partial.__dict__["func"].__get__(function)
@@ -170,7 +170,7 @@ def code_of(function: object) -> Any:
 
 
 # Calls of torch that no mode of the job's and no class of a tensor sees. They are made in C, one after the
-# other: between bytecodes of ours a handler of a signal might run, which would then lack its own modes.
+# other: between bytecodes of ours a signal handler might run, and lack the job's modes.
 
 _call_in_c = functools.partial.__call__
 _elements, _element_bytes = torch.Tensor.numel, torch.Tensor.element_size
@@ -181,7 +181,7 @@ _sizes, _device, _dtype, _wants, _gradient, _is_leaf = (
 
 
 def unseen(function: Callable[..., Answer], *arguments: Any) -> Answer:
-    """Call a function made in C without a mode of the job's seeing it.
+    """Call a function made in C, hidden from the job's modes.
 
     Raises:
         Exception: whatever the function raises.
@@ -199,7 +199,7 @@ def unseen(function: Callable[..., Answer], *arguments: Any) -> Answer:
 
 
 def is_answered_in_c(tensor: object) -> bool:
-    """Whether it is a tensor of which C, or a class of torch's, says how large it is and where."""
+    """Return whether C, or a class of torch's, says how large a tensor is and where."""
     if not is_a(tensor, torch.Tensor):
         return False
     _, owner = defined(type(tensor), "__torch_dispatch__")
@@ -207,43 +207,43 @@ def is_answered_in_c(tensor: object) -> bool:
 
 
 def elements_of(tensor: Any) -> int:
-    """How many elements a tensor has; 0 where only code of the job's knows."""
+    """Return how many elements a tensor has; 0 where only code of the job's knows."""
     return int(unseen(_elements, tensor)) if is_answered_in_c(tensor) else 0
 
 
 def shape_of(tensor: Any) -> list[int]:
-    """The sizes of a tensor; none where only code of the job's knows."""
+    """Return the sizes of a tensor; empty where only code of the job's knows."""
     return list(unseen(_sizes, tensor)) if is_answered_in_c(tensor) else []
 
 
 def bytes_of(tensor: Any) -> int:
-    """The bytes of a tensor's elements; 0 where only code of the job's knows."""
+    """Return the bytes of a tensor's elements; 0 where only code of the job's knows."""
     return elements_of(tensor) * unseen(_element_bytes, tensor) if is_answered_in_c(tensor) else 0
 
 
 def device_of(tensor: Any) -> torch.device | None:
-    """Where a tensor is; None where only code of the job's knows."""
+    """Return the device of a tensor; None where only code of the job's knows."""
     return unseen(_device, tensor) if is_answered_in_c(tensor) else None
 
 
 def dtype_of(tensor: Any) -> str:
-    """The type of a tensor's elements, such as `bfloat16`; empty where only code of the job's knows."""
+    """Return the type of a tensor's elements, as `bfloat16`; empty where only code of the job's knows."""
     is_known = is_answered_in_c(tensor)
     return str(unseen(_dtype, tensor)).removeprefix("torch.") if is_known else ""
 
 
 def wants_gradient(tensor: Any) -> bool:
-    """Whether a tensor gets gradients; False where only code of the job's knows."""
+    """Return whether a tensor gets gradients; False where only code of the job's knows."""
     return is_answered_in_c(tensor) and bool(unseen(_wants, tensor))
 
 
 def gradient_of(tensor: Any) -> Any:
-    """The gradient of a tensor; None where it has none, or only code of the job's knows."""
+    """Return the gradient of a tensor; None where it has none, or only code of the job's knows."""
     return unseen(_gradient, tensor) if is_answered_in_c(tensor) and unseen(_is_leaf, tensor) else None
 
 
 def mesh_of(tensor: Any) -> tuple[Any, Any]:
-    """The mesh and the placements of a DTensor; None twice of other tensors."""
+    """Return the mesh and the placements of a DTensor; None twice for other tensors."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if kind is None or not is_a(tensor, kind):
         return None, None
@@ -255,14 +255,14 @@ def mesh_of(tensor: Any) -> tuple[Any, Any]:
 
 
 def children_of(module: object) -> list[tuple[str, Any]]:
-    """The modules within a module, by name."""
+    """Return the modules within a module, by name."""
     inner = attributes(module).get("_modules")
     children = list(dict.items(inner)) if is_a(inner, dict) else _asked(module, "named_children")  # type: ignore[arg-type]
     return [(str(name), child) for name, child in children if is_a(child, Module)]
 
 
 def modules_of(module: Any) -> Iterator[tuple[str, Any]]:
-    """A module and all within it, each once, by path, as `Module.named_modules` names them."""
+    """Yield a module and all within it, each once, by path, as `Module.named_modules` names them."""
     met: set[int] = set()
     left: list[tuple[str, Any]] = [("", module)]
     while left:
@@ -275,10 +275,10 @@ def modules_of(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def parameters_of(module: Any, every: bool = False) -> Iterator[tuple[str, Any]]:
-    """The parameters of a module and of all within it, by path, as `Module.named_parameters` does.
+    """Yield the parameters of a module and of all within it, by path, as `Module.named_parameters` does.
 
     Args:
-        every: whether one that several modules share comes as often.
+        every: whether a parameter of several modules comes once for each.
     """
     met: set[int] = set()
     for path, here in modules_of(module):
@@ -291,17 +291,17 @@ def parameters_of(module: Any, every: bool = False) -> Iterator[tuple[str, Any]]
 
 
 def is_training(module: Any) -> bool:
-    """Whether a module is in training mode."""
+    """Return whether a module is in training mode."""
     return bool(attributes(module).get("training", True))
 
 
 def compiled_call(module: Any) -> Any:
-    """What a module was compiled to; None for nothing."""
+    """Return what a module was compiled to; None where it was not."""
     return attributes(module).get(COMPILED_CALL)
 
 
 def _asked(module: object, what: str) -> list[tuple[str, Any]]:
-    """What a module in TorchScript says of itself; nothing of others, whose class is the job's."""
+    """Return what a module in TorchScript says of itself; empty for others, whose class is the job's."""
     if not type(module).__module__.startswith("torch.jit"):
         return []
     said: Any = getattr(module, what)
@@ -309,7 +309,7 @@ def _asked(module: object, what: str) -> list[tuple[str, Any]]:
 
 
 def parameters_updated(optimizer: Any) -> list[Any]:
-    """The parameters that an optimizer updates, or the one within it; none where it does not show them."""
+    """Return the parameters that an optimizer or the one within it updates; empty where not shown."""
     for _ in range(_OWNERS):
         held = attributes(optimizer)
         listed = [held["param_groups"]] if "param_groups" in held else list(held.values())
@@ -331,7 +331,7 @@ def _updated(group: dict[str, Any]) -> list[Any]:
 
 
 def hide_frames(error: BaseException, folder: str) -> None:
-    """Take calls of functions in a folder out of an exception's tracebacks, which are about to be shown."""
+    """Remove calls of functions in a folder from an exception's tracebacks, which are about to be shown."""
     for here in chain_of(error):
         place = traceback_of(here)
         while place is not None:

@@ -1,7 +1,7 @@
 """Deep windows: every operator, kernel and launch of some steps, as Kineto sees them.
 
-In: the ends of steps, and requests from outside. Out: `windowNNNN.json`, a Kineto file, `traceNNNN.json`, an
-execution trace where asked for, and records of when each window was. Rank 0 decides which steps they are.
+Takes the ends of steps, and requests from outside. Writes `windowNNNN.json`, a Kineto file, `traceNNNN.json`,
+an execution trace where asked for, and records of when each window was. Rank 0 decides which steps they are.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from .torch_internals import (
 )
 
 BACKWARD = "dpro::backward"  # the range around each backward call within a window
-MIN_PERIOD = 200  # steps from one window to the next, where their cost decides
-FINISH_S = 2.0  # for the GPU to do what is left of a window when the process ends
-IDLE_S = 1.0  # without a step: the loop does something else, and no step may come for long
+MIN_PERIOD = 200  # least steps from one window to the next, where cost decides
+FINISH_S = 2.0  # the longest wait for the GPU's work of a window when the process ends
+IDLE_S = 1.0  # without a step, after which the loop does something else
 LATE = "this rank learned of the window too late"
 OCCUPIED = "another profiler was already running"
 CAPTURED = "a CUDA graph was being captured"
@@ -76,7 +76,7 @@ class Windows:
 
     Attributes:
         foreign: the user's own profilers.
-        ranges: those that outlive a window, or a profiler of the user.
+        ranges: the ranges that may outlive a window, or a profiler of the user.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -90,7 +90,7 @@ class Windows:
         config = self._recorder.config
         every, steps = config["every"], config["window_steps"]
         self._off = bool(config.get("on_request"))  # as after `dpro attach --off`: requests are granted
-        self._held = False  # and after that not those that a watcher makes by itself
+        self._held = False  # after `--off`: no requests of watchers are granted either
         self._plan = WindowPlan(None if self._off else config["skip"], steps, every)
         self._budget = Budget(config["budget"], max(MIN_PERIOD, 2 * steps))
         self._agreement = Agreement(self._recorder)
@@ -102,7 +102,7 @@ class Windows:
         self._latest = 0  # steps before the latest window
         self._used = False
         self._step = self._resumed_ns = 0
-        self._window_ns = 0  # for opening or closing one, at the latest end of a step
+        self._window_ns = 0  # time of opening or closing one, at the latest end of a step
 
     @property
     def is_open(self) -> bool:
@@ -121,7 +121,7 @@ class Windows:
             change = self._budget.step(now_ns - self._resumed_ns, own_ns)
         if not self._is_prepared:
             if get_ident() == _imported_in:
-                self._is_prepared = True  # by the first window itself
+                self._is_prepared = True  # the first window starts Kineto there
             elif _imported_in == main_thread_ident():
                 self._preparing.ask()
         try:
@@ -132,7 +132,7 @@ class Windows:
             if is_due:
                 self._advance(step)
         except Exception:
-            # There was trouble: Kineto left running would slow the job down, and crash it at its exit.
+            # Kineto left running would slow the job down, and crash it at its exit.
             opened, self._open = self._closable(), None
             if opened is not None:
                 opened.close(keep=False)
@@ -141,7 +141,7 @@ class Windows:
         self._window_ns = self._resumed_ns - now_ns if is_due else 0
 
     def _note(self, change: WindowsChange) -> None:
-        """Write down that windows stop, or go on, since of what they cost."""
+        """Record that windows stop or resume because of their cost."""
         if self._recorder.records is not None:
             kind = records.STOPPED if change.stops else records.RESUMED
             millionths = round(change.longer * 1e6)
@@ -154,19 +154,19 @@ class Windows:
         if upcoming is None or step < upcoming.step - lead:
             return
         if self._open is not None and self._open.has_ended and not captures.is_capturing_here():
-            self.close(save=True)  # whatever the GPU still does: it has to make room
+            self.close(save=True)  # even if the GPU is still busy: the next window needs its place
         if step < upcoming.step and self._hindrance(step):
             return
         self._begin(step, self._plan.take(step + lead))
 
     def _hindrance(self, step: int) -> str:
-        """Why no window can be opened now."""
+        """Return why no window can be opened now; empty where one can."""
         if self._open is not None or self.foreign.are_there(step):
             return OCCUPIED
         return CAPTURED if captures.is_capturing_here() else ""
 
     def prepare(self) -> None:
-        """In the main thread, where the loop runs in another one: start Kineto for the first time."""
+        """Start Kineto for the first time; runs in the main thread, where the loop runs in another one."""
         if not self._is_prepared and not self._hindrance(self._step) and not is_profiling():
             refuse_noise()
             start_in_main_thread()
@@ -204,12 +204,12 @@ class Windows:
         self._budget.opened(time.monotonic_ns() - begun_ns)
 
     def _closable(self) -> OpenWindow | None:
-        """The open window, if this thread can close it."""
+        """Return the open window, if this thread can close it; else None."""
         is_ours = self._open is not None and self._open.thread == get_ident()
         return self._open if is_ours else None
 
     def close(self, save: bool, why_not: str = DROPPED) -> None:
-        """End the window, if one is being recorded and this thread can stop it."""
+        """End the open window, if this thread can stop it."""
         opened = self._closable()
         if opened is None:
             return
@@ -223,13 +223,13 @@ class Windows:
         self._budget.closed(time.monotonic_ns() - begun_ns)
 
     def _answer(self, window: Window, why_not: str) -> None:
-        """Answer the request for a window with what became of it on this rank."""
+        """Answer the request for a window with its outcome on this rank."""
         if window.request:
             facts = {"window": window.number, "steps": [window.step, window.step + window.steps]}
             self._recorder.answer(window.request, facts | {"why_not": why_not})
 
     def on_work(self) -> object:
-        """The loop asks for something; where it makes no steps, a window may wait for the GPU no more."""
+        """Save a complete window while the loop makes no steps, since none may come to close it."""
         opened = self._open
         if opened is None:
             return ENOUGH
@@ -239,7 +239,7 @@ class Windows:
         return None
 
     def on_end(self) -> None:
-        """No step may follow: keep what there is."""
+        """Save what there is of the open window: no step may follow."""
         opened = self._closable()
         if opened is not None:
             begun = opened.has_begun
@@ -248,7 +248,7 @@ class Windows:
             self.close(begun, ENDED)
 
     def on_capture(self) -> None:
-        """Called before a CUDA graph is captured; later steps may be replays, which trigger no hook."""
+        """Close the window before a CUDA graph is captured; later steps may be replays, which run no hook."""
         opened = self._closable()
         if opened is not None:
             whole = opened.has_whole_step
@@ -257,24 +257,24 @@ class Windows:
             self.close(whole, CAPTURED)
 
     def on_profiler(self, profiler: profile) -> None:
-        """Called before a profiler is prepared; give way to the user's own."""
+        """Give way to a profiler of the user's that is about to be prepared."""
         if not isinstance(profiler, OwnProfile):
             self.foreign.prepare(profiler, self._step)
             self.close(save=False)
 
     def on_profiler_start(self, profiler: profile) -> None:
-        """Called before a profiler starts; it may be one of the user's that counted as abandoned."""
+        """Give way to a starting profiler of the user's, also one that counted as abandoned."""
         if not isinstance(profiler, OwnProfile):
             self.close(save=False)
             if self._open is None:
                 self.foreign.start(profiler)
 
     def on_profiler_end(self, profiler: profile) -> None:
-        """Called before a profiler stops."""
+        """Forget a profiler that is about to stop."""
         self.foreign.end(profiler)
 
     def on_observer(self) -> None:
-        """The user records an execution trace; one at a time can be."""
+        """Close the window: the user records an execution trace, and only one can be recorded."""
         self.close(save=False)
 
     def before_fork(self) -> None:
@@ -282,7 +282,7 @@ class Windows:
         self.close(save=False)
 
     def on_fork(self) -> None:
-        """This is a forked child."""
+        """Start without windows in a forked child."""
         if self._used:
             leave_out_destructors()
         self.ranges.forget()
@@ -291,12 +291,12 @@ class Windows:
     # In a thread of ours.
 
     def on_request(self, request: dict[str, Any]) -> None:
-        """A request came for one window, or to switch windows off or on; rank 0 handles it."""
+        """Queue a request for one window, or to switch windows off or on; rank 0 handles it."""
         if identity()[0] == 0 and request["kind"] in REQUESTS:
             self._requests.append(request)
 
     def on_second(self) -> None:
-        """Rank 0 decides where windows are and announces it to the others."""
+        """Decide on windows and announce them, on rank 0; receive announcements on the others."""
         if identity()[0] == 0:
             self._decide()
             return
@@ -317,12 +317,12 @@ class Windows:
             self._continue(ahead)
 
     def _continue(self, ahead: int) -> None:
-        """Announce a window once it is due, not earlier: steps may turn out to be slower since the last."""
+        """Announce a window once it is due, not earlier: steps may have become slower since the last."""
         if self._step + ahead >= self._latest + self._budget.least and self._budget.affords(ahead):
             self._announce(self._plan.place(self._step, ahead, self._plan.steps))
 
     def _grant(self, request: dict[str, Any], ahead: int) -> None:
-        """Announce what was asked for, unless another window has to come first."""
+        """Announce what was requested, unless another window has to come first."""
         kind, name = request["kind"], request["id"]
         if request.get("within_budget") and (refusal := self._refusal(ahead)):
             self._recorder.answer(name, refusal)
@@ -341,7 +341,7 @@ class Windows:
             self._recorder.answer(name, {"from_step": window.step})
 
     def _refusal(self, ahead: int) -> dict[str, Any]:
-        """Why no window opens that no person asked for, and in how many seconds one may; empty if it does."""
+        """Return why a window that no person asked for is refused, and for how long; empty if it is not."""
         wait_ns = self._budget.wait_ns(ahead)
         if self._held or wait_ns is None:
             return {"why_not": HELD if self._held else STOPPED}
@@ -354,7 +354,7 @@ class Windows:
 
 
 class _AtThreadEnd:
-    """Goes with the thread that keeps it, and calls a function then: no other could stop Kineto."""
+    """An object kept by a thread that calls a function at the thread's end: no other can stop Kineto."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action
@@ -364,12 +364,12 @@ class _AtThreadEnd:
 
 
 def _lead() -> int:
-    """Steps before a window that are recorded with it: on a GPU one, to be dropped."""
+    """Return how many steps before a window are recorded with it: on a GPU one, to be dropped."""
     return int(torch.cuda.is_initialized())
 
 
 def _refuse(recorder: Recorder, request: dict[str, Any]) -> None:
-    """A request came from outside the job, whose user wants no deep windows."""
+    """Answer a request from outside a job that is recorded without deep windows."""
     if request["kind"] in REQUESTS:
         recorder.answer(request["id"], {"why_not": UNWANTED})
 
@@ -402,7 +402,7 @@ def install(recorder: Recorder) -> None:
 
 
 def _install_disable(recorder: Recorder, windows: Windows) -> None:
-    """Some frameworks end whatever profiler runs before they begin theirs; ours ends in its own way."""
+    """Close our window in its own way before a framework ends any profiler, to begin its own."""
     original = internal("torch.autograd._disable_profiler")
     if original is None:
         return
@@ -434,21 +434,20 @@ def _install_backward(windows: Windows) -> None:
 
 # One deep window, from when Kineto starts to when it stops; on a GPU that is longer than its steps.
 
-PATIENCE = 10  # steps that are recorded at most for the GPU to do the work of those before
+PATIENCE = 10  # most steps recorded after a window, for the GPU to finish its work
 
 
 class OpenWindow:
     """A window that is being recorded.
 
     Attributes:
-        thread: that started Kineto: no other can stop it.
+        thread: the thread that started Kineto: no other can stop it.
         has_whole_step: whether one of its steps has ended.
     """
 
     def __init__(
         self, options: Mapping[str, Any], folder: Path, writer: RecordWriter, window: Window, step: int
     ) -> None:
-        """Start recording."""
         self.window = window
         self.thread = get_ident()
         self.has_whole_step = False
@@ -461,16 +460,16 @@ class OpenWindow:
 
     @property
     def has_begun(self) -> bool:
-        """Whether its first step has."""
+        """Whether its first step has begun."""
         return self._started_ns > 0
 
     @property
     def has_ended(self) -> bool:
-        """Whether its last step has: what is recorded since is of no use but for the GPU's work."""
+        """Whether its last step has ended: of what is recorded since, only the GPU's work is of use."""
         return self._ended_ns > 0
 
     def end_step(self, step: int) -> bool:
-        """Note how many steps have ended. Returns whether nothing more has to be recorded."""
+        """Record how many steps have ended; return whether recording can stop."""
         if not self.has_begun and step >= self.window.step:
             self._started_ns = time.time_ns()
         self.has_whole_step = self.has_whole_step or step > self.window.step
@@ -481,11 +480,11 @@ class OpenWindow:
         return self.has_ended and (step >= self._ended_after + PATIENCE or self.is_complete())
 
     def is_complete(self) -> bool:
-        """Whether all work of its steps is done, on the GPU too."""
+        """Return whether all work of its steps is done, on the GPU too."""
         return self.has_ended and (self._tail is None or self._tail.has_passed())
 
     def finish(self, longest_s: float) -> None:
-        """End the last step now if it has not, and wait this long for the GPU."""
+        """End the last step now, if it has not ended, and wait at most this long for the GPU."""
         if not self.has_ended:
             self._end(self.window.step)
         if self._tail is not None:
@@ -495,7 +494,7 @@ class OpenWindow:
         """Stop recording.
 
         Returns:
-            Whether it is saved: not into a run that was deleted.
+            Whether the window is saved: not into a run that was deleted.
 
         Raises:
             OSError: it cannot be saved, as where the process has given up its rights; Kineto has stopped.
@@ -523,7 +522,7 @@ class OpenWindow:
 
 
 def _is_there(folder: Path) -> bool:
-    """Whether a folder exists: where the run was deleted, Kineto would say so on stderr.
+    """Return whether a folder exists: where the run was deleted, Kineto would say so on stderr.
 
     Raises:
         OSError: this process may no longer enter it, or write files as large as those of Kineto.
@@ -536,21 +535,21 @@ def _is_there(folder: Path) -> bool:
     return True
 
 
-# The GPU's work on the steps that a host has ended: how far it has got.
+# The progress of the GPU's work on steps that the host has ended.
 
 LOOK_S = 0.005
 
 
 class PendingGpuWork:
-    """What the GPU still has to do; its other streams are taken to join the current one by the step's end."""
+    """Unfinished GPU work; all streams are assumed to join the current one by the step's end."""
 
     def __init__(self) -> None:
-        """The last step ends now."""
+        """Begin at the end of the last step."""
         self._events: list[Any] | None = None
         self.has_passed()
 
     def has_passed(self) -> bool:
-        """Whether the GPU has got there, as far as it may be asked now; True also where it has failed."""
+        """Return whether the GPU has got there, if it may be asked now; True where it has failed."""
         with captures.guard() as free:
             if not free or captures.is_capturing_here():
                 return False
@@ -563,7 +562,7 @@ class PendingGpuWork:
                 return True
 
     def wait(self, longest_s: float) -> bool:
-        """The same, asked again for this long."""
+        """Ask `has_passed` again and again for this long; return its answer."""
         deadline = time.monotonic() + longest_s
         while not self.has_passed():
             if time.monotonic() >= deadline:
@@ -579,7 +578,7 @@ def _recorded(device: int | None) -> Any:
 
 
 def devices() -> list[int | None]:
-    """The devices that this process uses: on another one an event would claim memory for a context."""
+    """Return the devices that this process uses: on others an event would claim memory for a context."""
     if internal("torch._C._cuda_hasPrimaryContext") is None:
         return [None]  # the current one
     return [device for device in range(torch.cuda.device_count()) if has_context(device)]
@@ -599,7 +598,7 @@ class Agreement:
         self.forget()
 
     def forget(self) -> None:
-        """This is a forked child: it is no rank yet."""
+        """Start without announcements in a forked child: it is not a rank yet."""
         self._received = b""
         self._looks = 0
 
@@ -610,11 +609,11 @@ class Agreement:
 
     @property
     def slow_s(self) -> float:
-        """How long it takes at most until all ranks have received an announcement."""
+        """The longest time until all ranks have received an announcement."""
         return 3.0 if _one_host() else 2.0 * STORE_EVERY
 
     def send(self, document: dict[str, Any]) -> None:
-        """Announce something to all other ranks; it takes the place of what was announced before.
+        """Announce something to all other ranks, in place of the previous announcement.
 
         Raises:
             OSError: the run folder cannot be written.
@@ -627,7 +626,7 @@ class Agreement:
             self._recorder.store.ask(lambda store: store.set(KEY, content))
 
     def receive(self) -> dict[str, Any] | None:
-        """What was announced since the last call; None for nothing."""
+        """Return what was announced since the last call; None for nothing."""
         content = self._read()
         if content == self._received:
             return None
@@ -648,7 +647,7 @@ class Agreement:
 
 
 def _one_host() -> bool:
-    """Whether the launcher says that all ranks are on this host; they see the same folder then."""
+    """Return whether the launcher says that all ranks are on this host; they see the same folder then."""
     return os.environ.get("LOCAL_WORLD_SIZE") == str(identity()[1])
 
 
@@ -666,12 +665,12 @@ class UserProfilers:
         self._undone: weakref.WeakSet[profile] = weakref.WeakSet()
 
     def prepare(self, profiler: profile, step: int) -> None:
-        """Note a profiler that will be prepared now."""
+        """Record a profiler that is about to be prepared."""
         self._prepared[profiler] = step
         self._undone.discard(profiler)
 
     def end(self, profiler: profile) -> None:
-        """Forget a profiler that will stop now."""
+        """Forget a profiler that is about to stop."""
         self._prepared.pop(profiler, None)
         self._running.discard(profiler)
 
@@ -680,16 +679,16 @@ class UserProfilers:
         self._running.clear()
 
     def are_there(self, step: int) -> bool:
-        """Whether one runs, is prepared and not abandoned, or keeps CUPTI, when `step` steps have ended."""
+        """Return whether one runs, is prepared and not abandoned, or keeps CUPTI, after `step` steps."""
         prepared = any(step - since < FORGOTTEN for since in self._prepared.values())
         return prepared or bool(self._running) or is_profiling() or has_cuspy()
 
     def override(self) -> None:
-        """Note that all prepared profilers lose their preparation: a window will be opened now."""
+        """Record that all prepared profilers lose their preparation to a window that opens now."""
         self._undone.update(self._prepared)
 
     def start(self, profiler: profile) -> None:
-        """Note a profiler that starts now while no other runs; prepare it again if a window undid that."""
+        """Record a profiler that starts while no other runs; prepare it again if a window undid that."""
         if profiler in self._undone:
             prepare_profiler(profiler)
         self._prepared.pop(profiler, None)
@@ -700,23 +699,23 @@ class UserProfilers:
 
 
 class Ranges:
-    """Those that were entered while a profiler ran, and have not been left."""
+    """The ranges that were entered while a profiler ran, and have not been left."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """This is a forked child: it records nothing."""
+        """Start without ranges in a forked child, which records nothing."""
         self._open: dict[int, tuple[Any, int]] = {}
         self._finished: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def enter(self, entered: Any) -> None:
-        """A range was entered."""
+        """Remember a range that was entered while a profiler runs."""
         if has_profiler():
             self._open[id(entered)] = entered, get_ident()
 
     def leave(self, left: Any) -> bool:
-        """Called before a range is left. Returns whether it has ended already."""
+        """Forget a range that is about to be left; return whether it has ended already."""
         if self._open:
             self._open.pop(id(left), None)
         if not self._finished or left not in self._finished:
@@ -725,7 +724,7 @@ class Ranges:
         return True
 
     def finish(self) -> None:
-        """No profiler runs: end the ranges of this thread here, where that writes nowhere."""
+        """End this thread's open ranges while no profiler runs, so that nothing is written."""
         me = get_ident()
         for key, (entered, thread) in list(self._open.items()):
             if thread == me and entered.run_callbacks_on_exit:
@@ -734,7 +733,7 @@ class Ranges:
                 del self._open[key]
 
     def install(self) -> None:
-        """See ranges entered and left."""
+        """Watch ranges being entered and left."""
         enter, leave = profiler.record_function.__enter__, profiler.record_function.__exit__
 
         @functools.wraps(enter)

@@ -1,1 +1,1 @@
-"""Each result about a run, computed once and on demand: for commands, views, notebooks and reports."""
+"""Results about a run, each computed once and on demand, for commands, views, notebooks and reports."""

@@ -1,7 +1,7 @@
-"""What is asked of a run, each thing computed once and kept: tables, graph, replay, findings, what-ifs.
+"""The analysis of a run: tables, graph, replay, findings and what-ifs, each computed once and kept.
 
-In: an opened run. Out: an `Analysis`. Nothing is read or loaded before it is asked for, so that a command
-pays for what it needs; several threads may ask at once.
+Takes an opened run; returns an `Analysis`. Nothing is read or imported before its first use, so a command
+pays only for what it needs. Several threads may use one `Analysis` concurrently.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from dpro.replay.timeline import Timeline
 
 
-Verdict = tuple[list["Finding"], list[str]]  # findings, and what the run cannot show
+Verdict = tuple[list["Finding"], list[str]]  # findings, and one line for each question the run leaves open
 
 
 def _table(table: Table) -> cached[Any, pl.DataFrame]:
-    """A table of the run, read once."""
+    """Return a property that reads a table of the run once."""
     return cached(lambda analysis: analysis.run.table(table))
 
 
 class Analysis(Cached):
-    """A run and what has been computed of it so far.
+    """A run and the results computed about it.
 
     Attributes:
-        min_searched_elsewhere: spans of a run from which on another process searches for what would help.
+        min_searched_elsewhere: number of spans from which another process searches for helpful changes.
     """
 
     min_searched_elsewhere: float = math.inf
@@ -58,14 +58,19 @@ class Analysis(Cached):
     def __init__(
         self, run: Run, network: pl.DataFrame | None = None, products: pl.DataFrame | None = None
     ) -> None:
-        """Nothing is read yet."""
+        """Wrap a run without reading anything yet.
+
+        Args:
+            network: measured costs of communication, for the graph; None where not measured.
+            products: measured times of matrix products, for the graph; None where not measured.
+        """
         super().__init__()
         self.run, self._network, self._products = run, network, products
-        self._pretended: PretendedStep | None = None  # known with the graph, of pretended ranks
+        self._pretended: PretendedStep | None = None  # set when the graph of pretended ranks is built
 
     @cached
     def steps(self) -> pl.DataFrame:
-        """Table `steps`, with how long each took."""
+        """Table `steps`, with the duration of each step."""
         from dpro.replay.steps import steps_of
 
         return steps_of(self.run)
@@ -79,7 +84,7 @@ class Analysis(Cached):
 
     @cached
     def waiting(self) -> Case:
-        """How far each rank had come, and which ranks wait for which."""
+        """The progress of each rank, and which ranks wait for which."""
         from dpro.detect.hang.case import examine
         from dpro.detect.hang.records import read_records
 
@@ -87,7 +92,7 @@ class Analysis(Cached):
 
     @cached
     def hangs(self) -> list[Finding]:
-        """What hangs in the run, or ended it, surest first."""
+        """Findings on what hangs in the run, or ended it, the surest first."""
         from dpro.detect.hang.find import find_causes, merge_watched
         from dpro.detect.hang.memory import with_memory
         from dpro.detect.hang.stacks import needed_for_cpu_time, with_cpu_time
@@ -118,7 +123,7 @@ class Analysis(Cached):
 
     @cached
     def graph_and_trust(self) -> tuple[Built, Trust]:
-        """The graph, and how far to believe it: from the cache, or built."""
+        """The graph, from the cache or newly built, and the trust in its replay."""
         from dpro.analysis.graphs import graph_of
         from dpro.analysis.unanswered import why_unanswerable
 
@@ -138,7 +143,7 @@ class Analysis(Cached):
 
     @cached
     def condensed(self) -> CondensedRun | None:
-        """The ranks of a large run, condensed one by one; None where the graph is held as a whole."""
+        """The ranks of a large run, condensed one by one; None for a run whose whole graph is in memory."""
         from dpro.analysis.graphs import condensed_of, is_large
         from dpro.analysis.unanswered import why_unanswerable
 
@@ -151,7 +156,7 @@ class Analysis(Cached):
 
     @property
     def pretended(self) -> PretendedStep | None:
-        """The step of pretended ranks; None of a run whose ranks were there, or that cannot be replayed."""
+        """The step of pretended ranks; None if ranks were not pretended, or the run cannot be replayed."""
         if self.run.manifest.is_pretended:
             with suppress(DproError):
                 _ = self.built
@@ -159,43 +164,43 @@ class Analysis(Cached):
 
     @property
     def built(self) -> Built:
-        """The graph as a whole and what it rests on."""
+        """The whole graph, with the data that it was built from."""
         return self.graph_and_trust[0]
 
     @property
     def outline(self) -> Built:
-        """The graph for what asks of steps, collectives and clocks only: of a large run the condensed one."""
+        """The graph for questions on steps, collectives and clocks: the condensed one of a large run."""
         return self.built if self.condensed is None else self.condensed.built
 
     @property
     def trust(self) -> Trust:
-        """How far to believe the replay."""
+        """The trust in the replay."""
         return self.graph_and_trust[1] if self.condensed is None else self.condensed.trust
 
     @cached
     def replayed(self) -> Timeline:
-        """The replay of the unchanged graph: what is compared with the trace."""
+        """The replay of the unchanged graph as recorded, for comparison with the trace."""
         from dpro.replay.timeline import replayed
 
         return replayed(self.built.graph)
 
     @cached
     def timeline(self) -> Timeline:
-        """The replay of the job as it runs, from which all is predicted and judged."""
+        """The replay of the job as it runs without the recorder: the basis of predictions and findings."""
         from dpro.replay.timeline import replay, replayed
 
         return replay(self.built.predictive) if self.built.of_operations else replayed(self.built.predictive)
 
     @cached
     def outline_timeline(self) -> Timeline:
-        """`timeline`; of a large run the replay of the condensed graph."""
+        """`timeline`; for a large run, the replay of the condensed graph."""
         from dpro.replay.timeline import replay
 
         return self.timeline if self.condensed is None else replay(self.outline.predictive)
 
     @cached
     def step_extents(self) -> pl.DataFrame:
-        """When each step began and ended, as measured: `window`, `step`, `begin_ms`, `end_ms`."""
+        """Measured begin and end of each step: `window`, `step`, `begin_ms`, `end_ms`."""
         from dpro.replay.timeline import step_ends
 
         graph = self.outline_timeline.graph
@@ -206,12 +211,12 @@ class Analysis(Cached):
 
     @property
     def operations(self) -> Analysis | None:
-        """The run by its whole operations: itself where it consists of them; None where none are replayed."""
+        """The analysis by whole operations; this one if the run has only those, None if none replay."""
         return self._operations[0]
 
     @property
     def why_no_operations(self) -> str:
-        """Why operations that were recorded cannot be replayed; empty where they are, or there are none."""
+        """Why recorded operations cannot be replayed; empty if they can, or if there are none."""
         return self._operations[1]
 
     @cached
@@ -230,25 +235,27 @@ class Analysis(Cached):
 
     @cached
     def operations_analysis(self) -> OperationsAnalysis | None:
-        """The slowdown against evenly fast operations; None where the run has no operations."""
+        """The slowdown against equally fast operations; None for a run without operations."""
         from dpro.detect.pipeline_slowdown import analyse_slowdown
 
         return analyse_slowdown(self.operations.built.graph) if self.operations is not None else None
 
     @cached
     def context(self) -> Context:
-        """What the detectors share that judge the run by its deep windows, or without them."""
+        """Shared results of the detectors that run on the replayed graph."""
         from dpro.detect.baseline import Baseline
         from dpro.detect.context import Context
+        from dpro.replay.whatif.predict import slowdowns_of
 
         if self.built.of_operations:
             return Context(self.run, operations=self._work)
-        recorded = Baseline(self.built.predictive) if self.trust.answerable else None
+        slowdowns = slowdowns_of(self.trust)
+        recorded = Baseline(self.built.predictive, slowdowns) if self.trust.answerable else None
         return Context(self.run, recorded, self._work, breakdown=lambda: self.breakdown)
 
     @cached
     def judged_by_rank(self) -> Verdict:
-        """Findings, and notes, of a run whose ranks are condensed."""
+        """Findings and notes on a large run, from its condensed ranks."""
         from dpro.analysis.graphs import context_by_rank
         from dpro.detect.notes import notes_of
         from dpro.detect.run import diagnose
@@ -259,13 +266,13 @@ class Analysis(Cached):
 
     @property
     def _work(self) -> tuple[Graph, OperationsAnalysis] | None:
-        """The graph of operations and what slows it down; None where the run has none."""
+        """The graph of operations and its slowdown; None for a run without operations."""
         view, analysed = self.operations, self.operations_analysis
         return None if view is None or analysed is None else (view.built.graph, analysed)
 
     @cached
     def verdict_on_hangs(self) -> Verdict | None:
-        """What hangs, and what was not read of that; None if nothing does, and the run can answer more."""
+        """Findings on hangs, and the data missing for them; None if nothing hangs and the run shows more."""
         from dpro.analysis.unanswered import not_read
 
         rows = self.run.rows()
@@ -277,7 +284,7 @@ class Analysis(Cached):
 
     @cached
     def verdict_by_calls(self) -> Verdict | None:
-        """What steps and calls show, and what they leave open; None where deep windows show more."""
+        """Findings from steps and calls, and what they leave open; None for a run with deep windows."""
         from dpro.analysis.unanswered import not_shown_by_calls, refuse_pretended
         from dpro.detect.context import has_windows
         from dpro.detect.run import diagnose
@@ -292,17 +299,17 @@ class Analysis(Cached):
 
     @cached
     def context_of_calls(self) -> Context:
-        """What the detectors share that judge a run without its deep windows."""
+        """Shared results of the detectors that use steps and calls, without deep windows."""
         from dpro.detect.context import Context
 
         return Context(self.run, operations=self._work)
 
     @cached
     def verdict_by_replay(self) -> Verdict:
-        """What all detectors find, those that replay only where the replay fits, and what stays open.
+        """Findings of all detectors, of replay-based ones only where the replay fits, and what stays open.
 
         Raises:
-            Unanswerable: the run has no deep windows.
+            Unanswerable: the run has no deep windows, or its ranks were pretended.
         """
         from dpro.analysis.unanswered import not_shown_by_replay, refuse_pretended
         from dpro.detect.run import diagnose
@@ -317,15 +324,15 @@ class Analysis(Cached):
 
     @property
     def verdict(self) -> Verdict:
-        """What is wrong, costliest first, and what the run cannot show.
+        """Findings, the costliest first, and what the run cannot show.
 
         Raises:
-            Unanswerable: the run holds nothing that could show it.
+            Unanswerable: the run has no data to judge it by.
         """
         return self.verdict_on_hangs or self.verdict_by_calls or self.verdict_by_replay
 
     def notes(self, findings: Sequence[Finding]) -> list[str]:
-        """What is worth a sentence though it is no finding, one line each."""
+        """Return remarks that are worth a line without being findings."""
         from dpro.detect.hang.memory import went_on
         from dpro.detect.notes import notes_of
 
@@ -339,7 +346,7 @@ class Analysis(Cached):
 
     @cached
     def breakdown(self) -> pl.DataFrame:
-        """Where the time of each step and rank went."""
+        """The time of each step and rank, by its parts."""
         from dpro.analysis.unanswered import why_unanswerable
         from dpro.replay.steps import step_breakdown
 
@@ -348,14 +355,15 @@ class Analysis(Cached):
 
     @cached
     def usual_breakdown(self) -> pl.DataFrame:
-        """Where the usual steps of each rank go as the job runs: columns of `breakdown`, in ns as floats.
+        """The usual steps of each rank without the recorder's cost: columns of `breakdown`, in ns as floats.
 
-        Of ranks with GPU work as replayed; of others as recorded, without what recording cost as a share.
+        As replayed if all ranks have GPU work; otherwise as recorded, scaled to the mean usual step. Unscaled
+        if the run cannot be replayed.
         """
         from dpro.replay.step_parts import replayed_breakdown
         from dpro.replay.timeline import durations_of
 
-        with suppress(DproError):  # else it cannot be replayed
+        with suppress(DproError):  # a run that cannot be replayed
             if self.condensed is None and not self.built.of_operations:
                 replayed = replayed_breakdown(self.timeline, self.baseline)
                 if replayed["rank"].n_unique() == len(self.built.graph.ranks):
@@ -369,13 +377,13 @@ class Analysis(Cached):
 
     @cached
     def phases(self) -> pl.DataFrame:
-        """Phases of reinforcement learning; none where ranges name none."""
+        """Phases of reinforcement learning; empty if no annotation names one."""
         from dpro.replay.phases import phases
 
         return phases(self.spans, self.collectives, self.steps)
 
     def _own_time(self, table: pl.DataFrame) -> pl.DataFrame:
-        """A table's times without what it took to answer pretended ranks: nothing of it is communication."""
+        """Return a table without the time spent on answering pretended ranks, which is not communication."""
         if not self.run.manifest.is_pretended:
             return table
         from dpro.replay.alignment.align import answers_of, without_answers
@@ -384,7 +392,7 @@ class Analysis(Cached):
 
     @cached
     def host(self) -> pl.DataFrame:
-        """What the host did in each step."""
+        """Counters of the host for each step."""
         from dpro.replay.steps import host_facts
 
         return host_facts(self.steps, self.counters)
@@ -399,16 +407,16 @@ class Analysis(Cached):
 
     @cached
     def costs(self) -> dict[CollectiveKind, LinkCost]:
-        """What communication costs, as fitted."""
+        """Fitted cost of communication, by kind of collective."""
         from dpro.replay.cost.transfers import fit_costs
 
         return fit_costs(self.outline.graph)
 
     @cached
     def clocks(self) -> tuple[dict[str, int], int]:
-        """By how many ns the clock of each host is ahead of the timeline's, and when that begins.
+        """Lead of each host's clock over the timeline's in ns, and the origin of the timeline in ns.
 
-        Without a graph no clock is known to be off, and time begins with the first step or sample.
+        Without a graph, no leads are known, and the origin is the first step or sample, 0 without either.
         """
         try:
             built = self.outline
@@ -419,10 +427,10 @@ class Analysis(Cached):
 
     @cached
     def baseline(self) -> pl.DataFrame:
-        """When the steps of the unchanged graph end.
+        """Ends of the steps of the unchanged graph.
 
         Raises:
-            Unanswerable: what a step of pretended ranks takes is not known.
+            Unanswerable: the step time of pretended ranks is unknown.
         """
         from dpro.replay.steps import device_step_ns
         from dpro.replay.whatif.predict import baseline_steps
@@ -437,14 +445,14 @@ class Analysis(Cached):
 
     @cached
     def baseline_ns(self) -> float:
-        """The mean usual step of the job as it runs: what predictions and costs of findings start from."""
+        """Mean usual step of the job as it runs, in ns: the baseline of predictions and of costs."""
         from dpro.replay.timeline import durations_of
 
         return float(durations_of(self.baseline)["duration_ns"].to_numpy().mean())
 
     @cached
     def usual_ns(self) -> float | None:
-        """The usual step as all answers have it: of deep windows, else the typical one; None of no steps."""
+        """The usual step of all answers, in ns: in deep windows, else the typical one; None without steps."""
         from dpro.replay.steps import step_series
 
         if self.run.num_rows(SPANS):
@@ -455,7 +463,7 @@ class Analysis(Cached):
 
     @cached
     def suspects(self) -> frozenset[int]:
-        """Ranks that findings name as slow by themselves; none where the run cannot show it."""
+        """Ranks that findings name as slow themselves; empty if the run cannot show it."""
         from dpro.detect.findings import ranks_of
 
         with suppress(DproError):
@@ -465,25 +473,25 @@ class Analysis(Cached):
 
 
 class OperationAnalysis(Analysis):
-    """A recorded job that pipelines, as the whole operations that it consists of.
+    """The analysis of a recorded pipeline-parallel job by its whole operations.
 
-    Its graph has forward and backward of each micro-batch in place of kernels and CPU work: what asks about
-    stages and schedules starts from it.
+    Its graph has forward and backward of each micro-batch in place of kernels and CPU work, for questions on
+    stages and schedules.
     """
 
     @property
     def operations(self) -> Analysis | None:
-        """Itself."""
+        """This analysis."""
         return self
 
     @cached
     def condensed(self) -> CondensedRun | None:
-        """None: operations are few."""
+        """None: operations are too few to condense."""
         return None
 
     @cached
     def graph_and_trust(self) -> tuple[Built, Trust]:
-        """The graph of operations, and how far to believe it: it is small, so it is built each time."""
+        """The graph of operations and the trust in its replay; never cached on disk, since it is small."""
         from dpro.replay.construction.graph_builder import build_operation_view
         from dpro.replay.fidelity.accuracy import assess
         from dpro.replay.timeline import replay

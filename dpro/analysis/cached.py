@@ -1,4 +1,4 @@
-"""Results that are computed once for each object, however many threads ask for them at a time."""
+"""Results computed once per object, even under concurrent use by several threads."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ C = TypeVar("C", bound="Cached")
 
 
 class Cached:
-    """Holds what was computed of it, by name."""
+    """Base of objects that keep their results by name."""
 
     def __init__(self) -> None:
-        """Nothing is computed yet."""
         self.values: dict[Hashable, Any] = {}
         self._inputs: dict[Hashable, Hashable] = {}
         self._locks: dict[Hashable, threading.RLock] = {}
         self._lock = threading.Lock()
 
     def once(self, name: Hashable, compute: Callable[[], T], inputs: Hashable = None) -> T:
-        """Compute a result, be it a failure, unless it is known; threads that ask meanwhile wait for it.
+        """Return the kept result or failure, computing it on first use; concurrent callers wait for it.
 
         Args:
-            inputs: what it follows from besides this object; only the latest result is kept.
+            inputs: inputs besides this object; when they change, the result is computed again and replaced.
 
         Raises:
-            DproError: as when it was computed.
+            DproError: the computation raised it, now or earlier.
         """
         with self._lock:
             lock = self._locks.setdefault(name, threading.RLock())
@@ -49,23 +48,22 @@ class Cached:
 
 
 class cached(Generic[C, T]):  # noqa: N801, used like `property`
-    """A property, or a function of an object alone, that is computed once for each object."""
+    """Decorator of a property, or of a function of one object, to compute it once per object."""
 
     def __init__(self, work: Callable[[C], T]) -> None:
-        """Remember how it is computed."""
         self._work = work
         self._name: Hashable = work
         update_wrapper(self, work)
 
     def __set_name__(self, _owner: type, name: str) -> None:
-        """Name the result after the property, which subclasses may compute in another way."""
+        """Name the result after the property, so that a subclass's override shares the name."""
         self._name = name
 
     def __call__(self, instance: C) -> T:
         """Return the result.
 
         Raises:
-            DproError: as when it was computed.
+            DproError: the computation raised it, now or earlier.
         """
         return instance.once(self._name, lambda: self._work(instance))
 
@@ -76,5 +74,5 @@ class cached(Generic[C, T]):  # noqa: N801, used like `property`
     def __get__(self, instance: Cached, owner: type) -> T: ...
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        """Return the result, as of a call."""
+        """Return the result for an instance; this object for the class."""
         return self if instance is None else self(instance)

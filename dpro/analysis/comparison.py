@@ -1,6 +1,6 @@
-"""Two runs, or the same steps of them, compared: by how much a step differs, what explains it, what to doubt.
+"""Comparison of two runs, or of the same steps of both: the change of the step, its causes, its doubts.
 
-In: the analyses of both. Out: a `DifferenceDocument`, and the sentences that head it wherever it is shown.
+Takes the analyses of both runs; returns a `DifferenceDocument`, and the sentences shown above it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
     """Compare two runs.
 
     Raises:
-        UsageError: it selects nothing of one of them.
+        UsageError: the selection is empty in one of the runs.
     """
     sides = (("A", a), ("B", b))
     if selection:
@@ -46,7 +46,10 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
 
 
 def how_known(document: DifferenceDocument) -> list[str]:
-    """By which steps the change is known, and how those in depth changed; none where both are one."""
+    """Return the steps that the measured change rests on, and the change of the usual step, in words.
+
+    Empty where no steps outside deep windows were compared.
+    """
     measured = document.measured
     if measured is None:
         return []
@@ -61,10 +64,10 @@ def how_known(document: DifferenceDocument) -> list[str]:
 
 
 def typical_change(a: pl.DataFrame, b: pl.DataFrame) -> TypicalChange | None:
-    """How the typical step outside deep windows differs; None where either run has too few such steps.
+    """Return the change of the typical step outside deep windows; None if a run has too few such steps.
 
     Args:
-        a, b: as `Analysis.steps`.
+        a, b: tables from `Analysis.steps`.
     """
     before, after = series_outside(a, MIN_USUAL_STEPS), series_outside(b, MIN_USUAL_STEPS)
     if before is None or after is None:
@@ -80,7 +83,7 @@ def typical_change(a: pl.DataFrame, b: pl.DataFrame) -> TypicalChange | None:
 def _first_doubts(
     a: Analysis, b: Analysis, document: DifferenceDocument, measured: TypicalChange | None
 ) -> list[str]:
-    """What a reader has to know before any contribution."""
+    """Return the doubts to read before all contributions, one line each."""
     doubts = [f"{name}: {run.end.sentence}" for name, run in (("A", a), ("B", b)) if run.end.early]
     kinds = [_kind_in_words(run) for run in (a, b)]
     if kinds[0] != kinds[1]:
@@ -93,7 +96,7 @@ def _first_doubts(
 
 
 def _kind_in_words(analysis: Analysis) -> str:
-    """`2 ranks on H200`."""
+    """Describe a job: `2 ranks on H200`."""
     manifest = analysis.run.manifest
     models = sorted({name for name in manifest.gpus if name})
     return f"{counted(manifest.world_size, 'rank')} on {', '.join(models) or 'CPUs'}"

@@ -1,7 +1,7 @@
-"""How the job of a run ended: what every answer about a run begins with whose job failed, hung or was ended.
+"""The end of a run's job: if the job failed, hung or was ended, every answer about the run begins with it.
 
-In: what a run holds of its ranks' ends, and what hangs in it. Out: a `JobEnd`, and its words. A launcher ends
-the ranks that are left when one has failed: such a signal is never what the job ended by.
+Takes the recorded ends of ranks, and the findings on hangs; returns a `JobEnd` with its sentence. When one
+rank fails, the launcher ends the others: their signals are never reported as the cause.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from dpro.detect.hang.case import Case, Death
     from dpro.store import Run
 
-SOURCE = "dpro recorder"  # of table `workers`, where processes were watched
+SOURCE = "dpro recorder"  # column `source` of table `workers` where the recorder watched the processes
 COMPLETED, FAILED, ENDED, RUNNING, UNKNOWN = "completed", "failed", "ended", "running", "unknown"
-STOOD_STILL_NS = 10 * NS_PER_S  # no step ended for so long before a job was ended, and
-STOOD_STILL = 20  # times as long as a step takes: that is said
-STANDS_STILL_NS = 2 * NS_PER_S  # the same of a job that runs: its last steps are saved within a second
+# A stall is reported if no step ended for both of these before the end of the job.
+STOOD_STILL_NS = 10 * NS_PER_S
+STOOD_STILL = 20  # typical steps
+STANDS_STILL_NS = 2 * NS_PER_S  # in place of `STOOD_STILL_NS` while a job runs: steps are saved within 1 s
 _RAN_OUT = re.compile(r"time(d )?-?out|failed to pass monitoredBarrier", re.IGNORECASE)  # of exceptions
 _FROM_OUTSIDE = {
     signal.SIGINT: "Ctrl-C (SIGINT)",
@@ -46,14 +47,14 @@ class JobEnd(DocumentPart, frozen=True):
 
     Attributes:
         how: completed, failed, ended (from outside), running, or unknown.
-        hung: whether it hung before that.
-        time_ns: when it began to hang, failed, or was ended; null if unknown.
-        step: the step it was in; null if unknown.
-        by: what ended it; null where nothing did or it is unknown.
-        ranks: the ranks of the first cause.
-        cause: the first cause; null where there is none or it is unknown.
-        sentence: all of this in a sentence; null where there is nothing to say.
-        can_say: what the run can still answer, one line each.
+        hung: whether the job hung before that.
+        time_ns: when the job began to hang, failed, or was ended; null if unknown.
+        step: the step that the job was in; null if unknown.
+        by: what ended the job from outside, or its exit code or signal; null if nothing did, or if unknown.
+        ranks: ranks of the first cause.
+        cause: the first cause; null if there is none or it is unknown.
+        sentence: the end in one sentence; null if there is nothing to report.
+        can_say: questions that the run can still answer, one line each.
     """
 
     how: str
@@ -73,12 +74,12 @@ class JobEnd(DocumentPart, frozen=True):
 
     @property
     def comes_first(self) -> bool:
-        """Whether its sentence comes before all else: it ended otherwise than by itself, or stands still."""
+        """Whether the sentence leads every answer: the job failed, hung, was ended, or is stalled."""
         return self.sentence is not None and (self.early or self.how == RUNNING)
 
     @property
     def early(self) -> bool:
-        """Whether it came to another end than its own, which comes before all else."""
+        """Whether the job failed, hung, or was ended from outside."""
         return self.bad or self.how == ENDED
 
 
@@ -86,7 +87,7 @@ NOT_WATCHED = JobEnd(UNKNOWN, False, None, None, None, [], None, None, [])
 
 
 class EndEvidence(Protocol):
-    """What shows how a job ended; read or computed when it is asked for."""
+    """Data that show how a job ended, each read or computed on first use."""
 
     @property
     def steps(self) -> pl.DataFrame:
@@ -98,21 +99,21 @@ class EndEvidence(Protocol):
 
     @property
     def waiting(self) -> Case:
-        """How far each rank had come, and which ranks wait for which."""
+        """The progress of each rank, and which ranks wait for which."""
 
     @property
     def hangs(self) -> Sequence[Finding]:
-        """What hangs in the run, or ended it, surest first."""
+        """Findings on what hangs in the run, or ended it, the surest first."""
 
 
 class RunEvidence(EndEvidence, Protocol):
-    """The evidence of a run."""
+    """The evidence of a run directory."""
 
     run: Run
 
 
 def judge_end(evidence: EndEvidence) -> JobEnd:
-    """How a job ended that left no run, as far as its ranks show it."""
+    """Judge the end of a job without a run directory, from the records of its ranks."""
     end = replace(_judged(evidence, evidence.hangs, None), step=None)
     if end.time_ns is not None and end.time_ns < DATED_NS:
         end = replace(end, time_ns=None)
@@ -120,7 +121,7 @@ def judge_end(evidence: EndEvidence) -> JobEnd:
 
 
 def end_of(evidence: RunEvidence) -> JobEnd:
-    """How the job of a run ended, as far as the run shows it."""
+    """Judge how the job of a run ended; the end is unknown where no process was watched."""
     workers, status = evidence.workers, evidence.run.manifest.exit_status
     ended = workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") > 0))
     rows = evidence.run.rows()
@@ -129,7 +130,7 @@ def end_of(evidence: RunEvidence) -> JobEnd:
         return replace(NOT_WATCHED, how=COMPLETED, step=step, sentence=_completed(evidence))
     if not _recorded(workers) and not rows[PROCESS_GROUPS.name]:
         why = evidence.run.manifest.unrecorded
-        if why and status:  # it failed before anything was recorded of a rank
+        if why and status:  # the job failed before any rank was recorded
             return replace(NOT_WATCHED, how=FAILED, sentence=f"{capitalised(why)}.")
         return NOT_WATCHED  # traces: nothing watched the processes
     end = _judged(evidence, evidence.hangs, status)
@@ -176,7 +177,7 @@ def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | No
 
 
 def _seen(number: int) -> int | None:
-    """A moment or a step; None of those that are -1."""
+    """Return a time or a step; None for a negative one, which is unknown."""
     return number if number >= 0 else None
 
 
@@ -193,7 +194,7 @@ def _dead(deaths: Sequence[Death], num_ranks: int) -> str:
 
 
 def _ended_by(workers: pl.DataFrame, deaths: Sequence[Death], status: int | None) -> tuple[str, str]:
-    """Whether it failed or was ended, and by what: after a failure the launcher ends the other ranks."""
+    """Return how the job ended, and by what; after a failure, signals from the launcher do not count."""
     signals = set(workers.filter(pl.col("exit_signal") > 0)["exit_signal"].to_list())
     interrupted = signal.SIGINT in signals or workers["error"].str.starts_with(INTERRUPTED).any()
     if interrupted:
@@ -224,12 +225,12 @@ def _completed(evidence: EndEvidence) -> str:
 
 
 def _sentence(end: JobEnd, evidence: EndEvidence) -> str:
-    """One sentence; the finding that follows names the cause of a hang."""
+    """Return the end in one sentence, without the cause of a hang, which the finding names."""
     where = f" at step {end.step:,}" if end.step else " in its first steps" if end.step == 0 else ""
     when = "" if end.time_ns is None else f", {time_in_words(end.time_ns)}"
     if end.hung:
         since = "" if end.time_ns is None else f" since {time_in_words(end.time_ns)}"
-        busy = works(evidence.hangs[0])  # such a job would have gone on
+        busy = works(evidence.hangs[0])  # the ranks at fault were working: the job would have continued
         if end.how == UNKNOWN:
             return "The job is stuck."
         if end.how == RUNNING:
@@ -250,10 +251,10 @@ def _sentence(end: JobEnd, evidence: EndEvidence) -> str:
 
 
 def _stood_still(ended_ns: object, evidence: EndEvidence) -> str:
-    """For how long no step had ended before the job did, where that is far longer than a step takes.
+    """Describe the time without a step before the job ended; empty unless far longer than a step.
 
     Args:
-        ended_ns: int, when it ended; None where that is not known.
+        ended_ns: int, when the job ended; None if unknown.
     """
     lasted = _still_until(ended_ns, evidence.steps, STOOD_STILL_NS)
     if not lasted:
@@ -269,7 +270,7 @@ def _stood_still(ended_ns: object, evidence: EndEvidence) -> str:
 
 
 def _stands_still(evidence: RunEvidence) -> str:
-    """For how long no step has ended of a job that runs, where that is far longer than a step takes."""
+    """Describe the time without a step in a running job; empty unless far longer than a step."""
     now_ns = evidence.run.table(COUNTERS, ["time_ns"])["time_ns"].max()
     lasted = _still_until(now_ns, evidence.steps, STANDS_STILL_NS)
     again = "if that lasts, another copy says which rank is waited for (`dpro attach RUN -o COPY`)"
@@ -277,11 +278,11 @@ def _stands_still(evidence: RunEvidence) -> str:
 
 
 def _still_until(until_ns: object, steps: pl.DataFrame, least_ns: int) -> str:
-    """Say how long no step had ended by a moment, and how long one takes; empty where that is not far longer.
+    """Describe the time without a step before a moment; empty unless far longer than a step.
 
     Args:
-        until_ns: int; None where that is not known.
-        least_ns: what counts as long, however short steps are.
+        until_ns: int, the moment; None if unknown.
+        least_ns: shortest time that is reported, however short steps are.
     """
     last_ns, usual_ns = (steps["start_ns"] + steps["duration_ns"]).max(), steps["duration_ns"].median()
     if not (isinstance(until_ns, int) and isinstance(last_ns, int) and isinstance(usual_ns, float)):
@@ -293,7 +294,7 @@ def _still_until(until_ns: object, steps: pl.DataFrame, least_ns: int) -> str:
 
 
 def _lasted(end: JobEnd, evidence: EndEvidence) -> str:
-    """How long it hung before the first of its ranks was gone."""
+    """Describe how long the job hung before its first rank ended; empty if unknown."""
     died = [death.ended_ns for death in evidence.waiting.deaths.values()]
     rows = evidence.workers.filter(pl.col("exit_signal") > 0)
     gone = [*died, *rows["ended_ns"].to_list(), *rows.filter(pl.col("failed_ns") > 0)["failed_ns"].to_list()]
@@ -303,7 +304,7 @@ def _lasted(end: JobEnd, evidence: EndEvidence) -> str:
 
 
 def _can_say(evidence: RunEvidence) -> list[str]:
-    """What a run whose job came to no good end still answers."""
+    """Return what the run of a job that ended early can still answer, one line each."""
     steps = evidence.steps
     count = steps["step"].n_unique()
     if not count:

@@ -1,9 +1,9 @@
-"""Graphs that an earlier command built, kept in the user's cache so that the next one starts from them.
+"""Graphs of runs, cached on disk for later commands.
 
-In: an opened run. Out: its graph, or its ranks condensed one by one where it is large, and the judgement of
-it: read from the cache or made and put there. A file is found by what the run's tables hold and by the
-version of the code that made it, so a run that is moved or copied finds its graph, and one that changes does
-not. A cache that cannot be used is done without.
+Takes an opened run; returns its graph, or the condensed ranks of a large run, with the trust in the replay:
+read from the cache, or built and put there. The key of a file covers the content of the run's tables and the
+code that builds graphs, so a run that is moved or copied finds its graph, and a changed one does not. Works
+without a usable cache, too.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
     Opened = tuple[Executor, Path]
 
 T = TypeVar("T")
-# A smaller graph is built in less time than it takes to be sure that one was saved.
+# Nodes. A smaller graph is built faster than the key of a saved one is computed.
 WORTH_SAVING = 20_000
-KEPT = 16  # of the graphs used last; a graph of a million spans takes some tens of megabytes
-# A run of more spans is built rank by rank (docs/performance.md, "Many ranks").
+KEPT = 16  # last-used graphs; a graph of a million spans takes some tens of megabytes
+# Spans. The graph of a run with more is built rank by rank (docs/performance.md, "Many ranks").
 LARGE = 4_000_000
-FEW_TASKS = 2  # ranks
-# Chunks of tasks: what the tasks of one have in common, which grows with the number of ranks, is sent once.
+FEW_TASKS = 2  # up to this many tasks run in this process
+# Chunks of tasks: data shared by the tasks of a chunk, which grow with the number of ranks, are sent once.
 CHUNKS = 64
-BYTES_PER_SPAN = 1_000  # at the peak of building a graph as a whole; likewise
-# What `ranks_built_once` ends, and processes and folders by the path of the run.
+BYTES_PER_SPAN = 1_000  # peak memory while a whole graph is built (docs/performance.md, "Many ranks")
+# Set by `ranks_built_once`: the stack that it closes, and processes and folder by path of the run.
 _SHARED: ContextVar[tuple[ExitStack, dict[Path, Opened]] | None] = ContextVar("shared", default=None)
 
 
 def is_large(run: Run) -> bool:
-    """Whether the graph of a run is built rank by rank: it has many spans, of several ranks."""
+    """Return whether the graph of a run is built rank by rank: it has many spans, of several ranks."""
     from dpro.schema import SPANS
 
     several = len(run.manifest.ranks) > 1 and not run.manifest.is_pretended
@@ -63,7 +63,7 @@ def is_large(run: Run) -> bool:
 
 
 def _of_operations(run: Run) -> bool:
-    """Whether spans are whole operations: their graph is small, and they have one clock."""
+    """Return whether spans are whole operations, whose graph is small and built from one clock."""
     from dpro.replay.pipeline.operations import consists_of_operations
     from dpro.schema import SPANS
 
@@ -72,13 +72,13 @@ def _of_operations(run: Run) -> bool:
 
 
 def graph_of(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
-    """The graph of a run as a whole, and how far to believe its replay.
+    """Return the whole graph of a run, and the trust in its replay.
 
     Args:
-        report: called with how much of the graph is built, where it has to be.
+        report: called with the progress if the graph has to be built.
 
     Raises:
-        Unanswerable: the run holds no spans, or its graph does not fit into memory.
+        Unanswerable: the run has no spans, or its graph does not fit into memory.
     """
     from dpro.replay.fidelity.saved import load, save
     from dpro.replay.kept import with_kept_facts
@@ -99,7 +99,7 @@ def graph_of(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
 
 
 def why_too_large(run: Run) -> str:
-    """Why the graph of a run cannot be built as a whole; empty where it fits into memory."""
+    """Return why the whole graph of a run cannot be built; empty if it fits into memory."""
     from dpro.schema import SPANS
 
     spans, left = run.num_rows(SPANS), memory_left()
@@ -113,19 +113,19 @@ def why_too_large(run: Run) -> str:
 
 
 def condensed_of(run: Run, report: Progress = ignore) -> CondensedRun:
-    """The ranks of a run, each built and condensed by itself in processes.
+    """Return the condensed ranks of a run, each built and condensed by itself in worker processes.
 
     Args:
-        report: called with how much is done, where it has to be.
+        report: called with the progress if ranks have to be built.
 
     Raises:
-        Unanswerable: the run holds no spans.
-        DproError: a process was killed.
+        Unanswerable: the run has no spans.
+        DproError: a process was killed, or there is no room for the ranks.
     """
     from dpro.replay.fidelity.by_rank import condense_run
     from dpro.replay.fidelity.saved import load_condensed, save_condensed
 
-    run = replace(run, path=run.path.absolute())  # workers elsewhere have another working directory
+    run = replace(run, path=run.path.absolute())  # remote workers have another working directory
     file = _file(run, "-ranks")
     saved = None if file is None else load_condensed(file, run)
     if saved is not None:
@@ -138,11 +138,11 @@ def condensed_of(run: Run, report: Progress = ignore) -> CondensedRun:
 
 @contextmanager
 def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
-    """Processes that work on ranks of a run, and a folder that they share, which is removed in the end.
+    """Yield worker processes for the ranks of a run, and a temporary folder that they share.
 
     Raises:
-        DproError: there is no place for the folder, or workers that the user named cannot do the work.
-        OSError: it cannot be made there.
+        DproError: there is no cache for the folder, or workers that the user named cannot do the work.
+        OSError: the folder cannot be created.
     """
     from dpro.processes import named_workers, num_cores, process_pool
 
@@ -157,8 +157,8 @@ def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
 
 @contextmanager
 def _said_of(run: Run) -> Iterator[None]:
-    """What may go wrong while ranks of a run are built inside, as one line."""
-    # Loaded here: commands that find what was kept need no processes.
+    """Turn errors of processes and disks inside into a `DproError` about the ranks of a run."""
+    # Imported here, since commands that find a cached graph need no processes.
     from concurrent.futures import BrokenExecutor
 
     try:
@@ -176,7 +176,7 @@ def _said_of(run: Run) -> Iterator[None]:
 
 @contextmanager
 def ranks_built_once() -> Iterator[None]:
-    """Inside, all that is asked of a large run shares its processes and the ranks that they have built."""
+    """Share the worker processes of each large run, and the ranks that they have built, inside the block."""
     if _SHARED.get() is not None:
         yield
         return
@@ -190,7 +190,7 @@ def ranks_built_once() -> Iterator[None]:
 
 @contextmanager
 def ranks_at_hand(run: Run) -> Iterator[tuple[Executor, Path]]:
-    """`rank_processes`; those that are there already inside `ranks_built_once`.
+    """Yield `rank_processes` of a run; inside `ranks_built_once`, those already started.
 
     Raises:
         DproError: a process was killed, or there is no room for the folder.
@@ -209,7 +209,7 @@ def ranks_at_hand(run: Run) -> Iterator[tuple[Executor, Path]]:
 
 @contextmanager
 def condensed_job(run: Run, condensed: CondensedRun) -> Iterator[CondensedJob]:
-    """A job by its condensed ranks, with the processes that work on them.
+    """Yield a job of condensed ranks, with the worker processes for them.
 
     Raises:
         DproError: a process was killed, or there is no room for the ranks.
@@ -228,12 +228,12 @@ def condensed_job(run: Run, condensed: CondensedRun) -> Iterator[CondensedJob]:
 def context_by_rank(
     run: Run, condensed: CondensedRun, operations: tuple[Graph, OperationsAnalysis] | None = None
 ) -> Iterator[Context]:
-    """A run whose ranks are condensed, as its detectors see it.
+    """Yield the detectors' context of a large run, from its condensed ranks.
 
-    A rank is built again when its inside is asked for the first time.
+    A rank is built again when its inside is first needed.
 
     Args:
-        operations: as of `Context`.
+        operations: graph of whole operations and their slowdown; None without operations.
 
     Raises:
         DproError: a process was killed, or there is no room for the ranks.
@@ -249,9 +249,9 @@ def context_by_rank(
 
 
 def _breakdown_by_rank(run: Run, condensed: CondensedRun) -> pl.DataFrame:
-    """`step_breakdown` of a run, of which the spans of one rank are in memory at a time.
+    """Return `step_breakdown` of a run, with the spans of one rank in memory at a time.
 
-    How much of exposed communication was waiting is not known so, and missing.
+    Columns `exposed_wait_ns` and `exposed_transfer_ns` are missing, since the split needs all ranks.
     """
     import polars as pl
 
@@ -269,7 +269,7 @@ def _breakdown_by_rank(run: Run, condensed: CondensedRun) -> pl.DataFrame:
 
 
 def mapped_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]], Iterable[T]]:
-    """A `map` over processes; what is little is done here, in less time than a process takes to begin."""
+    """Return a `map` over processes; up to `FEW_TASKS` run in this one, faster than a process starts."""
 
     def map_tasks(work: Callable[..., T], tasks: Iterable[Any]) -> Iterable[T]:
         listed = list(tasks)
@@ -281,10 +281,10 @@ def mapped_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]
 
 
 def _file(run: Run, suffix: str) -> Path | None:
-    """Where the graph of a run is kept; an older one is marked as used just now. None without a cache."""
+    """Return the cache file of a run's graph, marked as used if it exists; None without a cache."""
     try:
         file = cache_folder("graphs") / f"{fingerprint(run)}{suffix}.npz"
-    except DproError:  # the graph can be had without
+    except DproError:  # the graph can be built without a cache
         return None
     mark_used(file)
     return file
@@ -295,20 +295,20 @@ def _keep(file: Path | None, save: Callable[[Path], None]) -> None:
 
     if file is None:
         return
-    with suppress(OSError):  # no home, a full disk: the graph is there all the same
+    with suppress(OSError):  # a full disk: the graph is in memory all the same
         save(file)
         keep_latest(file.parent, "*.npz", KEPT)
         remove_facts_without_graph(file.parent)
 
 
 def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
-    """The same without the cache.
+    """Build the whole graph of a run and judge its replay, without the cache.
 
     Args:
-        report: called with how much is done, and how much there is.
+        report: called with the parts done and in total.
 
     Raises:
-        Unanswerable: the run holds no spans.
+        Unanswerable: the run has no spans.
     """
     from dpro.replay.construction.graph_builder import build_graph, without_rendezvous
     from dpro.replay.construction.recording_cost import find_recording_cost, profiler_of
@@ -327,7 +327,7 @@ def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
 
 
 def fingerprint(run: Run) -> str:
-    """Changes with all that a run's files hold, a stated layout, and the code that makes a graph of them."""
+    """Return a hash of the run's files, a stated layout, and the code that builds the graph."""
     import dpro.replay
     from dpro.schema import TABLES
     from dpro.store import MANIFEST, part_files

@@ -1,7 +1,7 @@
-"""Names of jobs by what differs between their commands, for legends and tables.
+"""Short names of jobs by the differences between their commands, for legends and tables.
 
-In: commands and numbers of ranks. Out: a short name for each. What starts a script (`torchrun`, its options)
-is left out unless nothing else differs.
+Takes commands and numbers of ranks; returns a short name for each job. The launcher (`torchrun` and its
+options) is left out unless nothing else differs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Job = tuple[str, int]  # command, number of ranks
 
 
 class _Parts(NamedTuple):
-    """A command: what starts the script, its name, and its arguments, an option with its value as one."""
+    """A command: launcher, name of the script, and arguments, an option with its value as one argument."""
 
     launcher: tuple[str, ...]
     script: str
@@ -26,7 +26,7 @@ class _Parts(NamedTuple):
 
 
 def job_names(jobs: Iterable[Job]) -> dict[Job, str]:
-    """Name each job: its script, those arguments that others of the same script lack, its ranks."""
+    """Name each job by its script, the arguments that other jobs of that script lack, and its ranks."""
     distinct = list(dict.fromkeys(jobs))
     parts = {command: _parts(command) for command, _ in distinct}
     names = {job: _name(parts[job[0]], list(parts.values()), job[1]) for job in distinct}
@@ -39,7 +39,7 @@ def job_names(jobs: Iterable[Job]) -> dict[Job, str]:
 
 
 def difference_in_words(a: str, b: str) -> str:
-    """What the commands of two jobs, A and B, differ by; empty where they do not, or one is not known."""
+    """Describe how the commands of jobs A and B differ; empty if they do not, or if one is unknown."""
     if not a or not b or a == b:
         return ""
     of_a, of_b = _parts(a), _parts(b)
@@ -77,5 +77,5 @@ def _name(present: _Parts, all_parts: Sequence[_Parts], ranks: int) -> str:
 
 
 def _apart(units: Sequence[str], of_all: Sequence[Sequence[str]]) -> str:
-    """Those units that not all have."""
+    """Join the units that are missing from at least one of the sequences."""
     return " ".join(unit for unit in units if not all(unit in others for others in of_all))

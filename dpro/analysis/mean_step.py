@@ -1,8 +1,8 @@
-"""Where the mean step of a rank goes.
+"""The mean step by its parts, and the utilisation and throughput of the job.
 
-In: an `Analysis`, or the split of steps, as `breakdown.step_breakdown` gives it. Out: the parts of the mean
-step (of the job, of each rank, or of each step), which add up to it; how busy the GPUs are, what they reach
-of their peak, and how much input a second is worked on.
+Takes an `Analysis`, or the frame of `dpro.replay.steps.step_breakdown`; returns the parts of the mean step
+(of the job, of each rank, or of each step), which add up to it, the share of time in which GPUs are busy,
+the MFU, and samples and tokens per second.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dpro.replay.cost.work import (
 from dpro.replay.steps import IS_GPU, recorded_steps, series_outside, step_series
 from dpro.units import NS_PER_MS, NS_PER_S, format_duration, format_rate, ms
 
-# Column -> what it is called. They add up to `duration_ns`, and are shown in this order.
+# Column -> title. The parts add up to `duration_ns`, and are shown in this order.
 PARTS: Mapping[str, str] = {
     "compute_ns": "compute",
     "copy_ns": "copies",
@@ -44,7 +44,7 @@ PARTS: Mapping[str, str] = {
 }
 # Column -> attribute of `MeanStep`.
 _KEYS = {name: f"{name.removeprefix('exposed_').removesuffix('_ns')}_ms" for name in PARTS}
-COUNTED = {  # what operations of matmuls are counted by -> what that means
+COUNTED = {  # basis of the count of matmul operations -> its description
     SHAPES: "matmuls as executed",
     PARAMETERS: "estimated: per weight and token 2 operations forward and 4 backward; attention and "
     "recomputation are not counted",
@@ -52,7 +52,7 @@ COUNTED = {  # what operations of matmuls are counted by -> what that means
 
 
 class StepShare(NamedTuple):
-    """A part of the mean step: column of `mean_steps`, what it is called, ns, and its share."""
+    """A part of the mean step: column of `mean_steps`, title, duration in ns, and share of the step."""
 
     name: str
     title: str
@@ -61,7 +61,7 @@ class StepShare(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Samples and tokens, of one step or per second; no tokens of images."""
+    """Samples and tokens, per step or per second; 0 tokens for images."""
 
     samples: float
     tokens: float
@@ -71,13 +71,13 @@ class MfuDocument(DocumentPart, frozen=True):
     """Operations of matmuls per second as a share of the GPUs' peak.
 
     Attributes:
-        share: of the peak, in the typical step; in deep windows where there are no other steps.
-        gpu: model.
-        dtype: precision of the peak: the one that matmuls spend most time in.
-        peak_tflops: of one GPU, dense, 1e12 operations per second.
-        tflop_per_step: 1e12 operations of matmuls of one rank in one step.
-        basis: what they are counted by: `shapes` of operators, as executed, or `parameters` of the model, six
-            per weight and token.
+        share: share of the peak in the typical step, or in deep windows if there are no other steps.
+        gpu: model of the GPUs.
+        dtype: precision of the peak, the one in which matmuls take most time.
+        peak_tflops: dense peak of one GPU, in 1e12 operations per second.
+        tflop_per_step: matmul operations of one rank per step, in 1e12.
+        basis: basis of the count: `shapes` of operators, as executed, or `parameters` of the model, six
+            operations per weight and token.
     """
 
     share: float
@@ -89,26 +89,26 @@ class MfuDocument(DocumentPart, frozen=True):
 
 
 class MeanStep(DocumentPart, frozen=True):
-    """The usual step of a rank as the job runs; its parts add up to it.
+    """The usual step of a rank as the job runs; the parts add up to its duration.
 
     Attributes:
-        duration_ms: how long it takes, the mean of steps and ranks: `step_ms` of the account where the run
-            has a graph. Of selected steps none of which is usual, as recorded.
-        compute_ms: something computes.
-        copy_ms: a GPU copies or fills memory, and nothing computes or communicates.
-        transfer_ms: data move between ranks and nothing computes.
-        wait_ms: the rank waits for others in collectives.
-        unsplit_comm_ms: communication of which it is not known whether it waits.
-        host_bound_ms: nothing runs, and the work that ends it was launched too late.
-        idle_ms: nothing runs, for another reason or for an unrecorded one.
-        pipelined: whether whole operations of a pipeline were recorded: then its bubble is in `idle_ms`.
+        duration_ms: duration, mean over steps and ranks: `step_ms` of the account where the run has a graph;
+            as recorded if steps are selected and none of them is a usual one.
+        compute_ms: time in which something computes.
+        copy_ms: time in which a GPU copies or fills memory, and nothing computes or communicates.
+        transfer_ms: time in which data move between ranks, and nothing computes.
+        wait_ms: time in which the rank waits for others in collectives.
+        unsplit_comm_ms: communication that is not split into wait and transfer.
+        host_bound_ms: time in which nothing runs because the next work was launched too late.
+        idle_ms: time in which nothing runs for another or an unrecorded reason.
+        pipelined: whether whole operations of a pipeline were recorded; `idle_ms` then contains the bubble.
         gpu_busy: share of the time in which GPUs compute, copy or communicate; null without GPU work.
-        mfu: utilisation of the GPUs by matmuls; null where not known.
-        mfu_unknown: why not; empty where it is known.
-        inputs_per_s: elements of batches per second, all ranks; null where they were not counted.
-        samples_per_s: samples per second, all recorded ranks; null where not known.
-        tokens_per_s: tokens per second, all recorded ranks; null where not known, or where inputs are images.
-        rate_unknown: why samples are not known; empty where they are.
+        mfu: utilisation of the GPUs by matmuls; null where unknown.
+        mfu_unknown: why `mfu` is unknown; empty where it is known.
+        inputs_per_s: elements of batches per second, all ranks; null where not counted.
+        samples_per_s: samples per second, all recorded ranks; null where unknown.
+        tokens_per_s: tokens per second, all recorded ranks; null where unknown, or if inputs are images.
+        rate_unknown: why `samples_per_s` is unknown; empty where it is known.
     """
 
     duration_ms: float
@@ -130,7 +130,7 @@ class MeanStep(DocumentPart, frozen=True):
 
     @property
     def shares(self) -> list[StepShare]:
-        """Its parts, without those of nothing."""
+        """The parts of the step that take any time, in the order of `PARTS`."""
         titles = dict(PARTS) | ({"idle_ns": "idle: the bubble and the rest"} if self.pipelined else {})
         parts = [(name, title, getattr(self, _KEYS[name])) for name, title in titles.items()]
         return [
@@ -144,13 +144,13 @@ def mean_steps(breakdown: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
     """Average the parts of steps.
 
     Args:
-        breakdown: as from `step_breakdown`.
+        breakdown: frame of `step_breakdown`.
         by: `rank` or `step`; None for one row over all.
 
     Returns:
-        `by`, `steps` (rows that were averaged), `duration_ns`, the columns of `PARTS`, and
-        `overlapped_comm_ns` (a part of compute), Float64. Exposed communication of steps that are not split
-        into wait and transfer is in `unsplit_comm_ns`.
+        `by`, `steps` (number of averaged rows), `duration_ns`, the columns of `PARTS`, and
+        `overlapped_comm_ns` (a part of compute), Float64. Exposed communication that is not split into wait
+        and transfer is in `unsplit_comm_ns`.
     """
     wait, transfer = pl.col("exposed_wait_ns"), pl.col("exposed_transfer_ns")
     unsplit = pl.when(wait.is_null()).then("exposed_comm_ns").otherwise(0)
@@ -165,7 +165,7 @@ def mean_steps(breakdown: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
 
 
 def means_over_all(breakdown: pl.DataFrame) -> dict[str, float]:
-    """Average the parts of all steps: the columns of `mean_steps`.
+    """Average the parts of all steps; return the columns of `mean_steps` as one row.
 
     Raises:
         Unanswerable: there is no step, or none takes any time.
@@ -177,17 +177,17 @@ def means_over_all(breakdown: pl.DataFrame) -> dict[str, float]:
 
 
 def shown_parts(means: pl.DataFrame) -> dict[str, str]:
-    """Return the parts that are shown: copies, and communication that is not split, only if there are any."""
+    """Return the parts to show, column to title: copies and unsplit communication only if there are any."""
     shown = {name: bool((means[name] > 0).any()) for name in ("copy_ns", "unsplit_comm_ns")}
     return {name: title for name, title in PARTS.items() if shown.get(name, True)}
 
 
 @cached
 def mean_step_of(analysis: Analysis) -> MeanStep:
-    """Work out where the mean step of a run goes.
+    """Return the mean step of a run by its parts.
 
     Raises:
-        Unanswerable: no step was recorded in depth.
+        Unanswerable: the run has no deep window.
     """
     row = means_over_all(analysis.usual_breakdown)
     whole = row["duration_ns"]
@@ -214,7 +214,7 @@ _NO_SHAPES_OF_XLA = "profiles of XLA do not say what a step computes on"
 
 
 def mfu_of(analysis: Analysis) -> tuple[Mfu | None, str]:
-    """The utilisation, or why it is not known: in the typical step, else in deep windows."""
+    """Return the MFU in the typical step, else in deep windows; or None, and why it is unknown."""
     gpus = analysis.run.manifest.gpus
     if analysis.spans.filter(IS_GPU).is_empty():
         return None, "no GPU work"
@@ -240,7 +240,7 @@ def mfu_of(analysis: Analysis) -> tuple[Mfu | None, str]:
 
 
 def rate_of(analysis: Analysis) -> tuple[Inputs | None, str]:
-    """Samples and tokens per second, or why they are not known: those of a step over the typical step."""
+    """Return samples and tokens per second, of a step over the typical step; or None, and the reason."""
     inputs, unknown = inputs_of_step(analysis)
     series = step_series(analysis.steps)
     if inputs is None:
@@ -252,7 +252,7 @@ def rate_of(analysis: Analysis) -> tuple[Inputs | None, str]:
 
 @cached
 def inputs_of_step(analysis: Analysis) -> tuple[Inputs | None, str]:
-    """Samples and tokens that all recorded ranks work on in one step, or why they are not known."""
+    """Return samples and tokens per step over all recorded ranks; or None, and why they are unknown."""
     if is_of_xla(analysis.run):
         return None, _NO_SHAPES_OF_XLA
     try:
@@ -265,10 +265,10 @@ def inputs_of_step(analysis: Analysis) -> tuple[Inputs | None, str]:
 
 
 def _inputs(analysis: Analysis) -> pl.DataFrame:
-    """Samples and tokens per step of each rank, by shapes of operators; else by calls of the model.
+    """Return samples and tokens per step of each rank, from shapes of operators, else from model calls.
 
     Raises:
-        Unanswerable: neither says it.
+        Unanswerable: neither shows them.
     """
     timed = analysis.spans.filter(pl.col("duration_ns") >= 0)
     try:
@@ -280,7 +280,7 @@ def _inputs(analysis: Analysis) -> pl.DataFrame:
 
 
 def _replicas_known(analysis: Analysis) -> bool:
-    """Whether ranks are on a data-parallel axis, or all collectives are of the whole job."""
+    """Return whether the job has one rank, a known data-parallel axis, or only collectives of all ranks."""
     workers, world = analysis.workers, analysis.run.manifest.world_size
     if world == 1 or (not workers.is_empty() and bool((workers["dp"] >= 0).all())):
         return True
@@ -288,7 +288,7 @@ def _replicas_known(analysis: Analysis) -> bool:
 
 
 def inputs_per_s(analysis: Analysis) -> float | None:
-    """Elements of batches per second, those of a step over the typical step; None where not counted."""
+    """Return elements of batches per second, of a step over the typical step; None if not counted."""
     from dpro.detect.load_model import WORKLOAD
 
     counted = analysis.counters.filter((pl.col("counter") == WORKLOAD) & (pl.col("value") > 0))
@@ -300,9 +300,9 @@ def inputs_per_s(analysis: Analysis) -> float | None:
 
 
 def _of_replicas(analysis: Analysis, of_rank: pl.DataFrame, column: str) -> float:
-    """The sum over replicas.
+    """Sum a column over data-parallel replicas, with the largest value of each.
 
-    Ranks of one (the axes tp, pp and cp) work on the same batch: the largest of theirs counts.
+    The ranks of a replica (axes tp, pp and cp) work on the same batch.
     """
     place = pl.when(pl.col("dp") >= 0).then("dp").otherwise("rank").cast(pl.Int64)
     replica = analysis.workers.select(pl.col("rank").cast(pl.Int64), replica=place)
@@ -312,12 +312,12 @@ def _of_replicas(analysis: Analysis, of_rank: pl.DataFrame, column: str) -> floa
 
 
 def legend(mean: MeanStep) -> list[str]:
-    """The parts in words: `compute 69 ms (78%)`."""
+    """Return the parts in words: `compute 69 ms (78%)`."""
     return [f"{part.title} {format_duration(part.ns)} ({part.share:.0%})" for part in mean.shares]
 
 
 def facts_of(mean: MeanStep) -> list[tuple[str, str]]:
-    """How busy the GPUs are, what they reach of their peak, and the rate, as names and values."""
+    """Return GPU busy share, MFU and throughput as names and values."""
     rows = (
         [] if mean.gpu_busy is None else [("GPU busy", f"{mean.gpu_busy:.0%} (computing or communicating)")]
     )
@@ -339,7 +339,7 @@ def facts_of(mean: MeanStep) -> list[tuple[str, str]]:
 
 
 def mean_step_document(analysis: Analysis) -> MeanStep | None:
-    """What `--json` calls `mean_step`, rounded; None where no step was recorded in depth."""
+    """Return the value of key `mean_step` in `--json`, rounded; None if it is unknown."""
     try:
         mean = mean_step_of(analysis)
     except DproError:

@@ -1,6 +1,6 @@
-"""What edits would make of a run's usual step: one prediction of each change, whichever answer asks for it.
+"""Predictions of a run's usual step under edits, each computed once for all answers.
 
-In: an `Analysis`, and edits. Out: a `Prediction`, relative to the usual step of the job as it runs.
+Takes an `Analysis` and edits; returns a `Prediction` relative to the usual step of the job as it runs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from dpro.selection import ALL, Selection
 def predict_edits(
     analysis: Analysis, edits: Sequence[Edit], selection: Selection = ALL, job: ReplayedJob | None = None
 ) -> Prediction:
-    """Predict edits together, once for each run; of condensed ranks where no edit looks at the whole graph.
+    """Predict the mean step after all edits together; keep the result unless steps are selected.
+
+    Uses the condensed ranks of a large run if no edit needs the whole graph.
 
     Args:
-        edits: applied in this order.
-        selection: the steps whose mean is predicted.
-        job: the job of the run, where it is at hand.
+        edits: edits, applied in this order.
+        selection: steps whose mean is predicted.
+        job: the job of the run, if already open.
 
     Raises:
-        UsageError: no such steps were recorded in depth.
-        Unanswerable: an edit needs what the run lacks, or the whole graph, which does not fit into memory.
+        UsageError: no deep window covers the selected steps.
+        Unanswerable: an edit needs data that the run lacks, or a whole graph that does not fit into memory.
     """
 
     def compute() -> Prediction:
@@ -52,17 +54,17 @@ def predict_edits(
 
 
 def as_tried(prediction: Prediction) -> Prediction:
-    """A prediction with the errors that such changes showed when they were tried, as extensions know them."""
+    """Pass a prediction through the extensions that calibrate it by the measured errors of tried changes."""
     for calibrate in hooks_of("predicted"):
         prediction = calibrate(prediction)
     return prediction
 
 
 def of_steps(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFrame]:
-    """What predictions of selected steps start from: how well these fit, and when all end.
+    """Return the trust in the selected steps, and the ends of all steps of the unchanged graph.
 
     Raises:
-        UsageError: none were recorded in depth.
+        UsageError: no deep window covers the selected steps.
     """
     trust = analysis.trust
     if not selection:

@@ -1,6 +1,7 @@
-"""What recording cost a job: one figure for every command that names it.
+"""The cost of recording a job: one figure for all commands that show it.
 
-In: manifests of runs. Out: shares of the job's time, and the same in words.
+Takes manifests of runs; returns shares of the job's time, and their wording. Measures nothing: the recorder
+does.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from dpro.words import counted
 
 
 class RecordingShare(DocumentPart, frozen=True):
-    """What recording cost the rank that it slowed most, of the time from its first step to its last.
+    """The cost of recording on the rank that it slowed most, as shares of the time from first to last step.
 
     Attributes:
-        share: of that time, in all.
-        at_ends: the recorder's own work at the ends of steps, and around backward passes that are timed.
-        windows: deep windows: opening and closing them, and by how much their steps took longer.
-        budget: share that `--budget` allowed both; null where windows came whatever they cost, or not at all.
+        share: share of that time, in total.
+        at_ends: share of the recorder's own work at the ends of steps and around timed backward passes.
+        windows: share of deep windows: opening and closing them, and the slowdown of their steps.
+        budget: share that `--budget` allowed in total; null if windows were off, or not bound by a budget.
     """
 
     share: float
@@ -29,7 +30,7 @@ class RecordingShare(DocumentPart, frozen=True):
 
 
 def recording_share(manifest: Manifest) -> RecordingShare | None:
-    """What recording cost; None where no step outside deep windows shows it, and of older runs."""
+    """Return the cost of recording; None for older runs, or without steps outside deep windows."""
     costs = manifest.windows
     if "ends_share" not in costs:
         return None
@@ -40,10 +41,10 @@ def recording_share(manifest: Manifest) -> RecordingShare | None:
 
 
 def mean_share(shares: Sequence[tuple[RecordingShare | None, float]]) -> RecordingShare | None:
-    """What recording cost several attempts of a job; None where none shows it.
+    """Return the cost of recording over several attempts of a job, weighted by time; None if none shows it.
 
     Args:
-        shares: of each attempt, and how long it ran.
+        shares: cost and duration of each attempt, the latter in any unit.
     """
     seen = [(share, lasted) for share, lasted in shares if share is not None and lasted > 0]
     whole = sum(lasted for _, lasted in seen)
@@ -55,11 +56,11 @@ def mean_share(shares: Sequence[tuple[RecordingShare | None, float]]) -> Recordi
 
 
 def recording_in_words(cost: RecordingShare, num_windows: int = 0, window_ms: float = 0.0) -> str:
-    """`0.61% of the time: 0.25% at the ends of steps, 0.36% in 7 deep windows of 10.6 ms each`.
+    """Return `0.61% of the time: 0.25% at the ends of steps, 0.36% in 7 deep windows of 10.6 ms each`.
 
     Args:
-        num_windows: how many deep windows there were; not said where 0.
-        window_ms: the median cost of one.
+        num_windows: number of deep windows; 0 to leave it out.
+        window_ms: median cost of a deep window.
     """
     plural = " each" * (num_windows > 1)
     of_windows = f"{counted(num_windows, 'deep window')} of {window_ms:.3g} ms{plural}"

@@ -1,7 +1,7 @@
-"""An analysis of selected steps and ranks of a run.
+"""The analysis of selected steps and ranks of a run.
 
-In: the analysis of a run, and a selection. Out: an `Analysis` whose tables hold what is selected. How the job
-ended, the graph, its trust and findings stay those of the whole run: they cannot be had from a part of it.
+Takes the analysis of a run and a selection; returns an `Analysis` whose tables have only selected rows. The
+job's end, the graph, its trust and the findings remain those of the whole run, since a part cannot show them.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 
 
 class SelectedRun(Analysis):
-    """Selected steps and ranks of a run.
+    """The analysis of selected steps and ranks of a run.
 
-    Work counts in the step in whose time it begins. What lies in a window before its first step or after its
-    last counts only where all steps of deep windows are selected.
+    Work belongs to the step during which it begins. Work of a window before its first step or after its last
+    is included only if all steps of deep windows are selected.
     """
 
     def __init__(self, whole: Analysis, selection: Selection) -> None:
-        """Nothing is read but which steps were recorded in depth.
+        """Check the selection against the steps of deep windows; read nothing else yet.
 
         Raises:
-            UsageError: no selected step was recorded in depth on a selected rank.
-            Unanswerable: the run holds no spans.
+            UsageError: no deep window covers a selected step on a selected rank.
+            Unanswerable: the run has no spans.
         """
         super().__init__(whole.run)
         self._whole, self._selection = whole, selection
@@ -65,22 +65,22 @@ class SelectedRun(Analysis):
 
     @cached
     def steps(self) -> pl.DataFrame:
-        """Table `steps`, of the selection."""
+        """Table `steps`, limited to the selection."""
         return self._selection.keep(self._whole.steps)
 
     @cached
     def spans(self) -> pl.DataFrame:
-        """Table `spans`, of the selection."""
+        """Table `spans`, limited to the selection."""
         return self._inside(self._whole.spans, spans_of_steps)
 
     @cached
     def collectives(self) -> pl.DataFrame:
-        """Table `collectives`, of the selection; members on other ranks are not in it."""
+        """Table `collectives`, limited to the selection, without members on other ranks."""
         return self._ran_inside(self._whole.collectives)
 
     @cached
     def counters(self) -> pl.DataFrame:
-        """Table `counters`: what was sampled of selected ranks during selected steps."""
+        """Table `counters`, limited to samples of selected ranks during selected steps."""
         of_ranks = Selection(ranks=self._selection.ranks)
         chosen = of_ranks.keep(self._whole.counters)
         if self.steps.height == of_ranks.keep(self._whole.steps).height:
@@ -90,18 +90,18 @@ class SelectedRun(Analysis):
 
     @cached
     def breakdown(self) -> pl.DataFrame:
-        """Where the time of each selected step and rank went."""
+        """The time of each selected step and rank, by its parts."""
         return self._selection.keep(self._whole.breakdown)
 
     @cached
     def usual_breakdown(self) -> pl.DataFrame:
-        """Where the usual steps among them go; as recorded where none of these is selected."""
+        """The usual steps of the selection, by their parts; as recorded if no usual step is selected."""
         usual = self._selection.keep(self._whole.usual_breakdown)
         return usual if usual.height else self.breakdown
 
     @cached
     def sizes(self) -> pl.DataFrame:
-        """Collectives of the selection by operation and size; waits follow from all members."""
+        """Selected collectives by operation and size; their waits are computed from all members."""
         whole = self._whole
         return collective_totals(whole.collectives, whole.spans, whole.workers, self._ran_inside)
 
@@ -112,21 +112,21 @@ class SelectedRun(Analysis):
 
     @cached
     def condensed(self) -> CondensedRun | None:
-        """The ranks of the whole run, where it is large."""
+        """The condensed ranks of the whole run; None unless it is large."""
         return self._whole.condensed
 
     @cached
     def graph_and_trust(self) -> tuple[Built, Trust]:
-        """The graph of the whole run, and how far to believe it."""
+        """The graph of the whole run, and the trust in its replay."""
         return self._whole.graph_and_trust
 
     @property
     def verdict(self) -> Verdict:
-        """What is wrong with the whole run, and what it cannot show."""
+        """Findings on the whole run, and what it cannot show."""
         return self._whole.verdict
 
     def _ran_inside(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """The rows of selected ranks that begin in selected steps, on GPUs in those of the GPU."""
+        """Return the rows of selected ranks that begin in selected steps, by the steps of their device."""
         chosen = self._selection.keep(steps_of_devices(self._whole))
         return self._inside(rows, lambda some, _: within_stretches(some, chosen))
 
@@ -135,26 +135,27 @@ class SelectedRun(Analysis):
         rows: pl.DataFrame,
         within: Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame] = within_stretches,
     ) -> pl.DataFrame:
-        """The rows of selected ranks that begin in selected steps."""
+        """Return the rows of selected ranks that begin in selected steps."""
         chosen = Selection(ranks=self._selection.ranks).keep(rows)
         return chosen if self._all_steps else within(chosen, self._stretches)
 
 
 @cached
 def steps_of_devices(analysis: Analysis) -> pl.DataFrame:
-    """When the GPU of each rank went through all steps that were recorded in depth, as of `device_steps`."""
+    """Return `device_steps` of deep windows: when the GPU of each rank executed each step."""
     return device_steps(analysis.spans, recorded_steps(analysis.spans, analysis.steps))
 
 
 def selection_of(steps: Ranges, ranks: RankChoice, *runs: Run) -> Selection:
-    """Steps and ranks by their numbers.
+    """Return a selection, with ranks named by coordinates resolved to numbers.
 
     Args:
-        steps: selected ones; empty for all.
-        ranks: by number or by place; empty for all.
+        steps: selected steps; empty for all.
+        ranks: ranks by number or by coordinates; empty for all.
 
     Raises:
-        UsageError: places are given, and the layout of a run is not known, or has no rank there.
+        UsageError: coordinates are given, and the layout of a run is unknown, has no rank there, or differs
+            between the runs.
     """
     if not ranks.places:
         return Selection(steps, ranks.ranks)
@@ -165,14 +166,14 @@ def selection_of(steps: Ranges, ranks: RankChoice, *runs: Run) -> Selection:
 
 
 def read_selection(steps: str, ranks: str, *runs: Run) -> Selection:
-    """Read a selection, as options write it; empty texts select all.
+    """Parse a selection from the texts of options; empty texts select all.
 
     Args:
-        steps: as `3-8` or `3,5,7-9`.
-        ranks: as `0,2-3`, or `tp=0`.
+        steps: `3-8` or `3,5,7-9`.
+        ranks: `0,2-3`, or `tp=0`.
 
     Raises:
-        UsageError: one is no such list, or names none.
+        UsageError: a text is invalid, or selects nothing.
     """
     chosen = parse_rank_choice(ranks)
     if ranks and not chosen:
@@ -181,7 +182,6 @@ def read_selection(steps: str, ranks: str, *runs: Run) -> Selection:
 
 
 def _ranks_at(run: Run, chosen: RankChoice) -> Ranges:
-    """The ranks that stand at all of some places."""
     mesh, given = mesh_of_run(run), f"--ranks {chosen}"
     if not named_axes(mesh):
         raise UsageError(
@@ -198,20 +198,20 @@ def _ranks_at(run: Run, chosen: RankChoice) -> Ranges:
 
 
 def select(analysis: Analysis, selection: Selection) -> Analysis:
-    """The analysis of what is selected; the same one where nothing is left out.
+    """Return the analysis of a selection; the given one if everything is selected.
 
     Raises:
-        UsageError: no selected step was recorded in depth on a selected rank.
-        Unanswerable: the run holds no spans.
+        UsageError: no deep window covers a selected step on a selected rank.
+        Unanswerable: the run has no spans.
     """
     return SelectedRun(analysis, selection) if selection else analysis
 
 
 def replayed_steps(analysis: Analysis) -> pl.DataFrame:
-    """`rank` and `step` of the work in the graph of a run.
+    """Return the distinct pairs of `rank` and `step` in the graph of a run.
 
     Raises:
-        Unanswerable: the run holds no spans.
+        Unanswerable: the run has no spans.
     """
     nodes = analysis.outline.graph.nodes
     work = pl.DataFrame({"rank": nodes.rank, "step": nodes.step}).unique()

@@ -1,8 +1,8 @@
-"""The one way in which everything names how long a step takes: for programs, and for people.
+"""The step time in all answers, for programs and for people.
 
-In: table `steps`. Out: the typical step and the mean step with pauses, as `dpro.replay.steps` has
-them; and how much longer the typical step is after the first deep window than before it. What is replayed are
-steps in deep windows: their mean is another number, and called so.
+Takes table `steps`; returns the typical step and the mean step with pauses, as computed by
+`dpro.replay.steps`, and the change of the typical step with the first deep window. The replay covers steps in
+deep windows: their mean, the usual step, is a different number, and is not computed here.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ OUTSIDE, INSIDE = "outside deep windows", "in deep windows"
 
 
 class StepTimeDocument(DocumentPart, frozen=True):
-    """How long a step takes.
+    """The time of a step.
 
     Attributes:
-        typical_ms: median of the steps that are no pauses.
-        mean_with_pauses_ms: time of all steps over their number.
+        typical_ms: median of the steps that are not pauses.
+        mean_with_pauses_ms: total time of all steps over their number.
         lost_to_pauses: share of the time that pauses cost.
-        steps: steps that were timed.
-        pauses: how many of them are pauses.
-        where: outside deep windows, or in deep windows where there are no others.
+        steps: number of timed steps.
+        pauses: number of pauses among them.
+        where: outside deep windows, or in deep windows if there are no other steps.
         clock: device or host.
-        cycle: steps that the host times together, where its launch queue hides those of the device.
+        cycle: number of steps that the host times together, where its launch queue hides single steps.
     """
 
     typical_ms: float
@@ -47,9 +47,9 @@ class StepTimeDocument(DocumentPart, frozen=True):
 
 
 def step_time_document(steps: pl.DataFrame) -> StepTimeDocument | None:
-    """What `--json` calls `step_time`; None where no step was timed, or one that the host marked.
+    """Return the value of key `step_time` in `--json`; None if no step was timed, or only one by the host.
 
-    Of a single step the mark may end before the devices do: no other step begins that would wait for them.
+    The host's time of a single step may end before its devices do, as no further step waits for them.
     """
     series = step_series(steps)
     if series is None or _is_a_mark(series):
@@ -67,7 +67,7 @@ def step_time_document(steps: pl.DataFrame) -> StepTimeDocument | None:
 
 
 def step_time_in_words(steps: pl.DataFrame) -> str:
-    """The same for people; also that no step was timed."""
+    """Describe the time of a step, or that no step was timed."""
     document = step_time_document(steps)
     if document:
         return in_words(document)
@@ -75,16 +75,12 @@ def step_time_in_words(steps: pl.DataFrame) -> str:
 
 
 def _is_a_mark(series: StepSeries) -> bool:
-    """Whether it is one step of a host alone."""
+    """Return whether a series is a single step of a deep window, timed by the host."""
     return series.recorded and not series.by_device and series.steps.size == 1
 
 
 def in_words(document: StepTimeDocument) -> str:
-    """`typical step 25 ms, mean step with pauses 74 ms (105 steps in deep windows, 9 of them pauses)`.
-
-    Args:
-        document: as `step_time_document` gives it.
-    """
+    """Word the step time: `typical step 25 ms, mean step with pauses 74 ms (105 steps in deep windows)`."""
     typical = format_duration(document.typical_ms * NS_PER_MS)
     mean = format_duration(document.mean_with_pauses_ms * NS_PER_MS)
     paused = f", mean step with pauses {mean}" if mean != typical else ""
@@ -92,7 +88,7 @@ def in_words(document: StepTimeDocument) -> str:
 
 
 def pauses_in_words(steps: pl.DataFrame) -> str:
-    """`mean step with pauses 74 ms (105 steps in deep windows, 9 of them pauses)`; empty without any."""
+    """Word the pauses: `mean step with pauses 74 ms (105 steps …, 9 of them pauses)`; empty without any."""
     document = step_time_document(steps)
     if document is None or not document.pauses:
         return ""
@@ -108,17 +104,17 @@ def _of_which(document: StepTimeDocument) -> str:
 
 
 def usual_step_in_words(step_ms: float, recorded_ms: float) -> str:
-    """`The usual step takes 123.01 ms as the job runs (133.24 ms as recorded).`
+    """Return `The usual step takes 123.01 ms as the job runs (133.24 ms as recorded).`
 
     Args:
-        step_ms: the usual step as the account has it.
-        recorded_ms: the same steps, with what recording cost them.
+        step_ms: usual step of the account.
+        recorded_ms: usual step with the recorder's cost.
     """
     return f"The usual step takes {step_ms:.2f} ms as the job runs ({recorded_ms:.2f} ms as recorded)."
 
 
 def _by_what(document: StepTimeDocument) -> str:
-    """By which clock, unless it is the host's and each step is by itself."""
+    """Describe which clock timed the steps; empty if the host timed each step separately."""
     if document.clock == "device":
         return ", timed by the device"
     if document.cycle > 1:
@@ -127,24 +123,24 @@ def _by_what(document: StepTimeDocument) -> str:
     return ""
 
 
-# Whether steps became slower with the first deep window, for good; steps in and around windows left out. On a
-# GPU there is a known cause: CUPTI, once it is attached, stays so. Where there are too few steps before the
-# window, or the difference is within what steps vary by, nothing is said.
+# Whether steps became permanently slower with the first deep window, without the steps in and right after
+# windows. A known cause on GPUs is CUPTI, which stays attached. Nothing is reported if too few steps precede
+# the window, or if the change is within the variation of steps.
 
-WARM_UP = 10  # steps that are not like the others
-MIN_SIDE = 30  # steps on either side
-MAX_SIDE = 500  # steps on either side: those next to the window
+WARM_UP = 10  # first steps, which are slower than the others
+MIN_SIDE = 30  # steps required on either side of the window
+MAX_SIDE = 500  # steps used on either side: the nearest ones
 SIGMAS = 3.0
-SMALL = 0.02  # what changes less is not worth a word
+SMALL = 0.02  # smaller changes are not reported
 
 
 class AfterWindow(DocumentPart, frozen=True):
-    """How the typical step changed with the first deep window.
+    """The change of the typical step with the first deep window.
 
     Attributes:
-        change: share by which it became longer.
+        change: share by which the typical step became longer.
         between: interval of that share.
-        steps_before, steps_after: steps that the medians are of.
+        steps_before, steps_after: number of steps in each median.
         gpu: whether the job computes on GPUs.
     """
 
@@ -156,10 +152,10 @@ class AfterWindow(DocumentPart, frozen=True):
 
 
 def after_first_window(steps: pl.DataFrame, gpu: bool) -> AfterWindow | None:
-    """By how much the typical step changed with the first deep window; None where that does not show.
+    """Return the change of the typical step with the first deep window; None if it is not significant.
 
-    The interval is that of two medians by their order statistics, the widest that both allow. Where steps
-    changed some time before the window (it may be asked for since they did), only those since then count.
+    The interval is the widest that the order-statistics bounds of both medians allow. If steps changed some
+    time before the window (perhaps the reason to request it), only the steps since then count.
     """
     first, series = steps.filter(pl.col("window") >= 0)["step"].min(), series_outside(steps)
     if not isinstance(first, int) or series is None:
@@ -178,11 +174,7 @@ def after_first_window(steps: pl.DataFrame, gpu: bool) -> AfterWindow | None:
 
 
 def after_window_in_words(document: AfterWindow) -> str:
-    """`steps after the first deep window take 12% longer (9% to 15%; medians of 95 and 400 steps)`.
-
-    Args:
-        document: as `after_first_window` gives it.
-    """
+    """Word the change: `steps after the first deep window take 12% longer (9% to 15%; medians of …)`."""
     low, high = sorted(map(abs, document.between))
     longer = "longer" if document.change > 0 else "less time"
     why = "; CUPTI stays attached once there was a window: --no-windows or TEARDOWN_CUPTI=1 avoids that"
@@ -196,10 +188,10 @@ def after_window_in_words(document: AfterWindow) -> str:
 def median_change(
     before: Floats, after: Floats, cycles: tuple[int, int]
 ) -> tuple[float, tuple[float, float]]:
-    """The share by which a median is larger than another, and the widest interval that both bounds allow.
+    """Return the relative change of the median, and the widest interval that the bounds of both allow.
 
     Args:
-        cycles: over how many steps each time of `before` and of `after` is a mean.
+        cycles: number of steps over which each time of `before`, and of `after`, is a mean.
     """
     low, high = median_between(before, cycles[0])
     low_after, high_after = median_between(after, cycles[1])
@@ -208,7 +200,7 @@ def median_change(
 
 
 def median_between(times: Floats, cycle: int) -> tuple[float, float]:
-    """Bounds of the median; of steps that a host times in cycles, each cycle counts once."""
+    """Return the bounds of the median; where a host times steps in cycles, each cycle counts once."""
     ordered = np.sort(times)
     from_middle = SIGMAS * math.sqrt(times.size * cycle) / 2
     low = max(0, math.floor(times.size / 2 - from_middle))

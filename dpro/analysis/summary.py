@@ -1,7 +1,7 @@
-"""A run in a few facts and short tables: is it healthy, what is slow, what would help, how far to believe it.
+"""A summary of a run in short tables: its health, what is slow, what would help, how far to trust it.
 
-In: manifest, steps, findings, predictions and the fit of the replay. Out: words and frames. Nothing is
-replayed or drawn, and names from traces are as they are: who shows them makes them harmless.
+Takes manifest, steps, findings, predictions and the trust in the replay; returns words and frames. Neither
+replays nor draws, and does not escape names from traces: callers that show them do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RANKS_NAMED = 8
 
 
 def run_info(manifest: Manifest, steps: pl.DataFrame) -> list[tuple[str, str]]:
-    """What was recorded, as names and values: step time first."""
+    """Return what was recorded as names and values, the step time first."""
     rows = [
         ("step time", step_time_in_words(steps)),
         ("steps", f"{steps['step'].n_unique():,}" if steps.height else ""),
@@ -45,13 +45,13 @@ def run_info(manifest: Manifest, steps: pl.DataFrame) -> list[tuple[str, str]]:
 
 
 def ranks_recorded(ranks: Sequence[int], missing: Sequence[int], world_size: int) -> str:
-    """How many ranks there are and which are missing: `6 of 8, missing 3, 5`."""
+    """Return how many ranks were recorded, and which are missing: `6 of 8, missing 3, 5`."""
     of_all = f"{len(ranks)} of {world_size}"
     return f"{of_all}, missing {few(missing, _RANKS_NAMED)}" if missing else of_all
 
 
 def other_warnings(warnings: Sequence[str], missing: Sequence[int], world_size: int) -> list[str]:
-    """The warnings besides that ranks are missing, which `ranks_recorded` says."""
+    """Return the warnings, except the one on missing ranks, which `ranks_recorded` covers."""
     return [warning for warning in warnings if warning != missing_in_words(missing, world_size)]
 
 
@@ -63,13 +63,13 @@ def health_info(
     binds: str = "",
     unrecorded: str = "",
 ) -> tuple[str, str]:
-    """A word for the state of the run (good, bad, unknown) and a sentence.
+    """Return the state of the run (good, bad, unknown) and a sentence.
 
     Args:
-        trust: the fit of the replay; None where findings rest on calls alone.
-        binds: what limits the job where that is not compute, as a sentence.
-        end: how the job ended, which comes first where that was early; None where nothing is known of it.
-        unrecorded: why the run has no step; empty where it has one.
+        trust: trust in the replay; None if findings rest on calls alone.
+        end: end of the job, which leads the sentence if it was early; None if unknown.
+        binds: what limits the job if it is not compute, as a sentence.
+        unrecorded: why the run has no steps; empty if it has some.
     """
     if end is not None and end.early:
         cause = f" {_worst_hang(findings)}" if findings and findings[0].of_hang else ""
@@ -93,7 +93,7 @@ def health_info(
 
 
 def _worst_hang(findings: Sequence[Finding]) -> str:
-    """The surest cause of a hang in words, and how many more there are."""
+    """Return the surest cause of a hang in words, and the number of further ones."""
     more = len(findings) - 1
     return capitalised(verdict_in_words(findings[0])) + (f"; {more} more below" if more else "")
 
@@ -106,7 +106,7 @@ FINDING_COLUMNS: dict[str, pl.DataType] = {
 
 
 def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:
-    """The findings as a table, costliest first."""
+    """Return the findings as a table, in their order."""
     return pl.DataFrame(
         {
             "class": [finding.class_ for finding in findings],
@@ -124,12 +124,12 @@ def finding_info(findings: Sequence[Finding]) -> pl.DataFrame:
 
 
 def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
-    """Predictions as a table, in their order.
+    """Return predictions as a table, in their order.
 
     Returns:
-        `edit`, `what`, `predicted_ms`, `low_ms` and `high_ms` (the step at both ends of the gain), `speedup`,
-        `how`, `block` (proven, unproven or bound), `effect` (faster, slower, or unclear where the interval
-        holds the step as it is).
+        `edit`, `what`, `predicted_ms`, `low_ms` and `high_ms` (the step at both ends of its interval),
+        `speedup`, `how`, `block` (proven, unproven or bound), `effect` (faster, slower, or unclear if the
+        interval contains the unchanged step).
     """
     names = ("edit", "what", "predicted_ms", "low_ms", "high_ms", "speedup", "how", "block", "effect")
     return pl.DataFrame(
@@ -156,7 +156,7 @@ def _starts_off(trust: Trust) -> str:
 
 
 def trust_info(trust: Trust) -> list[tuple[str, str]]:
-    """How well the replay fits, as names and values."""
+    """Return the fit of the replay as names and values."""
     coverage = trust.coverage
     classified, matched = coverage.kernels_classified, coverage.collectives_matched
     rows = [
@@ -176,20 +176,20 @@ def trust_info(trust: Trust) -> list[tuple[str, str]]:
     return rows
 
 
-# What would help.
+# Changes that would help.
 
-WIDE = 0.5  # of the predicted time on either side: a wider interval says little
-WORTH_SHOWING = 1.005  # speed-up: less is x1.00
-MAX_ANCHORED = 0.2  # share of starts that are tied to the trace and hardly move under an edit
+WIDE = 0.5  # share of the predicted time: an interval that reaches further on either side says little
+WORTH_SHOWING = 1.005  # smallest speed-up that is not rounded to x1.00
+MAX_ANCHORED = 0.2  # share of anchored starts, which hardly move under an edit
 PROOFS = {"proven": "real jobs, before and after"}  # by the block of a prediction
 
 
 class Gains(NamedTuple):
-    """What would help, of advice alone, in the order of the search.
+    """Changes that are advice and would help, in the order of the search.
 
     Attributes:
         clear: predictions that stand out from the noise of the steps.
-        within_noise: those whose interval holds the step as it is, or that change hardly anything.
+        within_noise: predictions whose interval contains the unchanged step, or with hardly any gain.
     """
 
     clear: list[Prediction]
@@ -197,10 +197,10 @@ class Gains(NamedTuple):
 
 
 def what_helps(predictions: Sequence[Prediction]) -> Gains:
-    """Sort out what would help.
+    """Split the helpful changes into clear gains and those within the noise.
 
     Args:
-        predictions: as `dpro.replay.whatif.search` ranks them.
+        predictions: predictions as ranked by `dpro.replay.whatif.search`.
     """
     advice = [prediction for prediction in predictions if prediction.speedup > 1 and prediction.is_advice]
     clear = [stands_out(prediction) for prediction in advice]
@@ -211,7 +211,7 @@ def what_helps(predictions: Sequence[Prediction]) -> Gains:
 
 
 def stands_out(prediction: Prediction) -> bool:
-    """Whether an edit shortens the step by more than its noise, and by more than x1.00."""
+    """Return whether an edit shortens the step by more than the noise, and by more than x1.00."""
     return prediction.effect == "faster" and prediction.speedup >= WORTH_SHOWING
 
 
@@ -225,11 +225,11 @@ HEADINGS = {  # groups of predictions, in their order
 
 
 def group_of(prediction: Prediction, answerable: bool, mended: bool) -> str:
-    """In which group of `HEADINGS` a prediction is listed.
+    """Return the key of `HEADINGS` under which a prediction is listed.
 
     Args:
-        answerable: whether the replay fits; nothing is sure where it does not.
-        mended: whether it takes away what findings name, as is advised.
+        answerable: whether the replay fits; without that, no effect is certain.
+        mended: whether the edit removes the faults that findings name.
     """
     if mended:
         return "mended"
@@ -239,27 +239,27 @@ def group_of(prediction: Prediction, answerable: bool, mended: bool) -> str:
 
 
 def gain_in_words(prediction: Prediction) -> str:
-    """How many times the throughput is, with its interval: `x1.24 (0.98 to 1.36)`."""
+    """Return the speed-up with its interval: `x1.24 (0.98 to 1.36)`."""
     low, high = map(prediction.speedup_at, (prediction.gain_low_ns, prediction.gain_high_ns))
     ends = f"{low:.2f} to {high:.2f}" if high < math.inf else f"{low:.2f} or more"
     return f"x{prediction.speedup:.2f} ({ends})"
 
 
 def step_in_words(prediction: Prediction) -> str:
-    """The predicted step: `25.00 ms`, or `50.00 ms for x2 the samples`."""
+    """Return the predicted step: `25.00 ms`, or `50.00 ms for x2 the samples`."""
     more = "" if prediction.samples == 1 else f" for x{prediction.samples:.3g} the samples"
     return f"{ms(prediction.predicted_ns):.2f} ms{more}"
 
 
 def takes_in_words(prediction: Prediction) -> str:
-    """What a prediction takes, and whether such ones have come true: `a line of code; unproven`."""
+    """Return the effort of a change, and whether such predictions are proven: `a line of code; unproven`."""
     proof = {"proven": "; proven on real jobs", "unproven": "; unproven"}.get(prediction.block, "")
     training = "; changes the training" if prediction.training and prediction.is_advice else ""
     return f"{EFFORTS[prediction.effort]}{proof}{training}"
 
 
 def interval_doubts(trust: Trust, predictions: Sequence[Prediction]) -> list[str]:
-    """Say why predictions are not to be relied on that the grade alone would not show."""
+    """Return reasons to doubt the predictions that the grade does not show, one line each."""
     said = []
     anchored = trust.coverage.starts_anchored
     if anchored > MAX_ANCHORED:
@@ -278,9 +278,9 @@ def interval_doubts(trust: Trust, predictions: Sequence[Prediction]) -> list[str
 
 
 def shown_grade(trust: Trust, doubts: Sequence[str]) -> str:
-    """Return the grade that is shown: no better than `fair` where intervals are in doubt.
+    """Return the grade to show: no better than `fair` if there are doubts.
 
     Args:
-        doubts: as `interval_doubts`.
+        doubts: lines of `interval_doubts`.
     """
     return "fair" if doubts and trust.grade == "good" else trust.grade

@@ -1,7 +1,7 @@
-"""What a run cannot answer, and why: what was not recorded, and what its records leave open.
+"""Questions that a run cannot answer, and the reasons: data not recorded, and what the records leave open.
 
-In: a run, and what is known of its replay and of its end. Out: one line for each thing that it cannot show,
-the reason why it has no deep window, and what ranks that were pretended say of the job that they belong to.
+Takes a run, the trust in its replay, and the end of its job; returns one line for each open question, the
+reason why the run has no deep window, and the lines on pretended ranks.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from dpro.replay.pretended import PretendedStep
     from dpro.store import Manifest, Run
 
-# Of what a recording says of itself, what is about windows.
+# Warnings of the recorder that concern deep windows.
 _FAILED_WINDOWS = re.compile(r"goes on without windows: |stopped recording in |window \d+ is lost: ")
 
 
 def not_read(manifest: Manifest) -> list[str]:
-    """What of a job that hangs was not read, one line each."""
+    """Return the data of a hanging job that were not read, one line each."""
     from dpro.words import ranks_in_words
 
     missing = manifest.missing_ranks
@@ -39,12 +39,12 @@ def not_read(manifest: Manifest) -> list[str]:
 
 
 def not_shown_by_calls(run: Run, rows: AlwaysOn, apart: list[int]) -> list[str]:
-    """What keeps steps and calls from showing all that may be wrong, one line each.
+    """Return why steps and calls cannot show every fault, one line each.
 
     Args:
-        run: without deep windows that decide.
-        rows: its always-on tables on one clock.
-        apart: ranks that are left out of these: their clocks were never compared.
+        run: a run judged without deep windows.
+        rows: its always-on tables, on one clock.
+        apart: ranks missing from `rows`, since their clocks were never compared with the others'.
     """
     from dpro.detect.significance import LATEST_STEPS
     from dpro.detect.stragglers.from_calls import HOSTS_ONLY, cannot_show, is_timed
@@ -62,7 +62,7 @@ def not_shown_by_calls(run: Run, rows: AlwaysOn, apart: list[int]) -> list[str]:
 
 
 def not_shown_by_replay(run: Run, trust: Trust) -> list[str]:
-    """What keeps a replayed run from showing all that may be wrong, one line each."""
+    """Return why a replayed run cannot show every fault, one line each."""
     from dpro.detect.significance import MIN_STEPS
 
     reasons = [*bad_ends(run), *trust.reasons]
@@ -73,10 +73,10 @@ def not_shown_by_replay(run: Run, trust: Trust) -> list[str]:
 
 
 def refuse_pretended(run: Run) -> None:
-    """Refuse to diagnose ranks that ran one after the other on one machine.
+    """Raise if the ranks of a run were pretended, since they cannot be diagnosed.
 
     Raises:
-        Unanswerable: the run's ranks were pretended.
+        Unanswerable: the ranks were pretended.
     """
     if run.manifest.is_pretended:
         raise Unanswerable(
@@ -86,13 +86,13 @@ def refuse_pretended(run: Run) -> None:
 
 
 def pretended_in_words(manifest: Manifest) -> str:
-    """That ranks were pretended: `2 of 256 ranks were pretended, one by one on one machine`."""
+    """Return `2 of 256 ranks were pretended, one by one on one machine`."""
     count, world = len(manifest.ranks), manifest.world_size
     return f"{count} of {world} ranks {'was' if count == 1 else 'were'} pretended, one by one on one machine"
 
 
 def bad_ends(run: Run) -> list[str]:
-    """How ranks ended, where it was not well and not requested from outside."""
+    """Return one line for each rank that failed or was killed, other than on a request from outside."""
     from dpro.detect.hang.case import ENDED_FROM_OUTSIDE
 
     workers = run.table(WORKERS)
@@ -111,13 +111,13 @@ def _pairs(workers: pl.DataFrame, column: str) -> list[tuple[Any, Any]]:
 
 @contextmanager
 def why_unanswerable(run: Run, end: Callable[[], JobEnd]) -> Iterator[None]:
-    """Where a run lacks what is needed, say why, if that is known; how the job ended first.
+    """Extend an `Unanswerable` inside by the reason for missing data, after the end of a failed job.
 
     Args:
-        end: returns how its job ended; called only if something is lacking.
+        end: returns the end of the job; called only after such an error.
 
     Raises:
-        Unanswerable: as within, with the reason.
+        Unanswerable: the block raised it; with the reason added, if known.
     """
     try:
         yield
@@ -125,7 +125,7 @@ def why_unanswerable(run: Run, end: Callable[[], JobEnd]) -> Iterator[None]:
         if end().bad:
             missing, why = str(error).partition(":")[0], why_no_window(run)
             said = [capitalised(missing), *([why] if why else [])]
-            diagnosed = end().ranks or run.num_rows(COLLECTIVES)  # else `dpro diagnose` ends here, too
+            diagnosed = end().ranks or run.num_rows(COLLECTIVES)  # without both, `dpro diagnose` fails, too
             more = ["`dpro diagnose` says what is known"] if diagnosed else end().can_say
             raise Unanswerable(f"{end().sentence} {'; '.join([*said, *more])}") from error
         reason = why_no_window(run) or _what_else_answers(run)
@@ -134,7 +134,7 @@ def why_unanswerable(run: Run, end: Callable[[], JobEnd]) -> Iterator[None]:
 
 
 def _what_else_answers(run: Run) -> str:
-    """What a run without spans can be asked, such as dumps of a flight recorder, or a log of requests."""
+    """Return which commands can use a run without spans: one of flight-recorder dumps, or of request logs."""
     rows = run.rows()
     if rows[SPANS.name]:
         return ""
@@ -146,7 +146,7 @@ def _what_else_answers(run: Run) -> str:
 
 
 def why_no_window(run: Run) -> str:
-    """Why a recording has steps and no deep window; empty where it has one, or is no recording."""
+    """Return why a recording has steps but no deep window; empty if it has one, or dpro did not record it."""
     options = run.manifest.options
     if run.num_rows(SPANS) or not {"skip", "window_steps"} <= options.keys():
         return ""
@@ -155,7 +155,7 @@ def why_no_window(run: Run) -> str:
     last = run.table(STEPS, ["step"])["step"].max()
     if not isinstance(last, int):
         return ""
-    # What the recorder says of the windows that failed or were missed; empty where there were none.
+    # The recorder's reasons for windows that failed or were missed, if any.
     manifest = run.manifest
     failed = [reason for reason in manifest.warnings if _FAILED_WINDOWS.search(reason)]
     missed = [
@@ -177,11 +177,11 @@ def why_no_window(run: Run) -> str:
     return why_not or "no deep window was kept: the recording does not say why"
 
 
-# What a run of pretended ranks says of their job; nothing of it was measured on that job.
+# Lines on a run of pretended ranks. Nothing in them was measured on the job itself.
 
 
 def pretended_lines(manifest: Manifest, step: PretendedStep | None) -> list[str]:
-    """Say what a run of pretended ranks shows, a line each; nothing of a run whose ranks were there."""
+    """Return lines on a run of pretended ranks; none for other runs."""
     if not manifest.is_pretended:
         return []
     lines = [f"{pretended_in_words(manifest)}: what follows is their own work, and no waiting was measured"]

@@ -1,8 +1,8 @@
-"""The `dpro` command: one module per sub-command, imported only when it is asked for.
+"""The `dpro` command: one module per sub-command, imported only on use.
 
-In: arguments. Out: text for people on stdout, or one JSON object with `--json`; progress, warnings and
-errors on stderr. A `DproError`, `InternalError`, bad usage, missing library or full disk becomes one line and
-its exit code; nothing else is caught.
+Takes arguments; prints text for people on stdout, or one JSON object with `--json`, and progress, warnings
+and errors on stderr. A `DproError`, an `InternalError`, a usage error, a missing library, a full disk or a
+Rust panic becomes one line and an exit code; nothing else is caught.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dpro.words import shortened
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# Sections of `dpro --help`, in the order in which a new user meets them; those of other extensions follow.
+# Sections of `dpro --help`, in the order in which a new user needs them; other sections of extensions follow.
 RECORD, ANSWER, CHANGE, OPERATE, SHARE, SET_UP = "Record", "Answer", "Change", "Operate", "Share", "Set up"
 SECTIONS = (RECORD, ANSWER, CHANGE, OPERATE, SHARE, SET_UP)
 # Modules load on use, so help stays fast.
@@ -64,28 +64,28 @@ CORE: dict[str, Command] = {
 
 
 def all_commands() -> dict[str, Command]:
-    """The commands of the core and of all extensions, in the order in which they are listed."""
+    """Return the commands of the core and of all extensions, in the order of their sections."""
     listed = CORE | {name: command for name, command in commands().items() if name not in CORE}
     sections = [*SECTIONS, *(command.section for command in listed.values())]
     return dict(sorted(listed.items(), key=lambda item: sections.index(item[1].section)))
 
 
-REPLAY = ("numba", "scipy")  # libraries that any analysis may come to need
-# After this many new objects garbage is looked for. Libraries make a hundred thousand while they are loaded,
-# and none of it is garbage: with the 700 of Python that takes 50 ms.
+REPLAY = ("numba", "scipy")  # libraries that any analysis may need
+# Threshold of garbage collection. Libraries create 100,000 objects at import, none of them garbage: with
+# Python's threshold of 700, collections during imports take 50 ms.
 MANY_OBJECTS = 10_000
-MAX_MESSAGE = 300  # characters of one that repeats what was typed
+MAX_MESSAGE = 300  # characters of a usage error, which may repeat a long argument
 
 
 class LazyGroup(click.Group):
     """A group whose commands are listed without being imported."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands in the order a new user meets them."""
+        """Return the names of commands in the order of the help."""
         return list(all_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the one command that is needed."""
+        """Import and return one command, with the options that extensions add; None if there is none."""
         named = all_commands().get(cmd_name)
         if named is None:
             return None
@@ -98,7 +98,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is meant: `explain` for a path, `--help` for `help`; else what comes nearest."""
+        """Return the command to run: `explain` for a path, `--help` for `help`; for typos, suggest a name."""
         listed = all_commands()
         if args and args[0] == "help":
             args = [*args[1:2], "--help"]
@@ -113,7 +113,7 @@ class LazyGroup(click.Group):
             from difflib import get_close_matches
 
             beside: list[str] = []
-            with suppress(OSError):  # a folder that is gone, or another user's
+            with suppress(OSError):  # the working directory is gone, or not readable
                 beside = os.listdir()
             near = get_close_matches(args[0], [*listed, *beside], n=1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
@@ -126,13 +126,13 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands, none of which is imported for it, and options."""
+        """Return completions of commands, without importing them, and of options."""
         from dpro.cli.completion import commands
 
         return [*commands(all_commands(), incomplete), *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands by section, importing none of them."""
+        """List the commands by section, without importing them."""
         listed = all_commands()
         width = max(map(len, listed))
         for section in dict.fromkeys(command.section for command in listed.values()):
@@ -142,7 +142,7 @@ class LazyGroup(click.Group):
 
 
 def _is_path(word: str) -> bool:
-    """Whether a word names a file or folder, or looks like one that is not there."""
+    """Return whether a word is an existing file or folder, or looks like a path."""
     return os.path.exists(word) or os.sep in word or word.startswith((".", "~"))
 
 
@@ -162,7 +162,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line; an error a user can act on is one line on stderr and its exit code."""
+    """Run the command line; report an error that a user can act on as one line on stderr and an exit code."""
     speak_plainly()
     shown_by(progress)
     keep_interrupts()
@@ -201,15 +201,14 @@ def main() -> None:
         fail(InternalError(first_line(error)))
 
 
-_SOON_S = 0.01  # by then the destructor or callback is over
+_SOON_S = 0.01  # long enough for the destructor or callback to end
 
 
 def keep_interrupts() -> None:
-    """From now on a Ctrl-C that was lost is raised again soon after; to be called in the main thread.
+    """From now on, raise a lost Ctrl-C again soon after; call this in the main thread.
 
-    Python raises `KeyboardInterrupt` at whatever it is doing. In a destructor, in a callback, or in Python
-    code that a library in C calls, nothing can be raised: the error is printed, and the command goes on as if
-    no key had been pressed.
+    Python raises `KeyboardInterrupt` at an arbitrary point. In a destructor, or in a callback from a C
+    library, it cannot propagate: Python prints it, and the command continues as if nothing had happened.
     """
     report = sys.unraisablehook
 
@@ -224,7 +223,7 @@ def keep_interrupts() -> None:
 
 
 def _raise(_signal: int, _frame: FrameType | None) -> None:
-    """Raise a lost Ctrl-C, unless one is being handled: its cleaning up is not disturbed."""
+    """Raise a lost Ctrl-C, unless one is being handled, whose clean-up must not be interrupted."""
     handled = sys.exception()
     while handled is not None and not isinstance(handled, KeyboardInterrupt):
         handled = handled.__context__

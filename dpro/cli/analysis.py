@@ -1,4 +1,4 @@
-"""What commands share that read a run: open it, with progress and warnings on stderr, and build its graph."""
+"""Shared parts of the commands that read a run: options, opening with progress and warnings, the graph."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ run_argument = click.argument("run", type=click.Path(), metavar="RUN")
 
 
 def _read_ranges(_context: click.Context, option: click.Parameter, text: str | None) -> Ranges:
-    """Callback of options that select.
+    """Parse the value of `--steps`, as a callback; empty if the option is absent.
 
     Raises:
-        UsageError: the text is no list of numbers and ranges.
+        UsageError: the text is not a list of numbers and ranges, or is empty.
     """
     if text is None:
         return ()
@@ -42,10 +42,10 @@ def _read_ranges(_context: click.Context, option: click.Parameter, text: str | N
 
 
 def _read_ranks(_context: click.Context, _option: click.Parameter, text: str | None) -> RankChoice:
-    """Callback of the option that selects ranks.
+    """Parse the value of `--ranks`, as a callback; empty if the option is absent.
 
     Raises:
-        UsageError: the text is no list of numbers and ranges, nor of places along axes.
+        UsageError: the text is neither a list of numbers and ranges nor one of coordinates, or is empty.
     """
     from dpro.selection import RankChoice, parse_rank_choice
 
@@ -74,10 +74,10 @@ ranks_option = click.option(
 
 
 def _read_layout(context: click.Context, _option: click.Parameter, text: str | None) -> None:
-    """Callback of `--layout`: keeps it where `open_quietly` finds it.
+    """Parse the value of `--layout`, as a callback, and keep it in the context for `open_quietly`.
 
     Raises:
-        UsageError: the text is no layout.
+        UsageError: the text is not a layout.
     """
     if text is None:
         return
@@ -105,11 +105,15 @@ network_option = click.option(
 
 
 def analyse(path: str, network_table: str | None = None, device_tables: Sequence[str] = ()) -> Analysis:
-    """Open RUN (importing it if it is not a run directory yet) and build its graph, or find it in the cache.
+    """Open or import RUN, and build its graph or load it from the cache.
+
+    Args:
+        network_table: file of measured communication times; None without one.
+        device_tables: files, folders of tables, or runs with measured matmul times.
 
     Raises:
         InputError: RUN or a table cannot be read.
-        Unanswerable: it holds no spans.
+        Unanswerable: the run has no spans.
     """
     from dpro.analysis.analysis import Analysis
 
@@ -119,10 +123,10 @@ def analyse(path: str, network_table: str | None = None, device_tables: Sequence
 
 
 def read_network(path: str | None) -> DataFrame | None:
-    """A measured network table, if the user gave one.
+    """Read a measured network table; return None without a path.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the table cannot be read.
     """
     if path is None:
         return None
@@ -132,7 +136,11 @@ def read_network(path: str | None) -> DataFrame | None:
 
 
 def _products(paths: Sequence[str]) -> DataFrame:
-    """Measured products of files, of folders of tables, and of runs."""
+    """Read the measured matrix products of files, of folders of tables, and of runs.
+
+    Raises:
+        InputError: a path cannot be read, or is a folder of something else.
+    """
     import polars
 
     from dpro.replay.cost.kernels.products import is_table, read_products
@@ -141,10 +149,10 @@ def _products(paths: Sequence[str]) -> DataFrame:
 
 
 def _recorded(path: str) -> DataFrame:
-    """The products of a run.
+    """Return the matrix products of a run.
 
     Raises:
-        InputError: it is a folder of something else: that need not be traces, which take long to import.
+        InputError: the path is a folder of something else; it is not imported, since that takes long.
     """
     from dpro.analysis.analysis import Analysis
     from dpro.errors import InputError
@@ -160,10 +168,10 @@ def _recorded(path: str) -> DataFrame:
 
 
 def with_graph(analysis: Analysis) -> Analysis:
-    """The analysis of a run, once its graph is there.
+    """Build or load the graph of an analysis, and return the analysis.
 
     Raises:
-        Unanswerable: it holds no spans.
+        Unanswerable: the run has no spans.
     """
     from dpro.analysis.graphs import ranks_built_once
 
@@ -174,10 +182,10 @@ def with_graph(analysis: Analysis) -> Analysis:
 
 
 def open_or_import(path: str | os.PathLike[str]) -> Run:
-    """Open a run; import what is not one, and repeat the warnings of its import, and what is damaged.
+    """Open a run, or import traces; print the warnings of an import, or the damage of a run.
 
     Raises:
-        InputError: as `open_path`.
+        InputError: the path does not exist, cannot be read, or is still being recorded.
     """
     run = open_quietly(path)
     for warning in run.damage if run.source is None else run.manifest.warnings:
@@ -186,10 +194,10 @@ def open_or_import(path: str | os.PathLike[str]) -> Run:
 
 
 def open_quietly(path: str | os.PathLike[str]) -> Run:
-    """Open a run; import what is not one. Warnings stay in its manifest.
+    """Open a run, or import traces, without printing warnings; apply `--layout`.
 
     Raises:
-        InputError: as `open_path`.
+        InputError: the path does not exist, cannot be read, or is still being recorded.
     """
     from dpro.opening import open_path
 
@@ -205,6 +213,6 @@ def open_quietly(path: str | os.PathLike[str]) -> Run:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A bar on stderr of bytes read and time left; nothing where stderr is no terminal."""
+    """Show a progress bar of bytes read and time left on stderr, if it is a terminal."""
     with progress("Looking for traces"), progress("Reading traces", in_bytes=True) as report:
         yield report

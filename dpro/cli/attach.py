@@ -1,4 +1,4 @@
-"""`dpro attach`: look into a job while it runs."""
+"""`dpro attach`: inspect a running job."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def attach(
 def _asked(
     folder: Path, steps: int | None, switch: str | None, stacks: bool, native: bool, timeout_s: float
 ) -> AttachDocument:
-    """Ask the job for what was asked for; for nothing where only a copy was."""
+    """Send the request of the options to the job, and return its answer; only a copy needs no request."""
     from dpro.collectors import attach as attaching
 
     run = str(folder)
@@ -115,10 +115,10 @@ def _asked(
 
 
 def _replies(answers: Answers, kind: type[P]) -> list[P]:
-    """The replies by rank, as records of a kind.
+    """Return the replies in the order of ranks, converted to a kind of record.
 
     Raises:
-        InputError: a reply is not of that kind: another version of dpro records the job.
+        InputError: a reply does not fit, since another version of dpro records the job.
     """
     import msgspec
 
@@ -149,7 +149,7 @@ def _asks_daemon(pid: int) -> bool:
 
 
 def _profile(pid: int, steps: int, run: Path, timeout_s: float, as_json: bool) -> None:
-    """Profile a job that is not recorded, and import what comes."""
+    """Profile a job that is not being recorded, and import the traces."""
     from dpro.collectors.attach import ProfileDocument
     from dpro.collectors.dynolog import profile
     from dpro.ingest.importer import import_sources
@@ -165,10 +165,10 @@ def _profile(pid: int, steps: int, run: Path, timeout_s: float, as_json: bool) -
 
 
 def first_window(answers: Answers) -> Mapping[str, Any]:
-    """The answer of the lowest rank that gave one.
+    """Return the answer of the lowest rank that answered.
 
     Raises:
-        InputError: none did, or windows cannot be had of this job.
+        InputError: no rank answered, or the job cannot record windows.
     """
     if not answers.given:
         raise InputError(
@@ -181,7 +181,7 @@ def first_window(answers: Answers) -> Mapping[str, Any]:
 
 
 def _copy(run: Path, to: Path) -> None:
-    """Copy the run, once the calls of the latest window are there too, which come a moment after it."""
+    """Copy the run and finish the copy; wait first for the calls of the latest window, saved after it."""
     from dpro.collectors.attach import copy_run
     from dpro.collectors.finish import finish
     from dpro.opening import readers
@@ -195,7 +195,7 @@ def _copy(run: Path, to: Path) -> None:
 
 
 def in_words(document: AttachDocument) -> list[str]:
-    """The same for people."""
+    """Return the lines of a document, for people."""
     from dpro.collectors.attach import StacksDocument, SwitchDocument, WindowDocument
 
     lines = []
@@ -220,7 +220,7 @@ def _window_in_words(answer: RankWindow) -> str:
 
 
 def _stacks_in_words(answers: Sequence[RankStacks]) -> list[str]:
-    """The stacks of all ranks, merged: a tree for each kind of thread."""
+    """Return the lines of all ranks' stacks, merged to one tree per kind of thread."""
     from dpro.detect.hang.stack_tree import StackedThread, lines_of, merge_stacks
     from dpro.words import ranks_in_words
 

@@ -1,6 +1,6 @@
-"""`dpro completion`: what makes a shell complete commands, options, paths and edits.
+"""`dpro completion`: shell completion of commands, options, paths and edits.
 
-In: the name of a shell, or what the user has typed so far of an edit. Out: a script, or what may follow.
+Takes the name of a shell, or the beginning of a word; returns a script, or completions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dpro.plugins import Command
     from dpro.replay.whatif.edit import Edit
 
-VARIABLE = "_DPRO_COMPLETE"  # click's, for a program called dpro
+VARIABLE = "_DPRO_COMPLETE"  # click's variable for a program named dpro
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -39,7 +39,7 @@ def completion(shell: str) -> None:
 
 
 def edits(_context: click.Context, _option: click.Parameter, typed: str) -> list[CompletionItem]:
-    """What may follow in an edit: its name, then keys that are not yet given, then words that a key takes."""
+    """Complete an edit: first its name, then keys not given yet, then the words that a key takes."""
     from dpro.replay.whatif.grammar import keys_of
     from dpro.replay.whatif.registry import EDITS, all_kinds, kind_named
 
@@ -51,7 +51,7 @@ def edits(_context: click.Context, _option: click.Parameter, typed: str) -> list
 
 
 def _of_keys(edit: type[Edit], typed: str, given: str) -> list[tuple[str, str]]:
-    """All that has been typed, with what may follow, and what that means."""
+    """Return completions of an edit's keys and values, each the whole word with its description."""
     from dpro.replay.whatif.grammar import keys_of
 
     keys = keys_of(edit)
@@ -65,7 +65,7 @@ def _of_keys(edit: type[Edit], typed: str, given: str) -> list[tuple[str, str]]:
 
 
 def ranges(_context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Examples of what `--steps` and `--ranks` take."""
+    """Complete `--steps` and `--ranks` with examples."""
     of = option.name
     examples = [
         ("3", f"one of the {of}"),
@@ -76,10 +76,10 @@ def ranges(_context: click.Context, option: click.Parameter, typed: str) -> list
 
 
 def that_begin(words: list[tuple[str, str]], typed: str) -> list[CompletionItem]:
-    """Those of some words, each with what it means, that begin with what was typed."""
+    """Return the words that begin with the typed text, as completions with their descriptions."""
     return [CompletionItem(text, help=meaning or None) for text, meaning in words if text.startswith(typed)]
 
 
 def commands(listed: Mapping[str, Command], typed: str) -> list[CompletionItem]:
-    """Commands, by name, without any of them being loaded."""
+    """Complete names of commands, without importing the commands."""
     return that_begin([(name, command.help) for name, command in listed.items()], typed)

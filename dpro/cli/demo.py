@@ -1,7 +1,7 @@
 """`dpro demo`: record a small real job, explain it, and check the explanation against the job itself.
 
-In: nothing; where torch is missing, a run that ships. Out: what a person would want to read. Every number
-comes from the same functions as the commands named at the end.
+Without torch, explains a sample run that ships with dpro. Every number comes from the functions of the
+commands that are listed at the end.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ def demo(output: Path | None, as_json: bool) -> None:
 
 
 def sample_run(name: str) -> Path:
-    """Folder of a run that ships with dpro.
+    """Return the folder of a sample run that ships with dpro.
 
     Raises:
-        DproError: this installation has no such run.
+        DproError: this installation lacks the sample run.
     """
     from importlib.resources import files
 
@@ -116,7 +116,11 @@ def sample_run(name: str) -> Path:
 
 
 def _record(run: Path, *arguments: str) -> Path:
-    """Record the example job in a process of its own, as a user would."""
+    """Record the example job in a separate process, as a user would; return its run directory.
+
+    Raises:
+        DproError: the job failed.
+    """
     from importlib.resources import files
 
     script = str(files("dpro.sample_traces") / "train.py")
@@ -139,14 +143,14 @@ def _record(run: Path, *arguments: str) -> Path:
 
 
 def _really_saved(analysis: Analysis, healthy: Path) -> float:
-    """Difference of the two jobs' typical steps, ms; only steps that no deep window slowed down."""
+    """Return the measured difference of the two jobs' typical steps, in ms."""
     from dpro.cli.analysis import open_or_import
 
     return ms(typical_step_ns(analysis.run) - typical_step_ns(open_or_import(healthy)))
 
 
 def typical_step_ns(run: Run) -> float:
-    """A run's typical step, ns; 0 where it has none."""
+    """Return the typical step of a run, in ns; 0 without steps."""
     from dpro.replay.steps import step_series, steps_of
 
     series = step_series(steps_of(run))
@@ -174,7 +178,7 @@ def _section(title: str) -> None:
 
 
 def _dpro() -> str:
-    """How the user calls dpro: by its name if the shell finds it, else beside this Python."""
+    """Return how to call dpro: by its name if the shell finds it, else by its path beside this Python."""
     from shutil import which
 
     beside = Path(sys.executable).parent / "dpro"

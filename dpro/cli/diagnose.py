@@ -1,4 +1,4 @@
-"""`dpro diagnose`: name what is slow or broken, with evidence and cost; silent when nothing is."""
+"""`dpro diagnose`: name what is slow or broken, with evidence and cost."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dpro.analysis.answers.diagnosis import Diagnosis
     from dpro.detect.pipeline_slowdown import Slowdown
 
-MIN_STEPS_OUTSIDE = 10  # of deep windows, from which on steps and calls are diagnosed
-SHOWN = 4  # largest slowdowns of each kind that are printed
+MIN_STEPS_OUTSIDE = 10  # steps outside deep windows from which a verdict by steps and calls is printed
+SHOWN = 4  # slowdowns printed of each kind, the largest ones
 
 
 @click.command()
@@ -70,7 +70,7 @@ def diagnose(runs: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
 
 def _limits(analysis: Analysis, diagnosis: Diagnosis) -> str:
-    """What limits a job in which nothing is at fault; empty where something is, or nothing shows it."""
+    """Return what limits a job without faults; empty if something is at fault, or if the limit is unknown."""
     from dpro.verdict.words import limit_of_run
 
     if diagnosis.findings or not diagnosis.answerable or diagnosis.end.early:
@@ -79,10 +79,10 @@ def _limits(analysis: Analysis, diagnosis: Diagnosis) -> str:
 
 
 def _of_logs(paths: tuple[str, ...]) -> Diagnosis | None:
-    """What ended a job that was not recorded, by its logs; None where the one path is something else.
+    """Diagnose a job that was not recorded by its logs; None if the only path is something else.
 
     Raises:
-        UsageError: there are several, and not all of them are logs.
+        UsageError: there are several paths, not all of which are logs.
     """
     for diagnose_logs in hooks_of("logs"):
         diagnosis: Diagnosis | None = diagnose_logs([Path(path) for path in paths])
@@ -96,7 +96,7 @@ def _of_logs(paths: tuple[str, ...]) -> Diagnosis | None:
 
 
 def _of_dumps(folder: Path) -> Diagnosis | None:
-    """What hangs, from a folder of dumps; None where it holds anything else."""
+    """Diagnose hangs from a folder of flight recorder dumps; None if it contains anything else."""
     from dpro.analysis.answers.diagnosis import diagnose_dumps
     from dpro.ingest.dumps import read_dumps
 
@@ -109,7 +109,7 @@ def _of_dumps(folder: Path) -> Diagnosis | None:
 
 
 def _print_rest(diagnosis: Diagnosis) -> None:
-    """What was found while the job ran, and what the run can still answer."""
+    """Print the findings of `dpro watch`, and what the run can still answer."""
     from dpro.detect.findings_log import describe_logged
 
     for line in describe_logged(list(diagnosis.while_it_ran)):
@@ -119,10 +119,10 @@ def _print_rest(diagnosis: Diagnosis) -> None:
 
 
 def print_diagnosis(diagnosis: Diagnosis, limits: str = "") -> None:
-    """A diagnosis for people.
+    """Print a diagnosis.
 
     Args:
-        limits: what limits the job, to be said where nothing is at fault.
+        limits: what limits the job, printed if nothing is at fault.
     """
     from dpro.analysis.answers.diagnosis import CALLS, LOGS
 
@@ -150,7 +150,6 @@ def _print_hangs(diagnosis: Diagnosis) -> None:
 
 
 def _print_each(diagnosis: Diagnosis) -> None:
-    """The findings, each with what shows it and what to do."""
     from dpro.detect.words import describe_all
 
     for described in describe_all(diagnosis.findings, diagnosis.workers):
@@ -190,7 +189,7 @@ def _nothing_wrong(diagnosis: Diagnosis, limits: str) -> str:
 
 
 def _print_slowdown(slowdown: Slowdown | None) -> None:
-    """What slows the job down against evenly fast operations."""
+    """Print the slowdown against equally fast operations, if known."""
     if slowdown is None:
         return
     out = console()

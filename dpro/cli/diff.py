@@ -1,4 +1,4 @@
-"""`dpro diff A B`: why a step of one run takes longer than of another; of more runs, what limits each."""
+"""`dpro diff`: explain why steps of run B take longer than steps of A; of more runs, show the limits."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from dpro.selection import Ranges, RankChoice
 
 ROWS, MAX_RANKS = 15, 8
-MAX_OF_RUN, MAX_OF_LIMIT, _MIN_DO = 24, 22, 20  # characters of a name, of what limits it, of what to do
+MAX_OF_RUN, MAX_OF_LIMIT, _MIN_DO = 24, 22, 20  # characters of a run's name, its limit, and its advice
 LESS, UNEXPLAINED = "all that contributes less", "not explained by any kind of work"
-_BESIDE_NAME, _MIN_NAME = 33, 40  # characters of the other columns; of a name
-MIN_SHARE = 0.005  # of the step: what contributes less is not printed
+_BESIDE_NAME, _MIN_NAME = 33, 40  # characters of the other columns, and of a name at least
+MIN_SHARE = 0.005  # share of the step: smaller contributions are not printed
 
 
 @click.command()
@@ -30,7 +30,7 @@ MIN_SHARE = 0.005  # of the step: what contributes less is not printed
 @ranks_option
 @click.option(
     "--fail-on", callback=share, metavar="SHARE",
-    help="Exit with 1 if steps of B take longer than steps of A by SHARE or more, for example 3%.",
+    help="Exit with 1 if steps of B take longer than steps of A by more than SHARE, for example 3%.",
 )  # fmt: skip
 @click.option("--markdown", is_flag=True, help="Print Markdown, as for a comment on a pull request.")
 @json_option
@@ -96,7 +96,10 @@ def diff(
 
 
 def _is_too_long(document: DifferenceDocument, fail_on: float | None) -> bool:
-    """Whether B takes longer by a share: by all its steps where they show it, beyond what steps vary by."""
+    """Return whether B is slower by more than a share.
+
+    By steps outside deep windows if there are enough, beyond their variation; else by steps in deep windows.
+    """
     if fail_on is None:
         return False
     if document.measured is not None:
@@ -105,7 +108,7 @@ def _is_too_long(document: DifferenceDocument, fail_on: float | None) -> bool:
 
 
 def _known(document: DifferenceDocument) -> list[str]:
-    """What to know before what contributes: how the change is known, what the commands differ by."""
+    """Return the lines above the contributions: how the commands differ, and how the change was measured."""
     from dpro.analysis.comparison import how_known
 
     said = how_known(document)
@@ -115,7 +118,7 @@ def _known(document: DifferenceDocument) -> list[str]:
 
 
 def _in_markdown(document: DifferenceDocument, fail_on: float | None) -> str:
-    """The difference as a comment on a pull request: what to know first, the rest as a table."""
+    """Return the difference as Markdown for a pull request: the summary, then a table of contributions."""
     a_ms, b_ms, change = document.known_change
     mark = "\U0001f534 " if _is_too_long(document, fail_on) else "" if fail_on is None else "\U0001f7e2 "
     allowed = "" if fail_on is None else f" ({fail_on:.1%} more is too much)"
@@ -135,7 +138,7 @@ def _in_markdown(document: DifferenceDocument, fail_on: float | None) -> str:
 
 
 def _rows_of(document: DifferenceDocument) -> list[tuple[float, str, str, str, str]]:
-    """What contributes: its share of the change in ms, its time in A and in B, its kind and name."""
+    """Return contributions: their part of the change in ms, their time in A and in B, their kind and name."""
     least_ms = MIN_SHARE * document.a_ms
     shown = [part for part in document.contributors if abs(part.delta_ms) >= least_ms][:ROWS]
     rows = [
@@ -178,7 +181,7 @@ def _print(document: DifferenceDocument) -> None:
 
 
 def _compare(runs: Sequence[str], as_json: bool) -> None:
-    """What limits each of many runs, a line each."""
+    """Print the step, limit and first advice of each run, one line each."""
     from rich.table import Table
 
     from dpro.verdict.verdict import ComparedRuns, explain

@@ -1,7 +1,7 @@
-"""`dpro doctor`: is this machine ready to record and to explain, and if not, what is to be done.
+"""`dpro doctor`: check whether this machine is ready to record and to explain, and say what to do if not.
 
-In: the machine. Out: one line per question, and the answer to the one that counts: a tiny job is really
-recorded, with the Python that jobs run with.
+Prints one line per check. The decisive one records a real tiny job with the Python interpreter of the user's
+jobs.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def doctor(python: str, folder: Path, as_json: bool) -> None:
 
 
 def examine(python: str, folder: Path) -> Iterator[Check]:
-    """All checks, in the order in which a user would want to know."""
+    """Yield all checks, the most important first."""
     from dpro.collectors import readiness
 
     torch, facts = readiness.torch_of(python)
@@ -98,7 +98,7 @@ def examine(python: str, folder: Path) -> Iterator[Check]:
 
 
 def loops() -> Iterator[Check]:
-    """Compile what the first import and the first analysis would, explaining a run that ships with dpro."""
+    """Compile the loops of imports and analyses by explaining a sample run; yield nothing without numba."""
     from dpro.analysis.analysis import Analysis
     from dpro.cli.demo import SAMPLE, sample_run
     from dpro.collectors.readiness import READY, Check
@@ -113,13 +113,13 @@ def loops() -> Iterator[Check]:
         return
     run = open_path(sample_run(SAMPLE))
     Scanner(Columns(), Memory())
-    build_graph(run)  # once more: an analysis takes a graph from the cache
+    build_graph(run)  # in addition, since the analysis may find the graph in the cache
     explain(Analysis(run))
     yield Check("loops", READY, "compiled and cached")
 
 
 def recording(python: str) -> Check:
-    """Whether a tiny job is recorded, with its deep window."""
+    """Check whether a tiny job is recorded, with a deep window."""
     from dpro.collectors.readiness import LIMITED, MISSING, READY, Check
     from dpro.errors import DproError
     from dpro.opening import ensure_finished

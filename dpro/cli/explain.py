@@ -1,4 +1,4 @@
-"""`dpro explain`: what limits a job, who is at fault, and what to do first, in twelve lines."""
+"""`dpro explain`: show what limits a job, what is at fault, and what to do first, in twelve lines."""
 
 from __future__ import annotations
 

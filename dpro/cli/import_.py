@@ -1,4 +1,4 @@
-"""`dpro import`: other tools' traces into a run directory."""
+"""`dpro import`: import traces of other tools into a run directory."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _import(
     jobs: int | None,
     here: Path,
 ) -> Run | WaitingImport:
-    """Import into a folder, or a store by way of a folder here."""
+    """Import into a local folder, or into a remote store by way of the temporary folder `here`."""
     from dpro.cli.analysis import progress_bar
     from dpro.ingest.importer import Reading, import_sources
     from dpro.ingest.shards import WaitingImport, import_shard, import_to_store
@@ -115,11 +115,11 @@ def _import(
 
 
 def _condense(run: Run) -> None:
-    """Build the ranks of a large run where they were imported, so that the first answer finds them."""
+    """Condense the ranks of a large run right after the import, so that the first answer finds them."""
     from dpro.analysis.graphs import condensed_of, is_large
 
     if is_large(run):
-        # The command that needs them says why they cannot be had.
+        # An error is dropped here: the command that needs the ranks will raise it again.
         with suppress(DproError), progress("Building the ranks") as report:
             condensed_of(run, report)
 

@@ -1,4 +1,4 @@
-"""`dpro info`: what a run holds and what it lacks."""
+"""`dpro info`: show what a run contains, and what it lacks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _clocks_in_words(clocks: ClocksDocument) -> list[str]:
 
 
 def in_words(document: InfoDocument) -> list[str]:
-    """The same for people, one fact a line; what is missing comes last."""
+    """Return the lines of a document, for people: one fact per line, missing data last."""
     from dpro.analysis.answers.info import telemetry_in_words
     from dpro.analysis.step_time import after_window_in_words
     from dpro.analysis.step_time import in_words as in_words_of_time
@@ -119,7 +119,7 @@ def _steps_in_words(document: InfoDocument) -> str:
 
 
 def _ended_in_words(document: InfoDocument) -> list[str]:
-    """How the job and its ranks ended, ranks of the same end together, and where earlier attempts are."""
+    """Return how the job and its ranks ended, with equal ends joined, and the paths of earlier attempts."""
     from dpro.analysis.answers.info import how_ended
 
     same: dict[str, list[int]] = {}
@@ -137,7 +137,7 @@ def _ended_in_words(document: InfoDocument) -> list[str]:
 
 
 def _cost_in_words(document: InfoDocument) -> list[str]:
-    """What recording cost, a line; of older runs what deep windows did; none where nothing shows it."""
+    """Return the cost of recording, for older runs that of deep windows, as one line; empty if unknown."""
     from dpro.analysis.recording import recording_in_words
 
     windows = document.windows
@@ -151,7 +151,7 @@ def _cost_in_words(document: InfoDocument) -> list[str]:
 
 
 def rows_in_words(document: InfoDocument | ContentsDocument) -> str:
-    """Row counts of the tables that have any: `6800 spans, 32 collectives`."""
+    """Return the row counts of tables that have rows: `6,800 spans, 32 collectives`."""
     rows = (
         (name.removesuffix("s").replace("_", " "), count) for name, count in document.rows.items() if count
     )
@@ -159,7 +159,7 @@ def rows_in_words(document: InfoDocument | ContentsDocument) -> str:
 
 
 def unclassified_in_words(unknown: Unclassified) -> str:
-    """How much GPU time no class explains: `12 of a kind that is not known, 3.1% of GPU time: my_kernel`."""
+    """Return `12 of a kind that is not known, 3.1% of GPU time: my_kernel`, or that there are none."""
     if unknown.share is None:
         return "none"
     if not unknown.kernels:

@@ -1,7 +1,4 @@
-"""Numbers in bounds, for options.
-
-Bounds are far above what makes sense, and below what takes for ever.
-"""
+"""Bounds of numbers in options: far above sensible values, and below those that would take forever."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ DAY_S = 86_400
 
 
 class NumberRange(click.FloatRange):
-    """Numbers from one to another; none that is no number, which click lets pass."""
+    """A range of numbers that also rejects NaN, which click accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number of a text."""
+        """Convert a text to a number within the range."""
         number = float(super().convert(value, param, ctx))
         if number != number:
             self.fail(f"{value} is not a number", param, ctx)

@@ -1,8 +1,8 @@
-"""How every command speaks: one JSON object for programs, tables for people, progress on stderr.
+"""Output of all commands: one JSON object for programs, text for people, progress on stderr.
 
-Whatever names, hosts, paths and messages hold, no control character of theirs reaches the terminal:
-`speak_plainly` puts `printable` before both streams; consoles, which write control characters of their own,
-apply it to text. JSON escapes them, so that programs read what was recorded.
+Control characters in names, hosts, paths and messages never reach the terminal: `speak_plainly` puts
+`printable` before both streams, and consoles, which emit control characters themselves, apply it to their
+text. JSON escapes control characters, so that programs read what was recorded.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from dpro.selection import Selection
 
 
-MIN_WIDTH = 40  # columns: a narrower terminal wraps lines itself
-_COPIED = "--edit "  # in lines that a user copies to the command line
+MIN_WIDTH = 40  # columns; on a narrower terminal, lines are wrapped at this width
+_COPIED = "--edit "  # marks lines that users copy to the command line, which are never wrapped
 
 _LABELLED = re.compile(r"[A-Za-z](?: ?\w){0,9} {2,}(?=\S)")
 _WITH_UNIT = re.compile(r"(\d) (?=(?:[nmu]?s|[kMGT]?B(?:/s)?|%)\b)")
 
-# What colorama writes to a terminal as a process ends; numba imports it where it is installed.
+# Written to the terminal at exit by colorama, which numba imports if it is installed.
 _RESET = "\x1b[0m"
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # on the disk that is written to
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a full or failing disk
 
 _BAR: ContextVar[Bar | None] = ContextVar("bar", default=None)
 
@@ -56,7 +56,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Printable:
-    """A stream of which only printable text gets on; all else of it is as it was."""
+    """A wrapper of a text stream that writes only printable text."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -75,7 +75,7 @@ class _Printable:
 
 
 class _Decoded(io.BufferedIOBase):
-    """Where those write who have bytes."""
+    """The binary buffer of a `_Printable`, which decodes bytes and writes them as printable text."""
 
     def __init__(self, stream: _Printable) -> None:
         self._stream = stream
@@ -88,38 +88,38 @@ class _Decoded(io.BufferedIOBase):
 
 
 def speak_plainly() -> None:
-    """From now on only printable text reaches stdout and stderr, warnings and tracebacks included."""
+    """From now on, let only printable text reach stdout and stderr, warnings and tracebacks included."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is not None and not isinstance(stream, _Printable):  # None where it was closed
+        if stream is not None and not isinstance(stream, _Printable):  # None if it was closed
             with suppress(AttributeError):
                 stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, _Printable(stream))
 
 
 def flush_output() -> None:
-    """Write what stdout holds back, unless its reader is gone or it was closed.
+    """Flush stdout, unless its reader is gone or it was closed.
 
     Raises:
-        OSError: there is no room for it.
+        OSError: the disk is full.
     """
     with suppress(BrokenPipeError, ValueError, AttributeError):
         sys.stdout.flush()
 
 
 def drop_output() -> None:
-    """From now on what is written to stdout goes nowhere, what it still holds back included."""
+    """Discard the buffered and all further output to stdout."""
     with suppress(OSError, ValueError, AttributeError), open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _own_stream(stream: TextIO) -> TextIO:
-    """What a console writes to, which sees to its text itself."""
+    """Return the stream under a `_Printable`, for consoles, which filter their text themselves."""
     return stream.stream if isinstance(stream, _Printable) else stream
 
 
 class _Screen(io.StringIO):
-    """What is to appear on a terminal."""
+    """A buffer for terminal output; it claims to be a terminal, so that text is styled."""
 
     def isatty(self) -> bool:
         return True
@@ -127,9 +127,9 @@ class _Screen(io.StringIO):
 
 @contextmanager
 def paged() -> Iterator[None]:
-    """Text that is longer than the terminal goes through the user's pager, as git's does.
+    """Buffer the output inside, and show it in the user's pager if it is longer than the terminal, like git.
 
-    It is held back meanwhile. Where stdin or stdout is no terminal nothing changes.
+    Does nothing if stdin or stdout is not a terminal.
     """
     if sys.stdout is None or sys.stdin is None or not (sys.stdout.isatty() and sys.stdin.isatty()):
         yield
@@ -144,14 +144,14 @@ def paged() -> Iterator[None]:
         if text.count("\n") < shutil.get_terminal_size().lines:
             _own_stream(terminal).write(text)
         else:
-            # As git does. A user's own options may not say -R: then `less` would show bold text as ESC[1m.
+            # Git's default. Without -R in a user's own options, `less` would show bold text as ESC[1m.
             options = os.environ.setdefault("LESS", "FRX")
             click.echo_via_pager(text.removesuffix("\n"), color="r" in options.lower())
 
 
 @contextmanager
 def protocol_on_stdout() -> Iterator[None]:
-    """Meanwhile stdout is as the process was given it, for a protocol of machines."""
+    """Restore the original stdout inside the block, for a protocol between programs."""
     spoken = sys.stdout
     sys.stdout = _own_stream(spoken)
     try:
@@ -161,9 +161,9 @@ def protocol_on_stdout() -> Iterator[None]:
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text with its long lines wrapped at words; what may be copied is left whole.
+    """Wrap the long lines of a text at words, except lines to be copied to the command line.
 
-    Further lines begin below the value of a `label  value`, else indented by two.
+    Continuation lines are aligned with the value of a `label  value`, otherwise indented by two.
     """
     lines = []
     for line in text.splitlines() or [""]:
@@ -187,10 +187,10 @@ def _console_class() -> type[Console]:
     from rich.segment import Segment
 
     class PrintableConsole(Console):
-        """A console of whose own control characters all, and of those in text none, reach the terminal.
+        """A console that emits its own control characters, but none that are in texts.
 
-        On a terminal lines of text wrap at words. In a pipe or a file each stays one line, as of git, uv and
-        ruff: `grep`, `diff` and `sort` see whole facts, and who reads a file has an editor that wraps.
+        On a terminal, lines of text wrap at words. In a pipe or a file, each stays one line, as with git, uv
+        and ruff, so that `grep`, `diff` and `sort` see whole facts.
         """
 
         def print(self, *objects: Any, **options: Any) -> None:
@@ -217,7 +217,7 @@ def json_option(command: F) -> F:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Lines that fit the screen as they are, and an empty one."""
+    """Print lines unwrapped, and an empty line after them."""
     for line in lines:
         click.echo(line)
     click.echo()
@@ -227,7 +227,7 @@ def print_json(document: Struct) -> None:
     """Print one object on stdout, with `schema_version` first.
 
     Raises:
-        ValueError: a NaN or an infinity is in the document, which JSON cannot express.
+        ValueError: the document contains a NaN or an infinity, which JSON cannot express.
     """
     from dpro.documents import encode
 
@@ -235,26 +235,26 @@ def print_json(document: Struct) -> None:
 
 
 def print_end(end: JobEnd) -> None:
-    """One line on stdout where the job failed, hung, was ended or stands still; nothing otherwise."""
+    """Print one line if the job failed, hung, was ended or is stalled."""
     if end.comes_first:
         console().print(end.sentence)
 
 
 def print_selection(selection: Selection) -> None:
-    """One line on stdout where not all steps and ranks are selected; nothing otherwise."""
+    """Print one line if not all steps and ranks are selected."""
     if selection:
         console().print(f"Selected: {selection}")
 
 
 def console() -> Console:
-    """A console for text on stdout that keeps names of spans literal."""
+    """Return a console for text on stdout, without interpreting markup in names."""
     return _console_class()(
         file=_own_stream(sys.stdout), highlight=False, markup=False, emoji=False, soft_wrap=True
     )
 
 
 def stderr_console() -> Console:
-    """A console on stderr, for progress and warnings."""
+    """Return a console on stderr, for progress and warnings."""
     return _console_class()(
         file=_own_stream(sys.stderr), stderr=True, highlight=False, markup=False, emoji=False
     )
@@ -262,9 +262,9 @@ def stderr_console() -> Console:
 
 @contextmanager
 def progress(what: str, in_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, on a terminal only; call what is yielded with what is done, and of how much.
+    """Show a progress bar on stderr, if it is a terminal; yield a function of the amount done and in total.
 
-    Inside another one it stands in its place; one in bytes not before it is known how many there are.
+    A nested bar takes the place of the outer one, a bar in bytes only once the total is known.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda *_: None
@@ -295,7 +295,7 @@ def progress(what: str, in_bytes: bool = False) -> Iterator[Callable[[int, int],
 
 @contextmanager
 def _bar_on_stderr() -> Iterator[Bar]:
-    """The bar that is shown, or a new one until then."""
+    """Yield the bar that is on display, or show a new one inside the block."""
     if (shown := _BAR.get()) is not None:
         yield shown
         return
@@ -319,25 +319,29 @@ def _bar_on_stderr() -> Iterator[Bar]:
 
 
 def warn(message: str) -> None:
-    """One line on stderr that does not stop the command."""
+    """Print a warning as one line on stderr."""
     _say(f"warning: {one_line(message)}")
 
 
 def fail(error: DproError | InternalError) -> NoReturn:
-    """End with an error's line on stderr and its exit code."""
+    """Print an error as one line on stderr, and exit with its code."""
     _say(one_line(str(error)))
     sys.exit(error.exit_code)
 
 
 def _say(what: str) -> None:
-    """One line on stderr; a terminal's wraps at words."""
+    """Print one line on stderr, wrapped at words if it is a terminal."""
     line, stderr = f"dpro: {what}", sys.stderr
     on_terminal = stderr is not None and stderr.isatty()
     click.echo(wrapped(line, shutil.get_terminal_size().columns) if on_terminal else line, err=True)
 
 
 def share(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
-    """A share such as `1%` or `0.01` as a number; the callback of an option."""
+    """Parse a share such as `1%` or `0.01`, as a callback of an option; None if the option is absent.
+
+    Raises:
+        click.BadParameter: the text is not a number between 0 and 1, both excluded.
+    """
     if value is None:
         return None
     try:
@@ -350,10 +354,10 @@ def share(_context: click.Context, _option: click.Parameter, value: str | None) 
 
 
 def ensure_writable(path: Path) -> None:
-    """Refuse a file that cannot be written, before the work for it begins.
+    """Raise if a file cannot be written, before the work for it begins.
 
     Raises:
-        UsageError: its folder does not exist or is not writable, or it is a folder itself.
+        UsageError: its folder does not exist or is not writable, or the path is a folder itself.
     """
     try:
         if path.is_dir():
@@ -368,17 +372,17 @@ def ensure_writable(path: Path) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Where to write a file that is to be there whole or not at all; until then an old one stays.
+    """Yield a path to write a file to, which replaces `path` when the block succeeds.
 
     Args:
-        path: where it is to be; what is no file, such as a pipe, is written as it is.
+        path: final path; anything but a file, such as a pipe, is written directly.
 
     Raises:
-        UsageError: it cannot be written, or is a pipe that no process reads.
+        UsageError: the file cannot be written, or is a pipe that no process reads.
     """
     from tempfile import TemporaryDirectory
 
-    target = Path(os.path.realpath(path))  # of links in a loop one of them
+    target = Path(os.path.realpath(path))  # for a loop of links, one of them
     can_be_replaced = (target.is_file() or not target.exists()) and os.access(target.parent, os.W_OK)
     try:
         if not can_be_replaced:
@@ -394,10 +398,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file, whole or not at all, and return where.
+    """Write a file atomically, and return its path.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     with whole_file(path) as place:
         place.write_text(text, encoding="utf-8")

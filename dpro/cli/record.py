@@ -1,7 +1,7 @@
-"""`dpro record`: run a job, unchanged, and have it recorded.
+"""`dpro record`: run an unmodified job and record it.
 
-In: a command. Out: the command's own output and exit code, and a run directory that is whole moments after
-the command has ended.
+Takes a command; passes on its output and exit code, and writes a run directory, which is complete moments
+after the command has ended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dpro.collectors.launch.processes import LaunchedProcess
     from dpro.collectors.launch.recording import Launch
 
-_ONE_QUEUE = "CUDA_DEVICE_MAX_CONNECTIONS"  # of 1: events wait behind kernels that were launched before them
+_ONE_QUEUE = "CUDA_DEVICE_MAX_CONNECTIONS"  # if 1, events queue behind kernels launched before them
 _OF_OWN_WINDOWS = frozenset({"every", "skip"})
 _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
     {
@@ -210,14 +210,14 @@ def record(
 
 
 def _refuse(context: click.Context, names: frozenset[str], what_for: str) -> None:
-    """Refuse options of what another option turns off.
+    """Raise if the user gave an option that another option makes meaningless.
 
     Args:
-        names: of their parameters.
-        what_for: what they set, and which option turns it off.
+        names: names of the parameters of these options.
+        what_for: what the options set, and which option turns it off.
 
     Raises:
-        UsageError: one of them was given.
+        UsageError: one of these options was given.
     """
     given = context.get_parameter_source
     for parameter in context.command.params:
@@ -226,14 +226,14 @@ def _refuse(context: click.Context, names: frozenset[str], what_for: str) -> Non
 
 
 def _terminal() -> tuple[str, int] | None:
-    """The terminal that stderr is, and the session of its shell; None where it is none."""
+    """Return the terminal of stderr, and the session of its shell; None if stderr is not a terminal."""
     with suppress(OSError):
         return os.ttyname(2), os.getsid(0)
     return None
 
 
 def _sidecar(recording: Launch, job: LaunchedProcess, terminal: tuple[str, int] | None) -> None:
-    """What the process beside the job does; polars is imported only after the job."""
+    """Run the sidecar, the process beside the job; it imports Polars only after the job has ended."""
     from dpro.collectors.sidecar import attend
     from dpro.opening import readers
 
@@ -253,9 +253,9 @@ def _sidecar(recording: Launch, job: LaunchedProcess, terminal: tuple[str, int] 
 
 
 def _say_why_nothing(run: Path, terminal: str, session: int) -> None:
-    """Say why no step of the job was recorded, on the terminal, while its shell still has it.
+    """Print why no step was recorded to the terminal, if its shell still has it.
 
-    What goes into a file or a pipe is the job's alone.
+    Never to a file or a pipe, which get only the job's own output.
     """
     with suppress(OSError, ValueError, LookupError):
         why = json.loads((run / "manifest.json").read_bytes())["unrecorded"]

@@ -1,4 +1,4 @@
-"""`dpro replay`: how well the graph explains what was measured, and what decides the step time."""
+"""`dpro replay`: show how well the graph explains the measurements, and what decides the step time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dpro.selection import Ranges
 
 PATH_ROWS = 10
-_BESIDE_NAME, _MIN_NAME = 31, 24  # characters of the other columns of the critical path; of a name
+_BESIDE_NAME, _MIN_NAME = 31, 24  # characters beside names on the critical path, and of a name at least
 
 
 @click.command()
@@ -109,20 +109,19 @@ def _print(analysis: Analysis, document: ReplayDocument) -> None:
 
 
 def _usual_step(analysis: Analysis) -> Iterator[str]:
-    """The step that the account of the job speaks of: the table below is of steps as they were recorded."""
+    """Yield a line on the usual step of the account, since the table below it has steps as recorded."""
     from dpro.analysis.step_time import usual_step_in_words
     from dpro.replay.whatif.predict import measured_ns
 
     if analysis.run.manifest.is_pretended or analysis.outline.of_operations:
         return
-    with suppress(DproError):  # no step is known, or none that was not interrupted
+    with suppress(DproError):  # no complete step, or only interrupted ones
         recorded_ns = measured_ns(analysis.trust, analysis.baseline)
         if recorded_ns:
             yield usual_step_in_words(ms(analysis.baseline_ns), ms(recorded_ns))
 
 
 def _print_steps(steps: Sequence[StepFit]) -> None:
-    """The first steps, measured and replayed."""
     from rich.table import Table
 
     if not steps:
@@ -137,7 +136,7 @@ def _print_steps(steps: Sequence[StepFit]) -> None:
 
 
 def _print_fit(document: ReplayDocument) -> None:
-    """How far the replay is from the trace, and what the trace does not show."""
+    """Print the errors of the replay, and what the trace does not cover."""
     out, coverage, start = console(), document.coverage, document.span_start_error_us
     out.print(f"\nHow well it fits: step time within {document.error_pct:.2f}% on average")
     if start["p50"] is None:
@@ -152,12 +151,12 @@ def _print_fit(document: ReplayDocument) -> None:
     if coverage.kernels_classified is not None:
         out.print(f"  GPU time in kernels of a known kind  {coverage.kernels_classified:.1%}")
     out.print(f"  time that nothing explains  {coverage.time_unexplained:.2%}")
-    if coverage.host_gaps < 1:  # else no CPU time was recorded
+    if coverage.host_gaps < 1:  # 1 means that no CPU time was recorded
         out.print(f"  CPU time in no span, kept as work  {coverage.host_gaps:.1%}")
 
 
 def _print_starts(document: ReplayDocument) -> None:
-    """What the starts rest on."""
+    """Print which dependencies determine the starts."""
     out, starts, pairs = console(), document.evidence.starts, document.evidence.stream_pairs
     out.print(
         f"  starts set by recorded dependencies  {starts.derived:.1%}, by inferred ones  "
@@ -173,7 +172,7 @@ def _print_starts(document: ReplayDocument) -> None:
 
 
 def _print_ranks(ranks: Sequence[RankFit]) -> None:
-    """The rank that fits worst, where there are several."""
+    """Print the rank that fits worst, if there are several ranks."""
     worst = max(ranks, key=lambda row: row.span_start_error_us.p95 or 0.0, default=None)
     if worst is not None and len(ranks) > 1:
         error, start = worst.error_pct, worst.span_start_error_us.p95
@@ -200,7 +199,6 @@ def _print_communication(costs: Sequence[LinkCostDocument]) -> None:
 
 
 def _print_path(path: Sequence[PathPart]) -> None:
-    """What is longest on the critical path."""
     from rich.table import Table
 
     total, out = math.fsum(row.ms for row in path), console()
@@ -218,7 +216,7 @@ def _print_path(path: Sequence[PathPart]) -> None:
 
 
 def _print_clocks(clocks: Sequence[HostClock]) -> None:
-    """Clocks that are not the reference's: of the first window that has them, and how they do in others."""
+    """Print each clock with its lead and drift in its first window, and its worst uncertainty, if several."""
     from rich.table import Table
 
     names = list(dict.fromkeys(row.clock for row in clocks))

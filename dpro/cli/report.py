@@ -1,4 +1,4 @@
-"""`dpro report RUN`: where the time of each step went, on which kernels, on which collectives."""
+"""`dpro report`: break down the time of each step, by kernel, collective and more."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ STDOUT = Path("-")
 _FILE = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
 
 DEFAULT_TOP = 15  # rows of a table that a screen holds
-_NOT_KNOWN, _LITTLE = "not known", 0.01  # work of no known operator; a share of time that fills no table
-_BESIDE_LAYER = 62
-_BESIDE_NAME, _MIN_NAME = 30, 24  # characters of the other columns of the table of kernels; of a name
-PARTS = {  # column -> header, in two lines so that a table fits 80 columns
+_NOT_KNOWN, _LITTLE = "not known", 0.01  # name of an unknown operator; share of known time worth no table
+_BESIDE_LAYER = 62  # characters of the other columns of the table of layers
+_BESIDE_NAME, _MIN_NAME = 30, 24  # characters beside names in the table of kernels, and of a name at least
+PARTS = {  # column -> header in two lines, so that the table fits 80 columns
     "compute_ns": "\ncompute",
     "copy_ns": "\ncopies",
     "exposed_transfer_ns": "\ntransfer",
@@ -62,7 +62,7 @@ PARTS = {  # column -> header, in two lines so that a table fits 80 columns
     "overlapped_comm_ns": "over-\nlap",
 }
 
-HOST_FACTS = {  # likewise
+HOST_FACTS = {  # column -> header in two lines
     "data_wait_ns": "data\nwait",
     "gc_ns": "garbage\ncollection",
     "run_queue_ns": "wait for\na core",
@@ -72,12 +72,12 @@ HOST_FACTS = {  # likewise
 
 
 class ReportPage(NamedTuple):
-    """A report to send that an extension writes.
+    """A report page that an extension writes to a file.
 
     Attributes:
-        path: of the file.
-        analysis_of: how the run is analysed for it.
-        text_of: the page, of that analysis and the report.
+        path: path of the file.
+        analysis_of: function from the run to its analysis.
+        text_of: function from that analysis and the report to the text of the page.
     """
 
     path: Path
@@ -192,7 +192,7 @@ def report(
         document = report_document(analysis, tables, top, selection)
         print_json(extended("answered", with_account(document, whole), opened))
     else:
-        if selection:  # else the verdict begins with it
+        if selection:  # without one, the verdict begins with the end of the job
             print_end(analysis.end)
         print_selection(selection)
         _print(analysis, tables, top or DEFAULT_TOP, selection)
@@ -201,9 +201,9 @@ def report(
 
 
 def _print_mean_step(analysis: Analysis, selection: Selection) -> None:
-    """What the verdict does not say of the step: pauses, how busy GPUs are, and the rate.
+    """Print pauses, GPU busy share, MFU and throughput, which the verdict lacks.
 
-    Of a selection, which has no verdict, its typical step, too.
+    For a selection, which has no verdict, print its typical step, too.
     """
     from dpro.analysis.mean_step import facts_of, mean_step_of
     from dpro.analysis.step_time import pauses_in_words, step_time_in_words
@@ -218,7 +218,7 @@ def _print_mean_step(analysis: Analysis, selection: Selection) -> None:
 
 
 def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Selection) -> None:
-    """The tables for people, the mean step first."""
+    """Print the tables, the mean step first."""
     from dpro.analysis.unanswered import pretended_lines
     from dpro.verdict.verdict import explain
     from dpro.verdict.words import lines_of
@@ -253,7 +253,6 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
 
 
 def _write(run: Run, pages: list[ReportPage], markdown: Path | None, as_json: bool) -> None:
-    """Write the reports that were asked for, and say where they are."""
     from dpro.analysis.analysis import Analysis
     from dpro.verdict.report import make_report, markdown_of
 
@@ -276,7 +275,7 @@ def _write(run: Run, pages: list[ReportPage], markdown: Path | None, as_json: bo
 
 
 def _step_table(steps: pl.DataFrame) -> RenderableType:
-    """One line per rank: its mean step, and the share of each part."""
+    """Return a table with the mean step of each rank, and the share of each part."""
     from dpro.analysis.mean_step import mean_steps, shown_parts
 
     whole = "step" if (steps["step"] >= 0).all() else "window"
@@ -325,7 +324,6 @@ def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType
 
 
 def _phase_table(phases: pl.DataFrame) -> RenderableType:
-    """Phases of reinforcement learning, and what limits each."""
     from dpro.replay.phases import limit_in_words
 
     cells = [
@@ -336,7 +334,7 @@ def _phase_table(phases: pl.DataFrame) -> RenderableType:
 
 
 def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:
-    """GPU time by module, or by operator where no module was recorded; a line if nearly all is unknown."""
+    """Return a table of GPU time by module, else by operator; a line if nearly all of it is unknown."""
     import polars as pl
 
     what = "module" if (tables.modules["module"] != "").any() else "operator"
@@ -358,7 +356,7 @@ def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:
 
 
 def _layer_table(layers: pl.DataFrame, top: int, analysis: Analysis) -> RenderableType:
-    """How evenly work is spread that is sent to ranks or experts, and what that costs where it is known."""
+    """Return a table of the load of ranks or experts by layer, with the cost of the imbalance if known."""
     from dpro.replay.experts import EXCHANGE, member_in_words
 
     cells, room = [], max(console().width - _BESIDE_LAYER, _MIN_NAME)
@@ -370,7 +368,7 @@ def _layer_table(layers: pl.DataFrame, top: int, analysis: Analysis) -> Renderab
         on = f"{member_in_words(**row)} of {row['members']}"
         cells.append([shortened(row["layer"], room), row["source"], *amounts, on, f"x{row['imbalance']:.2f}"])
     costs = []
-    with suppress(DproError):  # it cannot be replayed
+    with suppress(DproError):  # a run that cannot be replayed
         costs = [finding.cost_ns for finding in analysis.verdict[0] if finding.class_ == "imbalance.data"]
     title = f"Work sent to ranks or experts, of a step: {min(top, layers.height)} of {layers.height}"
     title += f"; spread evenly, the step takes {_ms(max(costs))} ms less" if costs else ""
@@ -404,7 +402,7 @@ def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> Render
     ]
     columns = [
         (name, column) for name, column in zip(header, zip(*numbers)) if not {*column} <= {"?", "100.0%"}
-    ]  # what is said of none, or of all, says nothing
+    ]  # drop a column that is unknown for all rows, or 100% for all
     taken = sum(2 + max(map(len, (*name.split("\n"), *column))) for name, column in columns)
     room = max(console().width - taken - 1, _MIN_NAME)
     names = (shortened(short_name(row["op"] or "?"), room) for row in shown.iter_rows(named=True))
@@ -414,7 +412,7 @@ def _collective_table(collectives: pl.DataFrame, top: int, ranks: str) -> Render
 
 
 def _host_table(ranks: pl.DataFrame, steps: str) -> RenderableType:
-    """One line per rank: its mean step, and the share of what the host did."""
+    """Return a table with the mean step of each rank, and the share of each activity of the host."""
     cells = []
     for row in ranks.iter_rows(named=True):
         shares = ["?" if row[fact] is None else _share(row[fact], row["duration_ns"]) for fact in HOST_FACTS]

@@ -1,6 +1,6 @@
-"""Runs in a folder: which there are, which can be opened, and which are being recorded.
+"""Runs in a folder: which exist, which can be opened, and which are being recorded.
 
-In: a folder. Out: paths, and why one of them cannot be opened; no run is opened for it.
+Takes a folder; returns paths, and the reasons why runs cannot be opened. Reads at most their manifests.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ MAX_RUNS = 500  # runs of a folder
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs in a folder, finished or not, by name; links and hidden folders are left out.
+    """Return the runs directly in a folder, finished or not, sorted by name, at most `MAX_RUNS`.
 
-    Args:
-        folder: where to look; its own folders, not theirs.
+    Links and hidden folders are left out; a folder that cannot be read has no runs.
     """
     try:
         entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
@@ -28,7 +27,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether a folder is a run, finished or not."""
+    """Return whether a folder is a run, finished or not."""
     from dpro.collectors.launch.recording import launches
     from dpro.store import holds_tables, is_run
 
@@ -39,7 +38,10 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def latest_in(folder: Path) -> Path | None:
-    """The run to show first of a folder of runs: the latest that can be opened; None where it is none."""
+    """Return the latest run in a folder that can be opened, live ones first; None if it has none.
+
+    None also for URLs, for a folder that is itself a run, and for anything that is not a folder.
+    """
     if is_url(str(folder)) or is_run_folder(folder) or not folder.is_dir():
         return None
     runs = [run for run in runs_in(folder) if not why_not(run)]
@@ -47,7 +49,7 @@ def latest_in(folder: Path) -> Path | None:
 
 
 def why_not(run: Path) -> str:
-    """Why a run cannot be opened, in one line; empty where it can, be it after finishing it."""
+    """Return why a run cannot be opened, in one line; empty if it can, perhaps after it is finished."""
     from dpro.collectors.launch.recording import launches
     from dpro.store import open_run
 
@@ -62,7 +64,7 @@ def why_not(run: Path) -> str:
 
 
 def is_live(run: Path) -> bool:
-    """Whether a job is being recorded into a folder."""
+    """Return whether a job is being recorded into a folder."""
     from dpro.collectors.launch.recording import launches
     from dpro.collectors.liveness import job_lives
 

@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from dpro.selection import Ranges, RankChoice, Selection
     from dpro.store import Run
 
-ROWS = 12  # of each block that are listed where all are asked for
-_INDENT = 9 * " "  # of edits
-MAX_CHANGES = 8  # that a person can make, beside those of `dpro explain`
+ROWS = 12  # largest number of predictions listed in each block
+_INDENT = 9 * " "  # before edits
+MAX_CHANGES = 8  # changes listed without `--all`
 
 
 class Proposal(NamedTuple):
-    """What options of an extension ask for, in place of a search for all that would help.
+    """Edits that options of an extension request, in place of a search.
 
     Attributes:
-        edits: to predict together, as `--edit` accepts them.
-        lines: what to print behind the prediction.
-        document: from the document of the prediction to that of `--json`.
-        trial: the command that tries them; empty where nothing can, None for that of any edits.
+        edits: edits to predict together, in the syntax of `--edit`.
+        lines: lines to print after the prediction.
+        document: function from the document of the prediction to that of `--json`.
+        trial: command that tries the edits; empty if none can, None for the default command.
     """
 
     edits: Sequence[str]
@@ -52,7 +52,7 @@ class Proposal(NamedTuple):
 
 
 class _WithEdits(click.Command):
-    """A command whose help ends with the edits there are; they are loaded only to be shown."""
+    """A command whose help ends with examples of edits, which are imported only then."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List one example of each edit."""
@@ -200,13 +200,13 @@ def whatif(
 
 
 def _refuse_misuse(ctx: click.Context, options: Mapping[str, Any]) -> None:
-    """Refuse options that do not go together.
+    """Raise if options cannot be combined.
 
     Args:
-        options: those of extensions.
+        options: options of extensions, by name.
 
     Raises:
-        UsageError: some do not.
+        UsageError: two options exclude each other, or an argument is left over.
     """
     given, run = ctx.params, ctx.params["run"]
     if ctx.args:
@@ -236,7 +236,7 @@ def _refuse_misuse(ctx: click.Context, options: Mapping[str, Any]) -> None:
 
 
 def _proposal(analysis: Analysis, given: Mapping[str, Any]) -> Proposal | None:
-    """What options of an extension ask for; None where none was given."""
+    """Return the edits that options of an extension request; None without such options."""
     return next(filter(None, (ask(analysis, given) for ask in hooks_of("whatif"))), None)
 
 
@@ -288,9 +288,13 @@ def _print_trust(document: TrustedDocument | WhatIfDocument) -> None:
 
 
 class Listed(NamedTuple):
-    """Whether edits were asked for, not searched; and which are listed.
+    """What the answer lists.
 
-    Those are all changes, or some that a person can make; bounds; and what was refused.
+    Attributes:
+        asked: whether the user gave edits, rather than searching for them.
+        changes: whether to list all changes, rather than `MAX_CHANGES`.
+        bounds: whether to list bounds.
+        refused: whether to list refused edits.
     """
 
     asked: bool
@@ -302,7 +306,7 @@ class Listed(NamedTuple):
 def _print_whole(
     answer: WhatIf, analysis: Analysis, selection: Selection, listed: Listed, proposal: Proposal | None
 ) -> None:
-    """The answer after what limits the job, or after how it ended; of a hang no more than that unasked."""
+    """Print the verdict or the end of the job, then the answer; after a hang, only that to given edits."""
     from dpro.verdict.verdict import explain
     from dpro.verdict.words import lines_of
 
@@ -328,12 +332,12 @@ def _print_whole(
 def _print(
     answer: WhatIf, run: Run, listed: Listed, explained: bool, advised: Collection[str], trial: str | None
 ) -> None:
-    """Trust, the step as it is, predictions in blocks, and what was not answered.
+    """Print trust, the unchanged step, predictions in blocks, and what was not answered.
 
     Args:
-        explained: whether what recording cost is said above.
-        advised: edits that are advised: of those the healed ranks are listed whatever else is.
-        trial: as of `Proposal`.
+        explained: whether the cost of recording is already on the screen.
+        advised: edits that `dpro explain` advises; those that heal faults are always listed.
+        trial: command that tries the edits; empty if none can, None for the default command.
     """
     from dpro.analysis.step_time import usual_step_in_words
     from dpro.analysis.summary import WORTH_SHOWING
@@ -377,7 +381,7 @@ def _print(
 
 
 def _print_rest(left: int, refused: int, listed: Listed) -> None:
-    """How many predictions are not listed, and how to see them."""
+    """Print how many predictions are not listed, and the options that list them."""
     more = [f"{left} more (--all)"] if left and not listed.changes else []
     more += [f"{refused} not answerable (--why-not)"] if refused and not listed.refused else []
     if more:
@@ -385,7 +389,7 @@ def _print_rest(left: int, refused: int, listed: Listed) -> None:
 
 
 def refused_in_words(refused: Sequence[Refusal]) -> list[str]:
-    """Edits that were not answered, those of one reason on one line."""
+    """Return one line per reason for which edits were not answered."""
     edits: dict[str, list[str]] = {}
     for refusal in refused:
         edits.setdefault(refusal.reason, []).append(str(refusal.edit))
@@ -395,18 +399,18 @@ def refused_in_words(refused: Sequence[Refusal]) -> list[str]:
 def _in_blocks(
     rows: Sequence[Prediction], answerable: bool, mended: Sequence[Prediction]
 ) -> list[Prediction]:
-    """Predictions in the order in which `_print_blocks` lists them."""
+    """Return predictions in the order in which `_print_blocks` lists them."""
     from dpro.analysis.summary import HEADINGS, group_of
 
     return sorted(rows, key=lambda row: list(HEADINGS).index(group_of(row, answerable, row in mended)))
 
 
 def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequence[Prediction]) -> None:
-    """Predictions under how sure they are, in their order.
+    """Print predictions in blocks by certainty, in the given order.
 
     Args:
-        mended: those of them that take away what findings name.
-        answerable: whether the replay fits; nothing is sure where it does not.
+        answerable: whether the replay fits; without that, no effect is certain.
+        mended: predictions that remove the faults that findings name.
     """
     from itertools import groupby
 
@@ -427,11 +431,11 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequenc
 def _print_how(
     shown: Sequence[Prediction], run: Run, mended: Prediction | None = None, trial: str | None = None
 ) -> None:
-    """What was found for the first prediction, how to make it real, and how to try it.
+    """Print the notes on the first prediction, how to make the change, and how to try it.
 
     Args:
-        mended: what takes a finding away, where that is listed before them.
-        trial: as of `Proposal`.
+        mended: prediction that removes a fault, if it is listed before the others.
+        trial: command that tries the edits; empty if none can, None for the default command.
     """
     out, named = console(), "the first change"
     if mended is not None:

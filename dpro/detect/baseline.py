@@ -17,6 +17,7 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.replay.condense import condense_both, with_ranks_of
+from dpro.replay.fidelity.overlap import overlapped_before, replays_with_new_overlap
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.peers import teams_by_work
 from dpro.replay.timeline import (
@@ -65,11 +66,12 @@ class Baseline:
         job: as recorded, or with balanced work.
         graph: of the job; of condensed ranks, their joined graph, which has all collectives and steps but no
             other work.
+        slowdowns: of kernels beside communication, as from `slowdowns_of`; empty where unknown.
     """
 
-    def __init__(self, job: ReplayedJob | Graph) -> None:
+    def __init__(self, job: ReplayedJob | Graph, slowdowns: Sequence[float] = ()) -> None:
         """Take the job; nothing is computed yet."""
-        self.job = job_of(job)
+        self.job, self.slowdowns = job_of(job), tuple(slowdowns)
         self.graph = self.job.graph
         self._last: tuple[RankChange, set[int], tuple[Graph, Graph]] | None = None
 
@@ -120,7 +122,7 @@ class Baseline:
         Raises:
             Unanswerable: the change applies to nothing.
         """
-        return Baseline(self.job.with_change(change))
+        return Baseline(self.job.with_change(change), self.slowdowns)
 
     def saved_at_most(self, change: RankChange, ranks: Collection[int]) -> Ints:
         """Return [R + 2] ns, at rank + 1: upper bounds on how much sooner windows end with that rank changed.
@@ -163,8 +165,15 @@ class Baseline:
         return critical_stretches(self.timeline, self.job.path_to(self.timeline))
 
     def changed_step_ns(self, changed: Graph) -> Ints:
-        """Return [T] step times of a changed graph, in ns."""
-        after = replay(changed)
+        """Return [T] step times of a changed graph, in ns, replayed as predictions of edits are.
+
+        If the graph has all work, kernels that now overlap more or less communication last accordingly.
+        """
+        if self.slowdowns and not self.job.by_rank and changed.has_nodes_of(self.graph):
+            before = overlapped_before(self.graph)
+            after = next(replays_with_new_overlap(changed, before, self.slowdowns[:1]))
+        else:
+            after = replay(changed)
         return changed_step_times(self.step_ends, changed, after.end)["duration_ns"].to_numpy()
 
 

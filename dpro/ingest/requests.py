@@ -415,7 +415,7 @@ def moment_ns(value: Any, factor: float) -> int | None:
         ns = whole if factor == 1.0 and whole is not None else round(number * factor)
         return ns if abs(ns) <= MAX_NS else None
     try:
-        date = datetime.fromisoformat(str(value).strip()[:26])
+        date = datetime.fromisoformat(str(value).strip())
     except ValueError:
         return None
     since = (date if date.tzinfo else date.replace(tzinfo=UTC)) - datetime.fromtimestamp(0, UTC)

@@ -1,10 +1,10 @@
 """The tables of a run directory: every column declared once, with its type, unit and one sentence.
 
-In: nothing. Out: `TABLES`; `conform` checks a frame against its declaration before it is written.
-How tables become a graph is up to `dpro.replay`. `make schema` generates `docs/schema.md` from here.
+Defines `TABLES`; `conform` checks a frame against its declaration before it is written. `dpro.replay` builds
+the graph from tables. `make schema` generates `docs/schema.md` from these declarations.
 
-Rules that all tables share: times are int64 nanoseconds on the clock of the host that recorded them and
-are never rewritten; ids are int64 and -1 means none; intervals are half open; units are in the names.
+Rules of all tables: times are int64 nanoseconds on the clock of the recording host and are never rewritten;
+ids are int64 with -1 for none; intervals are half open; units are in the names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GROUP_RANKS = Column(
 )
 
 
-# Tables of what a rank ran: intervals on its lanes, communication, and what waited for what.
+# Tables of a rank's work: intervals on its lanes, communication, and dependencies.
 
 SPAN_KINDS = (
     "cpu_op",  # an operator on a CPU thread
@@ -42,13 +42,13 @@ SPAN_KINDS = (
     "memcpy",  # a copy on a GPU stream
     "memset",  # a fill on a GPU stream
     "annotation",  # a named range on a CPU thread
-    "gpu_annotation",  # the shadow of a named range on a GPU stream
+    "gpu_annotation",  # the GPU work of a named range, on a GPU stream
     "python",  # a Python call
     "overhead",  # the profiler's own work
 )
 GPU_WORK_KINDS = ("kernel", "memcpy", "memset")
 SYNC_KINDS = ("event_record", "stream_wait_event", "event_sync", "stream_sync", "device_sync")
-MEANWHILE = "waits for "  # how names of annotations begin that are calls of another actor
+MEANWHILE = "waits for "  # prefix of the names of annotations that are calls of another actor
 SpanKind = pl.Enum(SPAN_KINDS)
 SyncKind = pl.Enum(SYNC_KINDS)
 
@@ -201,13 +201,13 @@ DEPENDENCIES = Table(
 OPERATION_KINDS = (
     "forward",  # of a micro-batch through a model chunk, with the loss where the chunk makes one
     "backward",  # gradients of inputs and of weights
-    "backward_input",  # gradients of inputs alone, which the stage before waits for
-    "backward_weight",  # gradients of weights alone, which can wait
+    "backward_input",  # gradients of inputs alone, which the previous stage waits for
+    "backward_weight",  # gradients of weights alone, which no stage waits for
     "forward_send",
     "forward_recv",
     "backward_send",
     "backward_recv",
-    "optimizer",  # what follows the last of them in a step
+    "optimizer",  # the work after a step's last operation of the other kinds
 )
 OperationKind = pl.Enum(OPERATION_KINDS)
 
@@ -382,8 +382,8 @@ COUNTERS = Table(
 )
 
 LOSS_KINDS = (
-    "loss",  # a number that gradients were asked for
-    "grad_norm",  # of gradients, as a function of torch returned it to the job
+    "loss",  # a number whose gradients were computed
+    "grad_norm",  # a norm of gradients that a torch function returned to the job
 )
 LossKind = pl.Enum(LOSS_KINDS)
 
@@ -563,9 +563,9 @@ WORKERS = Table(
 
 OUTCOMES = ("finished", "aborted", "unknown")
 ITERATION_KINDS = (
-    "prefill",  # prompts alone, or parts of them
+    "prefill",  # only prompts, or parts of them
     "decode",  # one token, or a few speculated ones, for each request in the batch
-    "mixed",  # both in one batch
+    "mixed",  # prefill and decode in one batch
     "unknown",
 )
 
@@ -629,7 +629,7 @@ ITERATIONS = Table(
 
 
 def kind_of_batch() -> pl.Expr:
-    """The kind of an iteration, from its tokens."""
+    """Return an expression: the kind of an iteration, by its tokens of prefill and decode."""
     prefill, decode = pl.col("prefill_tokens"), pl.col("decode_tokens")
     return (
         pl.when((prefill < 0) | (decode < 0))

@@ -1,7 +1,7 @@
-"""Columns that have the ranks of groups as text (`dpro.members`), in frames.
+"""Expressions on columns with the ranks of groups as text (`dpro.members`).
 
-In: such a column. Out: what follows from its texts, computed once for equal ones: they are few, and rows may
-be millions. And texts of lists, which sources give, and tables had before.
+Takes such a column; returns values computed once per distinct text, which are few among millions of rows.
+Also converts the lists of ranks that sources and older tables have to texts.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ GROUP_RANKS = "group_ranks"
 
 
 def num_members(column: str = GROUP_RANKS) -> pl.Expr:
-    """How many ranks the texts of a column say, Int64; 0 where none."""
+    """Return an expression: the number of ranks in each text of a column, Int64; 0 where there are none."""
     return of_each_text(column, count_of, pl.Int64())
 
 
 def sorted_members(column: str = GROUP_RANKS) -> pl.Expr:
-    """The texts of a column, with their ranks in ascending order."""
+    """Return an expression: the texts of a column, with their ranks in ascending order."""
     return of_each_text(column, lambda text: members_text(sorted(members_of(text))), pl.String())
 
 
 def of_each_text(column: str, function: Callable[[str], object], dtype: pl.DataType) -> pl.Expr:
-    """A function of the texts of a column; null of null."""
+    """Return an expression: a function of each text of a column, called once per text; null for null."""
 
     def computed(texts: pl.Series) -> pl.Series:
         distinct = texts.drop_nulls().unique()
@@ -37,10 +37,10 @@ def of_each_text(column: str, function: Callable[[str], object], dtype: pl.DataT
 
 
 def texts_of_lists(lists: pl.Series) -> pl.Series:
-    """Return lists of ranks as texts; equal ones are looked at once.
+    """Convert lists of ranks to texts, each distinct list once.
 
     Raises:
-        polars.exceptions.PolarsError: they are something else.
+        polars.exceptions.PolarsError: the values are not lists of ranks.
     """
     ranks = lists.cast(pl.List(pl.Int64))
     distinct = ranks.drop_nulls().unique()
@@ -50,7 +50,7 @@ def texts_of_lists(lists: pl.Series) -> pl.Series:
 
 
 def _looked_up(keys: pl.Series, distinct: pl.Series, values: pl.Series) -> pl.Series:
-    """[N] the value of each key, null of null."""
+    """Return [N] values of the keys; null for null."""
     rows = (
         keys.alias("key")
         .to_frame()
@@ -60,10 +60,6 @@ def _looked_up(keys: pl.Series, distinct: pl.Series, values: pl.Series) -> pl.Se
 
 
 def with_texts(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return rows as they are now declared.
-
-    Args:
-        frame: with `group_ranks`, which are lists where an earlier version wrote the file.
-    """
+    """Convert column `group_ranks` to texts where an earlier version wrote lists."""
     ranks = frame[GROUP_RANKS]
     return frame.with_columns(texts_of_lists(ranks)) if isinstance(ranks.dtype, pl.List) else frame

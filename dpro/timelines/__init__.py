@@ -1,1 +1,1 @@
-"""What is drawn of a run on lanes: spans, the critical path and counters, as rows."""
+"""Rows for viewers of timelines: lanes, spans, the critical path and counters."""

@@ -1,7 +1,7 @@
 """Sampled telemetry on the clock of the timeline.
 
-In: tables `counters` and `workers`. Out: one row per value of a counter that changed; counts that only
-grow become rates. Counters of steps are left out: viewers show steps as such.
+Takes tables `counters` and `workers`; returns one row per value of each counter that changed. Counters that
+only grow become rates. Counters of steps are left out, since viewers show the steps themselves.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ _INTEREST = ("clock", "power", "temperature", "utilization", "tx_", "rx_", "load
 def sampled_counters(
     counters: pl.DataFrame, workers: pl.DataFrame, ahead: Mapping[str, int], ranks: Collection[int] = ()
 ) -> pl.DataFrame:
-    """Return what was sampled and changed meanwhile; GPUs that no chosen rank uses are left out.
+    """Return the samples of counters that changed, without GPUs that no chosen rank uses.
 
     Args:
-        workers: table `workers`, for which rank uses which GPU.
-        ahead: by how many ns each host's clock is ahead of the timeline's; others count as 0.
-        ranks: whose to keep; all if empty. What belongs to a host is always kept.
+        workers: table `workers`, which links ranks to GPUs.
+        ahead: lead of each host's clock over the timeline's, in ns; 0 for missing hosts.
+        ranks: ranks whose counters to keep; empty for all. Counters of hosts are always kept.
 
     Returns:
-        `counter` (with `/s` where it is growth per second), `label` and `unit` (of
-        `Quantity`), `series` (host, device, rank), `host`, `time_ns` (on the timeline's clock;
-        of a rate, the begin of its stretch), `value` (in `unit`). Sorted by interest of the counter, then by
-        series and time.
+        `counter` (with `/s` for a growth per second), `label` and `unit` (of `Quantity`), `series` (host,
+        device, rank), `host`, `time_ns` (on the timeline's clock; for a rate, the begin of its interval),
+        `value` (in `unit`). Sorted by interest of the counter, then by series and time.
     """
     owned = gpus_of_ranks(counters, workers)
     chosen = owned.filter(pl.col("rank").is_in(ranks)) if ranks else owned
-    if owned.height:  # else no GPU is known to be a rank's
+    if owned.height:  # otherwise no GPU is known to belong to a rank
         others = sampled_gpus(counters).join(chosen, on=["host", "device"], how="anti")
         counters = counters.join(others, on=["host", "device"], how="anti")
     if ranks:
@@ -51,7 +50,7 @@ def sampled_counters(
     sampled = sampled.join(_quantities(sampled), on="counter", how="left", maintain_order="left")
     elapsed, growth = (pl.col(column).diff().over(SERIES) for column in ("time_ns", "value"))
     since = pl.col("time_ns") - pl.when("grows").then(elapsed.fill_null(0)).otherwise(0)
-    rate = pl.when(growth >= 0).then(growth / (elapsed / NS_PER_S))  # null where the count began anew
+    rate = pl.when(growth >= 0).then(growth / (elapsed / NS_PER_S))  # null after a reset of the counter
     shown = sampled.join(users_of, on=["host", "device"], how="left", maintain_order="left").select(
         counter=pl.when("grows").then(pl.format("{}/s", "counter")).otherwise("counter"),
         label=pl.col("label"),
@@ -70,7 +69,7 @@ def sampled_counters(
 
 
 def _quantities(sampled: pl.DataFrame) -> pl.DataFrame:
-    """`counter`, `label`, `unit`, `grows` and `scale` of the counters that were sampled."""
+    """Return `counter`, `label`, `unit`, `grows` and `scale` of the sampled counters."""
     names = sampled["counter"].unique().sort().to_list()
     rows = [
         (name, shown.label, shown.unit, shown.kind == RATE, shown.scale)
@@ -88,7 +87,7 @@ def _quantities(sampled: pl.DataFrame) -> pl.DataFrame:
 
 
 def _series() -> pl.Expr:
-    """Host, device and rank of a row as one text; of a device, the ranks that use it instead of its UUID."""
+    """Return an expression: host, device and rank as one text, a GPU by its ranks in place of its UUID."""
     rank = (
         pl.when(pl.col("rank") >= 0)
         .then(pl.format("rank {}", "rank"))
@@ -104,11 +103,11 @@ def _series() -> pl.Expr:
 
 
 def within(values: pl.DataFrame, begin_ns: int, end_ns: int) -> pl.DataFrame:
-    """Return the values of a stretch of time; of those before it the last of each series, at its begin.
+    """Return the values within a time interval, with the last earlier value of each series at its begin.
 
     Args:
-        values: as from `sampled_counters`; a value holds until the next of its counter and series.
-        begin_ns, end_ns: the stretch, ns.
+        values: frame of `sampled_counters`; a value lasts until the next one of its counter and series.
+        begin_ns, end_ns: the interval, ns.
     """
     key = ["counter", "series"]
     earlier = (pl.col("time_ns") < begin_ns).sum().over(key).cast(pl.Int64)
@@ -117,11 +116,11 @@ def within(values: pl.DataFrame, begin_ns: int, end_ns: int) -> pl.DataFrame:
     return kept.with_columns(pl.col("time_ns").clip(begin_ns))
 
 
-# What people call each sampled counter, and in which unit they read it.
+# Labels and units of sampled counters, for people.
 
 LEVEL, RATE = "level", "rate"
-HELD, MOVED = "bytes", "B/s"  # units that have larger ones
-_LARGER = {  # unit -> it, and larger ones, each a thousand times as large as the one before
+HELD, MOVED = "bytes", "B/s"  # units with larger multiples
+_LARGER = {  # unit -> its multiples, each 1,000 times the previous one
     HELD: ("bytes", "kB", "MB", "GB", "TB"),
     MOVED: ("B/s", "kB/s", "MB/s", "GB/s", "TB/s"),
 }
@@ -136,17 +135,17 @@ _GROWS = (
     "_corrected",
     "_uncorrected",
 )
-_LEVELS = ("memory", "disk", "swap_used", "cgroup_memory")  # bytes that are held, not moved
+_LEVELS = ("memory", "disk", "swap_used", "cgroup_memory")  # bytes in use, not bytes moved
 
 
 class Quantity(NamedTuple):
-    """How a counter is shown.
+    """Display of a counter.
 
     Attributes:
-        label: what it is; short, since the figure of a phone has room for 46 characters with the unit.
-        unit: of the values that are shown; empty for numbers without one.
+        label: short label; a figure on a phone has room for 46 characters, unit included.
+        unit: unit of the shown values; empty for numbers without one.
         kind: `level` or `rate`.
-        scale: by what a value, or its growth per second, is multiplied to be in `unit`.
+        scale: factor that converts a value, or its growth per second, to `unit`.
     """
 
     label: str
@@ -161,12 +160,12 @@ class Quantity(NamedTuple):
 
 
 def _share(label: str, kind: str = RATE) -> Quantity:
-    """Seconds per second, or 0 and 1, in percent of the time."""
+    """Return the display of seconds per second, or of 0 and 1, in percent of the time."""
     return Quantity(label, "% of time", kind, 100.0)
 
 
 def _cores(label: str) -> Quantity:
-    """CPU seconds per second."""
+    """Return the display of CPU seconds per second."""
     return Quantity(label, "cores busy", RATE)
 
 
@@ -284,7 +283,7 @@ QUANTITIES = {
 
 
 def quantity_of(counter: str) -> Quantity:
-    """How a counter is shown; one that the table lacks has its own name, with `/s` where it grows."""
+    """Return the display of a counter; by its own name, with `/s` if it grows, if `QUANTITIES` lacks it."""
     quantity = QUANTITIES.get(counter)
     if quantity is not None:
         return quantity
@@ -293,13 +292,13 @@ def quantity_of(counter: str) -> Quantity:
 
 
 def readable_unit(largest: float, unit: str) -> tuple[float, str]:
-    """Choose the unit in which values are read: bytes have larger ones, other units stay.
+    """Choose a readable unit for values: a larger multiple for bytes, `unit` itself for others.
 
     Args:
-        largest: the largest of the values, in `unit`.
+        largest: largest value, in `unit`.
 
     Returns:
-        How many of `unit` the chosen one has, and its name.
+        The chosen unit as a multiple of `unit`, and its name.
     """
     if unit not in _LARGER:
         return 1.0, unit

@@ -1,6 +1,6 @@
-"""GPU streams and what runs on them: `stream 7 (compute)`, `stream 20 (NCCL)`.
+"""Names of GPU streams by the work on them: `stream 7 (compute)`, `stream 20 (NCCL)`.
 
-In: work on streams, or a graph. Out: names of lanes, the same in the dashboard, reports and exports.
+Takes work on streams, or a graph; returns names of lanes for the dashboard, reports and exports.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import polars as pl
 from dpro.classify import is_communication
 from dpro.replay.graph import Graph, NodeKind
 
-STREAM = "stream"  # what runs on a stream on which nothing is known to run
-HANDLES = 1_000  # streams from here on are addresses: they are counted instead
+STREAM = "stream"  # work of a stream on which no work is known
+HANDLES = 1_000  # stream numbers from here on are addresses, and are replaced by consecutive numbers
 _WORK = (NodeKind.KERNEL, NodeKind.COPY, NodeKind.TRANSFER)
 
 
 def stream_work(busy: pl.DataFrame, lane: Sequence[str]) -> pl.DataFrame:
-    """What takes most of the time of each stream.
+    """Return the kind of work that takes most time on each stream.
 
     Args:
         busy: work on streams: `name`, `duration_ns`, `computes` (a kernel, not a copy), `moves` (a member of
             a collective), and the columns of `lane`.
+        lane: columns that identify a stream.
 
     Returns:
         The columns of `lane`, and `work`: NCCL, transfer (by another library), compute or copy.
@@ -45,10 +46,12 @@ def stream_work(busy: pl.DataFrame, lane: Sequence[str]) -> pl.DataFrame:
 
 
 def stream_label(work: pl.Expr, stream: pl.Expr, counted: pl.Expr) -> pl.Expr:
-    """Name streams: `stream 7 (compute)`, and `compute 1` where their numbers are addresses.
+    """Return an expression that names streams: `stream 7 (compute)`, or `compute 1` if numbers are addresses.
 
     Args:
-        counted: the number among those of the same work.
+        work: kind of work on the stream.
+        stream: number of the stream.
+        counted: number of the stream among those with the same work.
     """
     named = pl.format("stream {} ({})", stream, work)
     numbered = pl.when(work == STREAM).then(pl.format("stream {}", stream)).otherwise(named)
@@ -56,7 +59,7 @@ def stream_label(work: pl.Expr, stream: pl.Expr, counted: pl.Expr) -> pl.Expr:
 
 
 def lane_names(graph: Graph) -> list[str]:
-    """The lanes of a graph as a person reads them."""
+    """Return [L] readable names of the lanes of a graph."""
     lanes = pl.DataFrame(graph.lanes, schema={"rank": pl.Int64, "lane": pl.String}, orient="row")
     lanes = lanes.with_row_index("number").cast({"number": pl.Int64})
     stream = pl.col("lane").str.extract(r"^stream (\d+)$").cast(pl.Int64)
@@ -71,7 +74,7 @@ def lane_names(graph: Graph) -> list[str]:
 
 
 def _busy(graph: Graph) -> pl.DataFrame:
-    """The measured work of all streams, the wait of collectives for their members included."""
+    """Return the measured work of all streams, including the waits of collectives for their members."""
     nodes = graph.nodes
     on_stream = np.array([what.startswith(f"{STREAM} ") for _, what in graph.lanes] + [False], np.bool_)
     work = np.flatnonzero(on_stream[nodes.lane] & np.isin(nodes.kind, _WORK))

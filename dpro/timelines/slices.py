@@ -1,9 +1,9 @@
-"""What a viewer of timelines is shown, as one frame of slices: measured, replayed, critical path, findings.
+"""Slices for viewers of timelines: measured, replayed, critical path, findings, in one frame.
 
-In: a replayed graph, and what is wrong with the run. Out: one row per slice, on one aligned clock. A lane's
-slices never overlap: what ran at the same time on one lane (collectives of several groups, say) is spread
-over as many tracks as it takes. The critical path is that of the replay; it is drawn twice, where its spans
-were measured and where they are replayed, so that each row agrees with the lanes of its side.
+Takes a replayed graph and findings; returns one row per slice, on one aligned clock. Slices of a track never
+overlap: concurrent slices of a lane, such as collectives of several groups, are spread over several tracks.
+The critical path is that of the replay. It is drawn twice, at the measured and at the replayed times of its
+spans, so that each row agrees with the lanes of its side.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dpro.units import format_duration
 
 MEASURED, REPLAYED, CRITICAL, FINDINGS = "measured", "replayed", "critical path", "findings"
 CRITICAL_REPLAYED = f"{CRITICAL} ({REPLAYED})"
-PATHS = {MEASURED: CRITICAL, REPLAYED: CRITICAL_REPLAYED}  # its group on each side
-FIRST = {FINDINGS: -3, CRITICAL: -2, CRITICAL_REPLAYED: -1}  # above the ranks
+PATHS = {MEASURED: CRITICAL, REPLAYED: CRITICAL_REPLAYED}  # group of the critical path, by side
+FIRST = {FINDINGS: -3, CRITICAL: -2, CRITICAL_REPLAYED: -1}  # order of the groups above the ranks
 WAIT = "wait"
 
 
@@ -36,16 +36,15 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Sele
     """Return the slices of a replayed graph: measured, replayed, critical path, findings.
 
     Args:
-        selection: steps and ranks to draw; findings of other ranks only are left out.
+        selection: steps and ranks to draw; findings that name only other ranks are left out.
 
     Returns:
-        `group` (measured or replayed timeline of a rank, the critical path of all on either side, or
-        findings), `track` (in its group: a lane, numbered where it takes several), `rank`, `lane`, `name`,
-        `kind` (of node, or wait), `step`, `start_ns` and `end_ns` (on the aligned clock), `node` (-1 for a
-        finding), `critical`, `waited_for`: the node whose end the replay had it wait for, -1 for none,
-        `slack_ns`: how much longer it may last at no cost, `later_ns`: by how much the replay begins it later
-        than it was measured. Sorted by group, track and start; groups and tracks in the order in which a
-        viewer should show them.
+        `group` (measured or replayed timeline of a rank, the critical path of all ranks on either side, or
+        findings), `track` (within the group: a lane, numbered if it needs several tracks), `rank`, `lane`,
+        `name`, `kind` (of node, or wait), `step`, `start_ns` and `end_ns` (on the aligned clock), `node` (-1
+        for a finding), `critical`, `waited_for` (node whose end determined the start in the replay, -1 for
+        none), `slack_ns` (delay that would cost no time), `later_ns` (replayed minus measured start). Sorted
+        by group, track and start; groups and tracks in the order in which a viewer should show them.
     """
     graph, nodes = timeline.graph, timeline.graph.nodes
     lanes = pl.Series(lane_names(graph), dtype=pl.String)
@@ -85,20 +84,20 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Sele
 
 
 def path_offset(rows: pl.DataFrame) -> tuple[int, int]:
-    """Return the least and the most by which the replay begins spans of the critical path later, ns.
+    """Return the smallest and largest replayed minus measured start on the critical path, in ns.
 
     Args:
-        rows: as from `slices`.
+        rows: frame of `slices`.
     """
     later = rows.filter(pl.col("group") == CRITICAL)["later_ns"].to_numpy()
     return (int(later.min()), int(later.max())) if later.size else (0, 0)
 
 
 def path_note(sooner_ns: int, later_ns: int) -> str:
-    """Return a sentence that says how far apart the two rows of the critical path are.
+    """Return a sentence on the distance between the two rows of the critical path.
 
     Args:
-        sooner_ns, later_ns: the least and the most by which the replay begins its spans later than measured.
+        sooner_ns, later_ns: values of `path_offset`.
     """
     farthest = max(-sooner_ns, later_ns)
     if farthest == 0:
@@ -112,7 +111,7 @@ def path_note(sooner_ns: int, later_ns: int) -> str:
 
 
 def _marks(timeline: Timeline, finding: Finding, schema: pl.Schema) -> pl.DataFrame:
-    """Return a slice per step on the finding's own track."""
+    """Return one slice per step, on a track of the finding."""
     graph = timeline.graph
     ends = step_ends(graph, graph.nodes.measured_start, graph.nodes.measured_end)
     begin = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
@@ -171,7 +170,7 @@ def _waits(graph: Graph, lanes: pl.Series, start: Ints) -> pl.DataFrame:
 
 
 def _on_tracks(rows: pl.DataFrame, lanes: pl.Series) -> pl.DataFrame:
-    """Give each slice a track on which it overlaps no other, and put all in order."""
+    """Number the tracks so that slices of one do not overlap, and sort all slices."""
     keys = ["group", "track"]
     rows = rows.sort(*keys, "start_ns", "end_ns", "node")
     clash = pl.col("start_ns") < pl.col("end_ns").cum_max().shift(1).over(keys)
@@ -195,10 +194,10 @@ def _on_tracks(rows: pl.DataFrame, lanes: pl.Series) -> pl.DataFrame:
 
 
 def _tracks(starts: list[int], ends: list[int]) -> list[int]:
-    """Return the lowest track that is free when each slice starts.
+    """Return the lowest free track at the start of each slice.
 
     Args:
-        starts, ends: of the slices, in order of their starts.
+        starts, ends: times of the slices, in order of their starts.
     """
     free: list[int] = []
     busy: list[tuple[int, int]] = []

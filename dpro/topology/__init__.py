@@ -1,1 +1,1 @@
-"""The fabric that a job runs on, as `topology.toml` describes it: hosts, GPUs, ports, switches and cables."""
+"""The fabric of a job, described in `topology.toml`: hosts, GPUs, ports, switches and cables."""

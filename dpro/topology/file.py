@@ -1,8 +1,8 @@
-"""`topology.toml`: what it holds, reading it with a line for each thing that is wrong, and writing it.
+"""Format, reader, checker and writer of `topology.toml`.
 
-In: a file, or entries that a generator or an importer made. Out: `TopologyFile`, whose names are known to
-agree. Entries stand for lists of names (`hostlist`), so a fabric of a thousand hosts has a dozen of them.
-What follows from the entries (nodes, links, paths) is computed in `dpro.replay.cost.fabric`.
+Takes a file, or entries made by a generator or an importer; returns a `TopologyFile` with consistent names.
+Each entry covers a list of names (`hostlist`), so a fabric of a thousand hosts needs a dozen entries. Nodes,
+links and paths are not computed here, but in `dpro.replay.cost.fabric`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILE = "topology.toml"  # in a run
 VERSION = 1
 ALL, EACH = "all", "each"
 MAX_CABLES = 4_000_000
-MAX_PARTS = 1_000_000  # hosts, GPUs and ports; and switches
+MAX_PARTS = 1_000_000  # of hosts, GPUs and ports together, and of switches
 PORT = ":"  # between a host and its port: node001:nic0
 
 
@@ -35,12 +35,12 @@ class HostEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hosts of one kind.
 
     Attributes:
-        names: their list.
-        gpus: of each host.
-        gpu_gbps: what a GPU sends to the others of its host, 1e9 bytes/s, each way.
+        names: list of their names.
+        gpus: GPUs of each host.
+        gpu_gbps: bandwidth of a GPU to the others of its host, 1e9 bytes/s, each way.
         nics: network ports of each host, called nic0, nic1, …
-        nic_gbit: of a port, 1e9 bits/s, each way.
-        near: by GPU, the port that it sends through; else the ports are dealt evenly, in order.
+        nic_gbit: bandwidth of a port, 1e9 bits/s, each way.
+        near: port that each GPU sends through, by GPU; if empty, ports are assigned evenly, in order.
     """
 
     names: str
@@ -55,7 +55,7 @@ class SwitchEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Switches of one tier.
 
     Attributes:
-        names: their list.
+        names: list of their names.
         tier: leaf, spine, core, or any other name.
     """
 
@@ -69,9 +69,9 @@ class LinkEntry(
     """Cables between two lists of ends.
 
     Attributes:
-        begin, end: lists of switches, or of ports of hosts as node[001-128]:nic0. In the file: from, to.
-        gbit: of a cable, 1e9 bits/s, each way.
-        count: cables between each two ends.
+        begin, end: lists of switches, or of ports of hosts such as node[001-128]:nic0. In the file: from, to.
+        gbit: bandwidth of a cable, 1e9 bits/s, each way.
+        count: cables between each pair of ends.
         connect: all (each end of one list with each of the other) or each (the first with the first, …).
     """
 
@@ -86,7 +86,7 @@ class TopologyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fabric, by its entries.
 
     Attributes:
-        version: of the format.
+        version: version of the format.
         hosts, switches, links: the entries.
     """
 
@@ -97,12 +97,12 @@ class TopologyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cable(NamedTuple):
-    """Cables between two ends: names of switches, or of ports.
+    """The cables between two ends.
 
     Attributes:
-        begin, end: the ends.
-        gbit: of each cable, each way.
-        number: of cables.
+        begin, end: names of switches, or of ports.
+        gbit: bandwidth of each cable, 1e9 bits/s, each way.
+        number: number of cables.
     """
 
     begin: str
@@ -112,14 +112,14 @@ class Cable(NamedTuple):
 
 
 def read(path: Path) -> TopologyFile:
-    """A topology from its file, checked.
+    """Read and check a topology.
 
     Raises:
-        InputError: it cannot be read, or an entry is wrong: the line names it.
+        InputError: the file cannot be read, or an entry is invalid; the message names the entry.
     """
     try:
         content = read_small(path)
-        # A key such as `a.b.c` takes time with the square of its parts; names in lists may have many dots.
+        # Parsing a key such as `a.b.c` takes time quadratic in its parts. Names in lists may have many dots.
         for number, line in enumerate(content.splitlines(), 1):
             *keys, rest = line.split(b"=")
             keys = [re.split(rb"[,{]", key)[-1] for key in keys] + [rest] * line.lstrip().startswith(b"[")
@@ -140,15 +140,15 @@ def read(path: Path) -> TopologyFile:
 
 
 def _placed(message: str) -> str:
-    """The message of a decoder with the place in the file's words: `links[3].gbit`."""
+    """Rewrite the location in a decoder's message: `links[3].gbit`."""
     return message.replace(" - at `$.", ", at `").replace("...", "")
 
 
 def check(topology: TopologyFile) -> None:
-    """Hold entries to agree with each other.
+    """Check that the entries are valid and consistent.
 
     Raises:
-        UsageError: they do not; the line names the entry.
+        UsageError: they are not; the message names the entry.
     """
     if topology.version != VERSION:
         raise UsageError(f"version {topology.version} is not known: this is version {VERSION}")
@@ -194,7 +194,7 @@ def _unknown(name: str, switches: set[str], ports: set[str]) -> str:
 
 
 def _checked_hosts(topology: TopologyFile) -> set[str]:
-    """Names of all ports."""
+    """Check the hosts, and return the names of all ports."""
     ports: set[str] = set()
     seen: set[str] = set()
     parts = characters = 0
@@ -260,14 +260,14 @@ def _pairs(entry: LinkEntry, place: str) -> list[tuple[str, str]]:
 
 
 def cables(topology: TopologyFile) -> Iterator[Cable]:
-    """Yield the cables between each two ends, of a topology that was checked."""
+    """Yield the cables between each pair of ends of a checked topology."""
     for number, entry in enumerate(topology.links):
         for begin, end in _pairs(entry, f"links[{number}]"):
             yield Cable(begin, end, entry.gbit, entry.count)
 
 
 def as_toml(topology: TopologyFile) -> str:
-    """The text of the file."""
+    """Return a topology as the text of `topology.toml`."""
     parts = [f"version = {topology.version}\n"]
     for table in ("hosts", "switches", "links"):
         for entry in getattr(topology, table):
@@ -280,10 +280,10 @@ def as_toml(topology: TopologyFile) -> str:
 
 
 def write(topology: TopologyFile, path: Path) -> None:
-    """Write a topology to a file, whole or not at all.
+    """Check a topology and write it to a file atomically.
 
     Raises:
-        UsageError: entries do not agree.
+        UsageError: entries are invalid or inconsistent.
         InputError: the file cannot be written.
     """
     check(topology)

@@ -1,7 +1,7 @@
 """Lists of names as cluster tools write them: `node[001-003,7]` is four names, `rack[1-2]node[1-4]` eight.
 
-In: a text. Out: its names in order. Ranges keep leading zeros; brackets do not nest. Slurm calls this a
-hostlist expression (its manual page of `scontrol show hostnames`).
+Converts a text to its names, in order, and back. Ranges keep leading zeros; brackets do not nest. Slurm calls
+this a hostlist expression (see the manual of `scontrol show hostnames`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from dpro.errors import UsageError
 from dpro.words import shortened
 
 MAX_NAMES = 1_000_000  # of one list
-MAX_TEXT = 64 << 20  # characters of all its names
-SHOWN = 60  # characters of a list that is wrong
+MAX_TEXT = 64 << 20  # characters of all names of a list
+SHOWN = 60  # characters of an invalid list that a message repeats
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"^(\d{1,18})(?:-(\d{1,18}))?$")
 _NUMBERED = re.compile(r"^(.*?)(\d{1,18})$", re.DOTALL)
 
 
 def expand(text: str) -> list[str]:
-    """The names of a list, in order; commas outside of brackets separate lists.
+    """Return the names of a list, in order; commas outside brackets separate lists.
 
     Raises:
-        UsageError: a bracket is not closed, a range is none, or there are too many names.
+        UsageError: brackets do not match, a range is invalid, or there are too many or too long names.
     """
     expanded: list[str] = []
     characters = 0
@@ -49,7 +49,7 @@ def _refuse_many(text: str, count: int, characters: int = 0) -> None:
 
 
 def _lists(text: str) -> list[str]:
-    """The lists that commas outside of brackets separate."""
+    """Split a text at the commas outside brackets."""
     lists, depth, begin = [], 0, 0
     for place, character in enumerate(text):
         depth += (character == "[") - (character == "]")
@@ -82,7 +82,7 @@ def _numbers(ranges: str, text: str) -> list[str]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """A list that `expand` makes these names of, in the same order; neighbours in number become a range."""
+    """Return a list that `expand` turns into these names, in order, with consecutive numbers as ranges."""
     parts: list[str] = []
     for (prefix, width), group in groupby(names, _stem):
         members = list(group)
@@ -97,7 +97,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def _stem(name: str) -> tuple[str, int]:
-    """What comes before the number at the end of a name, and the digits of that number; -1 without one."""
+    """Split a name into prefix and number; return the prefix and the count of digits, -1 without a number."""
     match = _NUMBERED.match(name)
     return (match[1], len(match[2])) if match else (name, -1)
 

@@ -1,10 +1,10 @@
-"""The JSON files that a run keeps of its network: read and checked, and written whole.
+"""Readers and writers of the JSON files on the network in a run directory.
 
-`paths.json` has the path that connections take, as a plan lays it down or as probes found it. Connections
-between two ports are numbered from 0; a path is named by its links between switches, as `dpro topology`
-writes them (`leaf0 > spine3`, and `#1` behind it for the second of cables side by side). `channels.json` has
-the rings and trees that groups of ranks communicate along, as NCCL printed them: a ring passes each rank of
-its group once, and a tree has one root.
+`paths.json` has the paths of connections, as planned or as found by probes. Connections between two ports are
+numbered from 0; a path is a list of links between switches, as `dpro topology` writes them (`leaf0 > spine3`,
+with `#1` appended for the second of several parallel cables). `channels.json` has the rings and trees of
+groups of ranks, as printed by NCCL: a ring visits each rank of its group once, and a tree has one root.
+Files are checked when read, and written atomically.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ VERSION = 1
 
 
 class Versioned(Protocol):
-    """What such a file holds."""
+    """The content of such a file."""
 
     @property
     def version(self) -> int:
-        """Of the format."""
+        """Version of the format."""
 
 
 _File = TypeVar("_File", bound=Versioned)
 
 
 def read_versioned(path: Path, of: type[_File]) -> _File:
-    """What a file holds.
+    """Return the content of a file.
 
     Raises:
-        InputError: it cannot be read, or is no such file.
+        InputError: the file cannot be read, or is invalid or of another version.
     """
     try:
         held = msgspec.json.decode(read_small(path), type=of)
@@ -49,12 +49,12 @@ def read_versioned(path: Path, of: type[_File]) -> _File:
 
 
 def as_json(held: Versioned) -> str:
-    """What is in a file that holds something."""
+    """Return content as the text of its file."""
     return msgspec.json.format(msgspec.json.encode(held), indent=1).decode() + "\n"
 
 
 def write_versioned(held: Versioned, path: Path) -> None:
-    """Write a file, whole or not at all.
+    """Write content to a file atomically.
 
     Raises:
         InputError: the file cannot be written.
@@ -72,13 +72,13 @@ PATHS = "paths.json"  # in a run
 class PathEntry(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"begin": "from", "end": "to"}
 ):
-    """The path of a connection, or one that a probe took.
+    """The path of a connection, or of a probe.
 
     Attributes:
-        begin, end: ports of hosts, as node001:nic0. In the file: from, to.
-        links: between switches, in order.
-        connection: its number among those between these ports.
-        source_port: by which routers send it there; None where it is not known.
+        begin, end: ports of hosts, such as node001:nic0. In the file: from, to.
+        links: links between switches, in order.
+        connection: number of the connection among those between these ports.
+        source_port: source port that makes routers choose this path; None where unknown.
     """
 
     begin: str
@@ -89,10 +89,10 @@ class PathEntry(
 
 
 class PathsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Paths.
+    """Content of `paths.json`.
 
     Attributes:
-        version: of the format.
+        version: version of the format.
         paths: the entries.
     """
 
@@ -101,16 +101,16 @@ class PathsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_paths(path: Path) -> list[PathEntry]:
-    """The entries of a file.
+    """Return the paths in a file.
 
     Raises:
-        InputError: it cannot be read, or is no such file.
+        InputError: the file cannot be read, or is invalid.
     """
     return read_versioned(path, PathsFile).paths
 
 
 def write_paths(entries: Sequence[PathEntry], path: Path) -> None:
-    """Write paths to a file, whole or not at all.
+    """Write paths to a file atomically.
 
     Raises:
         InputError: the file cannot be written.
@@ -122,12 +122,12 @@ CHANNELS = "channels.json"  # in a run
 
 
 class GroupChannels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The channels of a group of ranks; each has an equal part of the bytes.
+    """The channels of a group of ranks; each channel carries an equal part of the bytes.
 
     Attributes:
-        ranks: of the group, in ascending order.
-        rings: by channel, the ranks in the order of its ring; none where that is not known.
-        trees: by channel, the parent of each of `ranks`, -1 of the root; none where that is not known.
+        ranks: ranks of the group, in ascending order.
+        rings: by channel, the ranks in the order of its ring; empty where unknown.
+        trees: by channel, the parent of each of `ranks`, -1 for the root; empty where unknown.
     """
 
     ranks: list[int]
@@ -135,7 +135,7 @@ class GroupChannels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trees: list[list[int]] = []
 
     def wrong(self) -> str:
-        """What of it cannot be, in words; empty where nothing is."""
+        """Return what is invalid, in words; empty if nothing is."""
         if len(self.ranks) < 2 or self.ranks != sorted(set(self.ranks)) or self.ranks[0] < 0:
             return "ranks: two or more, each once, in ascending order"
         for number, ring in enumerate(self.rings):
@@ -148,7 +148,7 @@ class GroupChannels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _is_tree(parent_of: dict[int, int]) -> bool:
-    """Whether all ranks reach one root."""
+    """Return whether all ranks reach one root."""
     roots = [rank for rank, up in parent_of.items() if up == -1]
     if len(roots) != 1 or not set(parent_of.values()) <= {*parent_of, -1}:
         return False
@@ -165,11 +165,11 @@ def _is_tree(parent_of: dict[int, int]) -> bool:
 
 
 class ChannelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Channels of groups.
+    """Content of `channels.json`.
 
     Attributes:
-        version: of the format.
-        groups: of ranks, each once.
+        version: version of the format.
+        groups: groups of ranks, each once.
     """
 
     version: int = VERSION
@@ -177,10 +177,10 @@ class ChannelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_channels(path: Path) -> list[GroupChannels]:
-    """The groups of a file.
+    """Return the groups in a file, with their channels.
 
     Raises:
-        InputError: it cannot be read, or is no such file, or a ring or tree cannot be.
+        InputError: the file cannot be read or is invalid, or a ring or tree is impossible.
     """
     groups = read_versioned(path, ChannelsFile).groups
     for number, group in enumerate(groups):
@@ -190,7 +190,7 @@ def read_channels(path: Path) -> list[GroupChannels]:
 
 
 def write_channels(groups: Sequence[GroupChannels], path: Path) -> None:
-    """Write channels to a file, whole or not at all.
+    """Write channels to a file atomically.
 
     Raises:
         InputError: the file cannot be written.

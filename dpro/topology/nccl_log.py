@@ -1,11 +1,11 @@
-"""Rings and trees of communicators, from what NCCL prints where `NCCL_DEBUG=INFO` is set.
+"""Parser of the rings and trees of communicators that NCCL prints under `NCCL_DEBUG=INFO`.
 
-In: the log of a job, or the files that `NCCL_DEBUG_FILE` named, with whatever else was printed there. Out:
-one `LoggedCommunicator` for each. The lines are those of NCCL's `init.cc` and `graph/rings.cc`, 2.5 to 2.28:
-member 0 prints the order of each ring (`Channel 00/08 :  0 1 2 3`, cut off after 28 ranks), each member its
-neighbours (`Ring 00 : 3 -> 0 -> 1`, with `NCCL_DEBUG_SUBSYS=INIT,GRAPH`) and its place in trees
-(`Trees [0] 1/-1/-1->0->3`: children, itself, parent). They come between a `rank R nranks N … Init START`
-(from 2.17 on) and an `Init COMPLETE` of the same thread. Which ports a ring leaves by is not read.
+Takes the log of a job, or the files of `NCCL_DEBUG_FILE`, with any other lines among them; returns one
+`LoggedCommunicator` each. The lines are those of NCCL's `init.cc` and `graph/rings.cc`, 2.5 to 2.28: member 0
+prints the order of each ring (`Channel 00/08 :  0 1 2 3`, cut off after 28 ranks), and each member prints its
+neighbours (`Ring 00 : 3 -> 0 -> 1`, with `NCCL_DEBUG_SUBSYS=INIT,GRAPH`) and its position in trees
+(`Trees [0] 1/-1/-1->0->3`: children, itself, parent). They come between `rank R nranks N … Init START` (since
+2.17) and `Init COMPLETE` of the same thread. The network ports of rings are not read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 
 from dpro.errors import InputError
 
-MAX_CHANNELS = 256  # more than any version has
+MAX_CHANNELS = 256  # more than any version of NCCL has
 MAX_MEMBERS = 1_000_000
-MAX_LINE = 1 << 20  # characters that are looked at as one
+MAX_LINE = 1 << 20  # characters; longer lines are read in pieces
 _LINE = re.compile(r"(?<![^\s:\[\]])([^\s:\[\]]+):(\d{1,9}):(\d{1,9}) \[-?\d{1,9}\] NCCL INFO (.*)")
 _INIT = re.compile(
     r"comm (0x[0-9a-f]+) rank (\d{1,9}) nranks (\d{1,9}) .{0,300}?"
@@ -33,13 +33,13 @@ _TREE = re.compile(r"\[(\d{1,9})\] -?\d{1,9}/-?\d{1,9}/-?\d{1,9}->(\d{1,9})->(-?
 
 @dataclass(frozen=True)
 class LoggedCommunicator:
-    """What a log says of a communicator.
+    """A communicator, as logged by NCCL.
 
     Attributes:
-        size: number of its members.
-        places: by member, its host and process, of those that the log has.
-        rings: by channel, the order of members; none where the log lacks some.
-        trees: by channel, the parent of each member, -1 of the root; likewise.
+        size: number of members.
+        places: host and process id of each member in the log.
+        rings: by channel, the members in the order of its ring; empty if the log is incomplete.
+        trees: by channel, the parent of each member, -1 for the root; empty if the log is incomplete.
     """
 
     size: int
@@ -50,7 +50,14 @@ class LoggedCommunicator:
 
 @dataclass
 class _Part:
-    """What one member printed of one communicator."""
+    """The lines of one member on one communicator.
+
+    Attributes:
+        key: identity of the communicator, equal for all members.
+        orders: by channel, the members in the order of its ring.
+        after: by channel, the next member of its ring.
+        parent: by channel, the parent in its tree, -1 for the root.
+    """
 
     host: str
     pid: int
@@ -64,10 +71,13 @@ class _Part:
 
 
 def read_nccl_logs(paths: Sequence[Path]) -> list[LoggedCommunicator]:
-    """The communicators of logs, in the order in which they come.
+    """Return the communicators in logs, in order of appearance.
+
+    Args:
+        paths: files, or folders of files.
 
     Raises:
-        InputError: a file cannot be read, or none says anything of rings.
+        InputError: a file cannot be read, or no file has rings or trees.
     """
     files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
     parts: dict[str, dict[int, _Part]] = {}
@@ -91,7 +101,7 @@ def read_nccl_logs(paths: Sequence[Path]) -> list[LoggedCommunicator]:
 
 
 def _parts(lines: Iterable[str]) -> Iterator[_Part]:
-    """What each member printed of each communicator, once it is complete; a log may break off."""
+    """Yield the part of each member of each communicator, also the incomplete ones of a truncated log."""
     open_: dict[tuple[str, int, int], _Part] = {}
     for line in lines:
         if "NCCL INFO" not in line or not (matched := _LINE.search(line)):
@@ -120,13 +130,12 @@ def _parts(lines: Iterable[str]) -> Iterator[_Part]:
 
 
 def _named(part: _Part) -> Iterator[_Part]:
-    """The part, where it is known which member printed it."""
+    """Yield the part if its member and the size of its communicator are known and plausible."""
     if 0 <= part.member < part.size <= MAX_MEMBERS and part.size > 1:
         yield part
 
 
 def _joined(parts: list[_Part]) -> LoggedCommunicator:
-    """One communicator from what its members printed."""
     size = parts[0].size
     parts = [part for part in parts if part.size == size]
     places = {part.member: (part.host, part.pid) for part in parts}
@@ -147,7 +156,7 @@ def _joined(parts: list[_Part]) -> LoggedCommunicator:
 
 
 def _walk(after: dict[int, int], size: int) -> tuple[int, ...]:
-    """The order of a ring whose members each know the next one."""
+    """Return the order of a ring from each member's successor, starting at member 0."""
     order: list[int] = []
     rank = 0
     while rank in after and len(order) < size:
@@ -157,7 +166,7 @@ def _walk(after: dict[int, int], size: int) -> tuple[int, ...]:
 
 
 def _trees(parts: list[_Part], size: int) -> tuple[tuple[int, ...], ...]:
-    """By channel, the parent of each member; none unless each member printed all channels."""
+    """Return by channel the parent of each member; empty unless every member printed all channels."""
     by_member = {part.member: part.parent for part in parts}
     channels = set(by_member.get(0, {}))
     complete = channels and all(set(by_member.get(member, ())) == channels for member in range(size))

@@ -182,7 +182,7 @@ def all_to_all_us(num_bytes: Floats, ranks: Floats, stride: Floats, machine: Mac
         ranks: [N] in the group.
         stride: [N] between neighbouring ranks of the group.
     """
-    inside = np.minimum(ranks, np.clip(machine.per_host // stride, 1, None))
+    inside = np.minimum(ranks, np.clip(machine.per_host // np.maximum(stride, 1), 1, None))
     out_of_host = np.where(ranks > inside, (ranks - inside) / np.maximum(ranks, 1), 0.0)
     within = num_bytes * (inside - 1) / np.maximum(ranks, 1) / (machine.inside_gbps * 1e3)
     across = num_bytes * out_of_host / (machine.outside_gbps / machine.per_host * 1e3)

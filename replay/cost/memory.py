@@ -128,6 +128,9 @@ def _allocated(run: Run | None) -> dict[int, tuple[Ints, NDArray[np.float64]]]:
         )
     if (rows["device"] != "").any():
         rows = rows.filter(pl.col("device") != "")
+    # Of several devices of one rank, the one that its model fills.
+    peaks = rows.group_by("rank", "device").agg(pl.col("value").max()).sort("value", "device")
+    rows = rows.join(peaks.unique("rank", keep="last"), on=["rank", "device"], how="semi")
     return {
         int(rank): (of_rank["time_ns"].to_numpy(), of_rank["value"].to_numpy())
         for (rank,), of_rank in rows.sort("time_ns").group_by("rank", maintain_order=True)

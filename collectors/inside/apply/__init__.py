@@ -1,15 +1,15 @@
-"""Changes to the job that `dpro try` makes from the inside, family by family.
+"""Changes that `dpro try` makes to the job from inside, family by family.
 
-In: `apply` of the configuration: objects with the `edit` as the user wrote it, its `family` and the family's
-`arguments`. Out: a changed job, and `applied.json`, one object per change: `edit`, `applied` (places:
-`where`, `instead_of`, `times`) and `refused` (reasons). A change that was not made until the job is under way
-is refused, too: a job that was not changed must not be measured as if it were. Loaded only where changes were
-asked for.
+Reads `apply` of the configuration: objects with the `edit` as the user wrote it, its `family` and the
+family's `arguments`. Changes the job, and writes `applied.json`, one object per change: `edit`, `applied`
+(places: `where`, `instead_of`, `times`) and `refused` (reasons). A change that is still missing when the job
+is under way is refused, too: an unchanged job must not be measured as a changed one. Loaded only where
+changes were requested.
 
 `install` calls the function of each family in a process that begins to train, with
 
-    report: whether and where this change was made; each family says so there, or why it refuses.
-    recorder: of the process; it calls the family on steps and at the end.
+    report: the record of where the family makes the change, or why it refuses.
+    recorder: the process's recorder, which calls the family on steps and at the end.
     arguments: of the change, by name, as `dpro/extensions/trial/changes.py` makes them.
 """
 
@@ -25,10 +25,10 @@ from typing import Any
 
 from ..recorder import Recorder
 
-FIRST = True  # of all probes: what a change costs belongs to the step that it is in
+FIRST = True  # installed before other probes: the cost of a change belongs to its step
 SETTLED_AT_STEP = 5  # every change that can be made has been made by then
-# In this order changes are made to one and the same thing: what is compiled can be run under autocast.
-FAMILIES = {  # with the function that makes them, and its module
+# Changes to one object are made in this order, so that a compiled model can run under autocast.
+FAMILIES = {  # by family: the module and the function that makes its changes
     "probes.compress": "probes.measure_codecs",
     "probes.precision": "probes.measure_sensitivities",
     "environment": "host.check_variable",
@@ -51,17 +51,17 @@ _OURS = __name__.rpartition(".")[0]
 
 
 class ChangeReport:
-    """Whether and where one change was made.
+    """The record of whether and where one change was made.
 
     Attributes:
-        missing: why it was not made, where it has not been.
+        missing: the reason for refusing a change that has not been made.
     """
 
     def __init__(self, edit: str, save: Callable[[], None]) -> None:
-        """Nothing is changed yet.
+        """Start without places and refusals.
 
         Args:
-            save: called whenever there is something new to say.
+            save: called after each change of the report.
         """
         self.edit = edit
         self.missing = "the job never reached the code that the edit changes"
@@ -69,34 +69,34 @@ class ChangeReport:
         self.forget()
 
     def forget(self) -> None:
-        """This is a forked child: what was changed was in the parent."""
+        """Clear places and refusals in a forked child: they belong to its parent."""
         self._places: Counter[tuple[str, str]] = Counter()
         self._refused: list[str] = []
 
     def applied(self, where: str, instead_of: str = "") -> None:
-        """Note that the change was made.
+        """Record that the change was made.
 
         Args:
-            instead_of: what the script had asked for there, if it had.
+            instead_of: what the script had asked for there; empty for nothing.
         """
         self._places[where, instead_of] += 1
         self._save()
 
     def refuse(self, reason: str) -> None:
-        """Note why the change cannot be made."""
+        """Record why the change cannot be made."""
         if reason not in self._refused:
             self._refused.append(reason)
             self._save()
 
     def attempt(self, action: Callable[..., Any], *arguments: Any) -> None:
-        """Run a part of the change; if that fails, the change is refused and the job goes on without it."""
+        """Run a part of the change; if it raises, refuse the change and let the job continue without it."""
         try:
             action(*arguments)
         except Exception as error:
             self.refuse(f"{type(error).__name__}: {error}".replace("\n", " "))
 
     def settle(self) -> None:
-        """Refuse the change if it was not made by now."""
+        """Refuse the change unless it was made or refused before."""
         if not self._places and not self._refused:
             self.refuse(self.missing)
 
@@ -110,7 +110,7 @@ class ChangeReport:
 
 
 def install(recorder: Recorder) -> None:
-    """Prepare all changes that were asked for."""
+    """Prepare all requested changes."""
     reports: list[ChangeReport] = []
 
     def save() -> None:
@@ -141,7 +141,7 @@ def _install(change: dict[str, Any], report: ChangeReport, recorder: Recorder) -
 
 
 def family_of(name: str) -> Callable[[ChangeReport, Recorder, dict[str, Any]], None]:
-    """The function that makes changes of a family."""
+    """Return the function that makes the changes of a family."""
     module, _, function = FAMILIES[name].rpartition(".")
     made: Callable[[ChangeReport, Recorder, dict[str, Any]], None] = getattr(
         import_module(f".{module}", __name__), function
@@ -150,7 +150,7 @@ def family_of(name: str) -> Callable[[ChangeReport, Recorder, dict[str, Any]], N
 
 
 def place() -> str:
-    """Where in the script, or in a library that it uses, torch is being called: `train.py:12`."""
+    """Return the innermost call outside torch and this package, as `train.py:12`; `?` where there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         module = f"{frame.f_globals.get('__name__', '')}."

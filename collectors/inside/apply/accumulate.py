@@ -1,10 +1,10 @@
 """Gradient accumulation: several passes of the script's loop become one optimizer step.
 
-In: `steps`, passes per optimizer step. Out: an optimizer updates, and gradients are cleared, in every so
-many-th pass only; in the others DDP and FSDP2 leave gradients where they are. Each loss counts as its share
-of all passes, so that a step has the mean of their gradients. Nothing is changed in the first steps, in
-which DDP learns the order of gradients. What the script does beside it in each pass (a learning rate
-schedule, clipping) it does in each pass still.
+Takes `steps`, the passes per optimizer step. Optimizers update, and gradients are cleared, only once in that
+many passes; in the others DDP and FSDP2 reduce no gradients. The gradients of each loss are divided by the
+number of passes, so that a step has their mean. Nothing changes in the first steps, in which DDP learns the
+order of gradients. Whatever else the script does in each pass, such as a learning rate schedule or clipping,
+it still does in each.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ CODE = "with model.no_sync(): in all passes but the last, and optimizer.step() b
 
 
 class _Accumulation:
-    """Where in an optimizer step the loop is."""
+    """The position of the loop within an optimizer step."""
 
     def __init__(self, report: ChangeReport, passes: int) -> None:
         self.report, self.passes = report, passes
         self.begun = False
-        self.done = 0  # passes of the present step that are behind us
+        self.done = 0  # finished passes of the current step
         self._modules: list[weakref.ref[Any]] = []
         self._optimizer: weakref.ref[Any] | None = None
         self._stepping = False
@@ -41,7 +41,7 @@ class _Accumulation:
         self._modules.append(weakref.ref(module))
 
     def begin(self) -> None:
-        """From the next pass on."""
+        """Accumulate from the next pass on; refuse on several ranks that use neither DDP nor FSDP2."""
         sharded = any(map(is_fsdp_root, fsdp_states().values()))
         alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
         if not (self._ddp() or sharded or alone):
@@ -54,7 +54,7 @@ class _Accumulation:
         return [module for module in (reference() for reference in self._modules) if module is not None]
 
     def _exchange(self, wanted: bool) -> None:
-        """Whether gradients of the next pass are reduced."""
+        """Set whether the gradients of the next pass are reduced."""
         for module in self._ddp():
             module.require_backward_grad_sync = wanted
         for module, state in fsdp_states().items():
@@ -66,12 +66,12 @@ class _Accumulation:
         return self.begun and self.done > 0
 
     def updating(self, optimizer: Any, has_closure: bool) -> bool:
-        """Note that an optimizer is asked to update. Returns whether it shall."""
+        """Count a call of an optimizer's `step`; return whether the optimizer may update."""
         if not self.begun or self._stepping:
             return True
         try:
             return self._counted(optimizer, has_closure)
-        except Exception as error:  # the job goes on as it is
+        except Exception as error:  # the job continues unchanged
             self.begun = False
             self.report.refuse(f"{type(error).__name__}: {error}")
             return True
@@ -93,7 +93,7 @@ class _Accumulation:
 
 
 def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
-    """Have the loop's passes accumulate their gradients."""
+    """Make the loop's passes accumulate their gradients."""
     report.missing = "the job runs no PyTorch optimizer"
     accumulation = _Accumulation(report, arguments["steps"])
     begun: list[int] = []
@@ -121,7 +121,7 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
 
 
 def _patch_updates(accumulation: _Accumulation) -> None:
-    """`step` of each class is made by this function when its first object is."""
+    """Replace the function by which PyTorch wraps `step` of an optimizer class at its first object."""
     original = torch.optim.Optimizer.profile_hook_step
 
     def made(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""Have objects made with other arguments than the script gives: DDP, DataLoaders, optimizers.
+"""Other arguments for objects that the script makes: DDP modules, DataLoaders, optimizers.
 
-In: a class, and the arguments that it shall get. Out: the class makes its objects with them; so do derived
-classes, and libraries that make objects of it.
+Takes a class and the arguments that it shall get. The class then makes its objects with them, also for
+derived classes and for libraries that use it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def set_arguments(
     settings: Settings,
     also: Callable[[Bound], Settings] = lambda _: {},
 ) -> None:
-    """Have classes make their objects with settings.
+    """Make classes construct their objects with `settings`.
 
     Args:
-        report: receives where that was, and what the script had asked for.
+        report: receives where that happened, and what the script had asked for.
         classes: their `__init__` is replaced; one may call that of another.
-        settings: arguments by name; where there are none, `also` gives all that change.
-        also: from the script's arguments, returns what has to change with the settings; it raises
+        settings: arguments by name; where empty, `also` returns all arguments that change.
+        also: returns the arguments that must change with the settings, from the script's arguments; raises
             `ValueError` where the settings do not fit.
     """
     making: set[int] = set()
@@ -69,7 +69,7 @@ def _bound(signature: inspect.Signature, self: Any, args: Any, kwargs: Any) -> B
     try:
         return signature.bind(self, *args, **kwargs)
     except TypeError:
-        return None  # the original complains of it
+        return None  # the original raises the error
 
 
 def _changed(
@@ -78,7 +78,8 @@ def _changed(
     """Put settings among the arguments of a call.
 
     Returns:
-        What they replace, such as `bucket_cap_mb=1`; None where nothing was changed.
+        The replaced arguments of the script, such as `bucket_cap_mb=1`, empty for none; None where nothing
+        was changed.
     """
     try:
         wanted = settings | also(bound)
@@ -90,7 +91,7 @@ def _changed(
         report.missing = f"the script sets {_listed(given)} itself ({place()}): nothing to change"
         return None
     after = {**bound.arguments, **wanted}
-    order = [*bound.signature.parameters]  # arguments by position are taken from it in this order
+    order = [*bound.signature.parameters]  # of the signature
     bound.arguments = {name: after[name] for name in sorted(after, key=order.index)}
     return _listed({name: value for name, value in given.items() if value != wanted[name]})
 
@@ -100,9 +101,9 @@ def _listed(given: Settings) -> str:
 
 
 def change_ddp(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
-    """Wrap modules with other arguments of DistributedDataParallel.
+    """Construct DistributedDataParallel with other arguments.
 
-    With a cap of its own the first bucket is no smaller than the others, as PyTorch has it.
+    An explicit bucket cap also applies to the first bucket, as in PyTorch.
     """
     from torch.nn.parallel import DistributedDataParallel
 
@@ -119,10 +120,9 @@ OF_WORKERS = ("prefetch_factor", "persistent_workers")
 
 
 def change_loaders(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
-    """Have DataLoaders load otherwise, or batches larger by a `factor`.
+    """Make DataLoaders load differently, or make batches `factor` times as large.
 
-    Samples and their order stay as they are; what workers draw at random is seeded by worker, as PyTorch has
-    it.
+    Samples and their order stay the same; each worker seeds its own random numbers, as in PyTorch.
     """
     report.missing = "the job created no DataLoader"
     if "factor" in arguments:
@@ -177,8 +177,8 @@ EXCLUDED = {"fused": "foreach", "foreach": "fused"}
 def change_optimizers(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Make optimizers with another `impl`: fused, foreach, or loop.
 
-    Those of PyTorch that have no such version, and others, stay as they are; where that is so of all, the
-    change is refused.
+    PyTorch's optimizers without such a version, and those of other libraries, stay unchanged; where the job
+    has no other optimizers, the change is refused.
     """
     name, value = SETTINGS[arguments["impl"]]
     report.missing = "the job created no optimizer"
@@ -197,7 +197,7 @@ def _takes(cls: type, name: str) -> bool:
 
 
 def _note_others(report: ChangeReport, name: str) -> None:
-    """Know the name of an optimizer that cannot be changed."""
+    """Name an optimizer that cannot be changed in `report.missing`."""
     original = torch.optim.Optimizer.__init__
 
     @functools.wraps(original)

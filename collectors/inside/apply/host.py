@@ -1,8 +1,9 @@
-"""What the host does: garbage collection, threads, a rank that is late on purpose, the environment.
+"""Changes of the host's work: garbage collection, threads, an artificially late rank, the environment.
 
-In: `every` (steps from one collection to the next, 0 for none at all), or `num_threads`, or a `rank` and
-`ms`. Out: a process in which Python collects garbage only then, within a step; in which PyTorch uses that
-many threads, whatever the script says; or which, where it has that rank, sleeps as each step begins.
+Takes `every` (steps from one collection to the next, 0 for none at all), or `num_threads`, or a `rank` and
+`ms`. Then Python collects garbage only at those steps, within the step; or PyTorch uses that many threads,
+whatever the script sets; or the process of that rank sleeps for `ms` as each step begins. Also checks that a
+variable of the environment has reached the process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..recorder import Recorder, identity
 from ..torch_internals import backend_configs
 from . import ChangeReport, place
 
-OF_WORKERS = "torch.utils.data._utils.worker"  # a DataLoader's worker uses one thread, in every job
+OF_WORKERS = "torch.utils.data._utils.worker"  # workers of DataLoaders use one thread, in every job
 
 
 def change_host(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
@@ -50,7 +51,7 @@ def _collect(report: ChangeReport, recorder: Recorder, every: int) -> None:
             report.refuse("the script turns garbage collection on again")
         due[0] = every > 0 and step % every == 0
 
-    def on_work() -> None:  # the time between two steps, when `on_step` is called, would not be counted
+    def on_work() -> None:  # `on_step` runs between two steps: a collection there would not be counted
         if due[0]:
             due[0] = False
             gc.collect()
@@ -72,7 +73,7 @@ def _delay(report: ChangeReport, recorder: Recorder, rank: int, ms: float) -> No
             report.applied("each step" if this_rank == rank else "nothing: the edit is for another rank")
         due[0] = this_rank == rank
 
-    def on_work() -> None:  # in the step, as `_collect` has it
+    def on_work() -> None:  # within the step, as in `_collect`
         if due[0]:
             due[0] = False
             time.sleep(ms / 1e3)
@@ -101,10 +102,10 @@ def _use_threads(report: ChangeReport, num_threads: int) -> None:
 
 
 def check_variable(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
-    """Make sure that the process has a variable, which the launcher has set, when it begins to train.
+    """Check that the process has a variable set by the launcher when it begins to train.
 
-    A launcher or the script may have put its own in its place. It is refused where no process group has the
-    `backend` that it is for.
+    Another launcher or the script may have replaced its value. The change is refused also where no process
+    group has the `backend` that the variable is for.
     """
 
     def on_open() -> None:

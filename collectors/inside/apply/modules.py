@@ -1,8 +1,7 @@
 """Changes to the modules that the training loop calls: compiled, under autocast, recomputed, prefetched.
 
-In: the calls of modules during the first steps, not those within another. Out: each such module is changed,
-once, when those steps are over. Nothing else is left behind: a module that is compiled afterwards finds
-`torch.nn.Module` as it was.
+Watches the calls of modules during the first steps, except calls within other modules. Changes each such
+module once, after those steps. Then `torch.nn.Module` is as before, also for modules that are compiled later.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ KNOWN_AT_STEP = 2
 
 
 class _Calls:
-    """The calls of modules that only the training loop makes, during the first steps."""
+    """The modules that the training loop itself calls during the first steps."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._found: list[tuple[Any, bool]] = []
@@ -76,14 +75,15 @@ class _Calls:
                     report.attempt(change, module)
 
 
-_calls = functools.cache(_Calls)  # several changes are made to what is found once
+_calls = functools.cache(_Calls)  # one search serves all changes
 
 
 def change_outermost(report: ChangeReport, recorder: Recorder, change: Callable[[Any], None]) -> None:
-    """Have an action called with each module that the loop itself calls for training.
+    """Call an action with each module that the loop itself calls for training.
 
     Args:
-        report: receives where the script compiles a module, which a change around it would change, too.
+        report: refuses where the script compiles a module: a change around it would also alter what was
+            compiled.
         change: the action; it may raise.
     """
     report.missing = "no step of the job called a trainable module"
@@ -102,16 +102,16 @@ def _is_compiled(module: Any) -> bool:
     )
 
 
-WRAPPER = "module."  # by which DDP names the module inside
+WRAPPER = "module."  # DDP's prefix for names within its module
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def lower_precision(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Run the modules that the loop calls, or the `layers` within them, under autocast to a `dtype`.
 
-    What they return in that precision is turned into float32, since what the script does with it, a loss
-    mostly, is outside. Gradients of fp16 are not scaled: a step takes as long as with a GradScaler, but small
-    gradients are lost.
+    Outputs in that precision are converted to float32, since the script uses them, mostly for a loss, outside
+    autocast. Gradients of fp16 are not scaled: a step takes as long as with a GradScaler, but small gradients
+    are lost.
     """
     dtype = DTYPES[arguments["dtype"]]
 
@@ -135,7 +135,7 @@ def lower_precision(report: ChangeReport, recorder: Recorder, arguments: dict[st
 
 
 class _Autocast:
-    """Autocast that hooks enter and leave: unlike a replaced `forward`, they suit copies, too."""
+    """Autocast that module hooks enter and leave; unlike a replaced `forward`, they also work in copies."""
 
     def __init__(self, report: ChangeReport, device: str, dtype: torch.dtype) -> None:
         self._report = report
@@ -162,7 +162,7 @@ class _Autocast:
         return value.float() if is_low else value
 
     def calling(self, function: Any) -> Any:
-        """The same around a call."""
+        """Wrap a function in this autocast."""
 
         def called(*args: Any, **kwargs: Any) -> Any:
             output = None
@@ -181,16 +181,16 @@ GRAPHS_CODE = f'model = torch.compile(model, backend="{CUDA_GRAPHS}")'
 
 
 def compile_model(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
-    """Compile in place, with a `mode`, or a `backend` other than the usual one.
+    """Compile modules in place, with a `mode`, or a `backend` other than the default.
 
-    `cudagraphs` captures what the model launches and fuses nothing. Compilation happens in the step after;
-    where nothing was compiled, the change is refused.
+    `cudagraphs` captures the launches of the model and fuses nothing. Compilation happens in the following
+    step; where nothing was compiled, the change is refused.
     """
     from torch.nn.parallel import DistributedDataParallel
 
     def compile_it(module: Any) -> None:
-        # Within DDP's own forward pass, which the compiler does not understand: it knows there, too, that
-        # gradients are to be reduced as they come.
+        # The compiler does not support DDP's own forward pass, so compile the module within. There, too, it
+        # knows that gradients are reduced as they become ready.
         inner = module.module if isinstance(module, DistributedDataParallel) else module
         device = next(inner.parameters()).device.type
         if arguments.get("backend") == CUDA_GRAPHS and device != "cuda":
@@ -212,7 +212,7 @@ def compile_model(report: ChangeReport, recorder: Recorder, arguments: dict[str,
 
 
 def recompute(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
-    """Checkpoint the outermost modules whose names fit a pattern: backward computes again what they do.
+    """Checkpoint the outermost modules whose names match a pattern: backward recomputes their activations.
 
     Names, parameters and hooks of modules stay as they are.
     """
@@ -243,12 +243,12 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
     functools.update_wrapper(called, forward)
-    called.__wrapped__ = checkpoint  # type: ignore[attr-defined] # by which it is recognised
+    called.__wrapped__ = checkpoint  # type: ignore[attr-defined] # marks it for `recompute`
     return called
 
 
 def _fitting(model: Any, pattern: str) -> Iterator[tuple[str, Any]]:
-    """The outermost modules within a model whose names fit, as `dpro record --modules` names them."""
+    """Yield the outermost modules within a model whose names match, as `dpro record --modules` names them."""
     taken: list[str] = []
     for name, module in model.named_modules():
         if not name or any(name.startswith(f"{outer}.") for outer in taken):
@@ -262,11 +262,11 @@ PREFETCH_CODE = "fully_shard(layer), then layer.set_modules_to_forward_prefetch(
 
 
 def prefetch(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
-    """Have FSDP2 gather parameters `ahead` by this many modules, in `only` forward or backward.
+    """Make FSDP2 gather parameters `ahead` by this many modules, in `only` forward or backward.
 
-    Each module that FSDP2 has sharded names those whose parameters it gathers, in the order in which they ran
-    in the first step of which the end was seen. On the CPU a gather waits for its result unless FSDP2 is
-    asked otherwise, which it is.
+    Each sharded module names the modules whose parameters it gathers early, in the order in which they ran
+    between the first two recorded ends of steps. On the CPU FSDP2 waits for each gather by default; here it
+    does not.
     """
     report.missing = "the job has no steps"
     order: list[Any] = []
@@ -292,7 +292,7 @@ def prefetch(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]
             _prefetch(inner, states, **arguments)
             report.applied(f"{len(inner)} modules of {type(inner[0]).__name__}")
 
-    remaining = [watch, change]  # at the ends of the first two steps that are counted
+    remaining = [watch, change]  # run at the ends of the first two counted steps
 
     def on_step(step: int) -> None:
         if remaining:
@@ -302,7 +302,7 @@ def prefetch(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]
 
 
 def _prefetch(modules: list[Any], states: dict[Any, Any], ahead: int, only: str = "") -> None:
-    """Forward nothing is gathered early by default, backward one module is."""
+    """Set the prefetches; by default nothing is gathered early in forward, one module in backward."""
     for module, state in states.items():
         if is_fsdp_root(state) and next(module.parameters()).device.type == "cpu":
             gather_asynchronously(module)

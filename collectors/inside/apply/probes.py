@@ -1,7 +1,7 @@
-"""What is measured of a job and changes nothing in it: what codecs lose of gradients, few bits of weights.
+"""Measurements that leave the job unchanged: what gradients lose by codecs, and weights by low precision.
 
-In: functions that measure, on copies, between a few early steps that are not measured otherwise. Out: a file
-with rows of the probe's table. What fails is said in the report, and the job goes on.
+Runs functions on copies of tensors in a few early steps that are not measured otherwise, and writes a file
+with rows of the probe's table. A failure goes to the report, and the job continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REPEATS = 2
 
 
 def timed(device: Any, action: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
-    """The result of an action, and the shorter of two times that it takes, ns: the first may have to warm up.
+    """Return the result of an action and its shorter time of two, in ns: the first may have to warm up.
 
     Args:
         action: may be called several times.
@@ -51,38 +51,36 @@ def _wait(device: Any) -> None:
 
 
 def save(recorder: Recorder, table: str, rows: list[dict[str, Any]]) -> None:
-    """Write rows for a table.
+    """Write rows of a table.
 
     Args:
-        rows: all of this process; nothing is written where there are none.
+        rows: all of this process; where empty, nothing is written.
     """
     if rows and recorder.folder is not None:
         recorder.write_file(f"{table}.json", json.dumps(rows).encode())
 
 
-MIN_COMPRESSION_RATE = 2  # as of PyTorch's PowerSGDState
+MIN_COMPRESSION_RATE = 2  # as in PyTorch's PowerSGDState
 POWERSGD_RANKS, SHARES = (1, 4), (0.01, 0.1)
 
 
 class _Coding(NamedTuple):
-    """How gradients of one bucket become fewer bytes, and gradients again."""
+    """Encoder and decoder that compress the gradients of one bucket."""
 
     encode: Callable[[_Bucket, torch.Tensor], Any]
     decode: Callable[[Any, torch.Tensor], torch.Tensor]
 
 
 class _Bucket:
-    """One bucket of a module."""
-
     def __init__(self, module: int, bucket: int, parameters: list[torch.Tensor], names: list[str]) -> None:
         self.facts = {"module": module, "bucket": bucket, "names": names}
         self.parameters = parameters
         self.copies: dict[int, torch.Tensor] = {}
-        self.kept: dict[Any, torch.Tensor] = {}  # of codecs, from step to step
+        self.kept: dict[Any, torch.Tensor] = {}  # state of codecs, from step to step
 
 
 class _Probe:
-    """Gradients of all DDP modules of this process."""
+    """The measurement of codecs on all DDP modules of this process."""
 
     def __init__(self, report: ChangeReport, recorder: Recorder) -> None:
         self.report, self._recorder = report, recorder
@@ -92,7 +90,7 @@ class _Probe:
         self._step = 0
 
     def on_step(self, step: int) -> None:
-        self._step = step + 1  # that which begins
+        self._step = step + 1  # the step that begins
         if step == BEGINS_AT_STEP:
             self.report.attempt(self._begin)
         elif step == BEGINS_AT_STEP + STEPS:
@@ -130,7 +128,7 @@ class _Probe:
                     bucket.copies = {}
         except Exception:
             bucket.copies = {}
-            self.end()  # once is enough
+            self.end()  # one failure is enough
             raise
 
     def _measured(self, bucket: _Bucket) -> list[dict[str, Any]]:
@@ -148,7 +146,7 @@ class _Probe:
         return rows
 
     def end(self) -> None:
-        """Look at gradients no more."""
+        """Stop observing gradients, and save the rows."""
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
             hook.remove()
@@ -159,9 +157,9 @@ class _Probe:
 def measure_codecs(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
     """Measure what codecs lose of the job's own gradients, and how long they take: table `codecs`.
 
-    Gradients are copied when backward has made them, before DDP reduces them, and put together when their
-    bucket is full, as DDP does: so a codec sees what it would compress. What is reduced stays as it is; a
-    step that is looked at takes longer.
+    Gradients are copied when backward has computed them, before DDP reduces them, and joined when their
+    bucket is full, as in DDP: so a codec sees what it would compress. The reduced gradients stay unchanged; a
+    measured step takes longer.
     """
     from torch.nn.parallel import DistributedDataParallel
 
@@ -183,7 +181,7 @@ def _half(dtype: torch.dtype) -> _Coding:
 
 
 def _low_rank(rank: int) -> _Coding:
-    """PowerSGD (Vogels et al., 2019): one of its iterations at each call, from where the last one ended."""
+    """Return PowerSGD (Vogels et al., 2019): each call is one iteration, which continues the previous one."""
 
     def encode(bucket: _Bucket, _flat: torch.Tensor) -> list[Any]:
         made: list[Any] = []
@@ -208,7 +206,7 @@ def _low_rank(rank: int) -> _Coding:
 
 
 def _start(matrix: torch.Tensor, rank: int) -> torch.Tensor:
-    # The job's random numbers stay its own.
+    # A separate generator leaves the job's random numbers unchanged.
     generator = torch.Generator(device=matrix.device).manual_seed(rank)
     return torch.randn(matrix.shape[1], min(*matrix.shape, rank), device=matrix.device, generator=generator)
 
@@ -222,7 +220,7 @@ def _is_worth(part: torch.Tensor, rank: int) -> bool:
 
 
 def _largest(share: float) -> _Coding:
-    """The largest gradients of a bucket, as `reduction.top_k` sends them."""
+    """Return a codec that sends the largest gradients of a bucket, as `reduction.top_k` does."""
 
     def encode(_bucket: _Bucket, flat: torch.Tensor) -> Any:
         indices = flat.abs().topk(max(round(share * flat.numel()), 1), sorted=False).indices
@@ -244,19 +242,19 @@ CODECS = {
 }
 
 
-SAMPLES = 4  # random signs per batch
-LARGEST_FP8 = 448.0
+SAMPLES = 4  # vectors of random signs per batch
+LARGEST_FP8 = 448.0  # of E4M3
 CODE = "with torch.autocast(…): around the layers that tolerate fewer bits"
 Weights = dict[str, torch.Tensor]
 
 
 class _Sensitivity:
-    """Traces of the weights of this process."""
+    """The measurement of Hessian traces over the weights of this process."""
 
     def __init__(self, report: ChangeReport, recorder: Recorder) -> None:
         self.report, self._recorder = report, recorder
         self.models: list[Any] = []
-        self.watched = ""  # why gradients are not derived a second time
+        self.watched = ""  # why second derivatives were given up; empty before
         self._begun = False
         self._weights: Weights = {}
         self._hooks: list[Any] = []
@@ -297,7 +295,7 @@ class _Sensitivity:
         self._fisher.setdefault(name, []).append(self._samples * _sum_of_squares(gradient))
 
     def before_backward(self, loss: Any, gradients: Any) -> None:
-        """The loop asks for gradients of a number."""
+        """Estimate the traces when the loop asks for gradients of a number."""
         is_number = isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad
         if not (self._begun and is_number) or gradients is not None or is_within_backward():
             return
@@ -315,7 +313,7 @@ class _Sensitivity:
             self._hutchinson.setdefault(name, []).extend(values)
 
     def end(self) -> None:
-        """Look at the job no more, and save what was found."""
+        """Stop observing the job, and save the rows."""
         begun, self._begun = self._begun, False
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
@@ -326,7 +324,7 @@ class _Sensitivity:
         self._weights = {}
 
     def _rows(self, name: str, weight: torch.Tensor) -> list[dict[str, Any]]:
-        # Of a second derivative that failed once, what came before is kept: it is of other batches only.
+        # Estimates from before a failure of second derivatives are kept: they only come from other batches.
         method = "hutchinson" if name in self._hutchinson else "fisher"
         values = (self._hutchinson if name in self._hutchinson else self._fisher).get(name, [])
         if not values:
@@ -348,13 +346,13 @@ class _Sensitivity:
 
 
 def measure_sensitivities(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
-    """Measure what weights lose with fewer bits, and what the loss makes of it: table `sensitivities`.
+    """Measure what weights lose in low precision, and how that affects the loss: table `sensitivities`.
 
-    For each weight of two or more dimensions: how far rounding moves it, and the trace of the loss's Hessian
-    over it, by Hutchinson's estimator (products of the Hessian with random signs; HAWQ-V2, Dong et al.,
-    NeurIPS 2020) on the batches of three early steps. Gradients are derived a second time beside the loop's
-    own backward, which is left as it is. Where that would call code of the script again, or PyTorch cannot do
-    it, the trace is that of Fisher's matrix: squares of gradients, times the samples of a batch.
+    For each weight of two or more dimensions: its rounding error, and the trace of the loss's Hessian over
+    it, by Hutchinson's estimator (products of the Hessian with random signs; HAWQ-V2, Dong et al., NeurIPS
+    2020) on the batches of three early steps. Second derivatives are computed before the loop's own backward,
+    which stays unchanged. Where that would call code of the script again, or PyTorch cannot do it, the trace
+    is that of the Fisher matrix: squares of gradients, times the samples of a batch.
     """
     probe = _Sensitivity(report, recorder)
     original = torch.autograd.backward
@@ -382,7 +380,7 @@ def measure_sensitivities(report: ChangeReport, recorder: Recorder, arguments: d
 
 
 def weights_of(model: Any) -> Weights:
-    """Weights of two or more dimensions that products use, by their module as `--modules` names it."""
+    """Return trainable float32 weights of two or more dimensions, by module as `--modules` names it."""
     weights: Weights = {}
     for name, module in model.named_modules():
         weight: Any = dict(module.named_parameters(recurse=False)).get("weight")
@@ -395,11 +393,11 @@ def weights_of(model: Any) -> Weights:
 
 
 def traces(loss: torch.Tensor, weights: Weights, seed: int) -> dict[str, list[float]]:
-    """Estimates of the trace of a loss's Hessian over each weight, one per random vector of signs.
+    """Return estimates of the trace of a loss's Hessian over each weight, one per vector of random signs.
 
     Args:
-        loss: one number; its graph is left for the loop's own backward.
-        seed: of the signs; the job's own random numbers stay its own.
+        loss: one number; its graph is kept for the loop's own backward.
+        seed: of the signs; the job's own random numbers stay unchanged.
     """
     given = list(weights.values())
     first = torch.autograd.grad(loss, given, create_graph=True, allow_unused=True)
@@ -429,7 +427,7 @@ def _signs(like: torch.Tensor, seed: int, number: int) -> torch.Tensor:
 
 
 def _foreign(loss: torch.Tensor) -> str:
-    """Why deriving gradients a second time would call code that is not PyTorch's own; empty where not."""
+    """Return why second derivatives would call code that is not PyTorch's; empty where they would not."""
     seen: set[Any] = set()
     waiting = [loss.grad_fn]
     while waiting:
@@ -448,7 +446,7 @@ def _is_batch(value: Any) -> bool:
 
 
 def rounded(weight: torch.Tensor, precision: str) -> torch.Tensor:
-    """A weight as it is with fewer bits: fp8 (E4M3) with one scale, int8 with one for each output."""
+    """Return a weight rounded to a precision: fp8 (E4M3) with one scale, int8 with one for each output."""
     weight = weight.detach()
     if precision in HALVES:
         return weight.to(HALVES[precision]).to(weight.dtype)

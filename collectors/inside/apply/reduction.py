@@ -1,10 +1,9 @@
 """How DDP reduces gradients: compressed, only every few steps, or not at all.
 
-In: `to` (fp16, bf16, powersgd with its `rank`, topk with a `share`, or nothing), and the `layers` whose
-gradients that is for; or `buckets`, each with its own, also in `pieces` where a tensor plan chose the
-buckets (`planned`); or `every` for local updates. Out: communication hooks
-on all DDP modules. They are registered when gradients are first asked for: by then the script has registered
-its own, if it has any, which wins; the change is refused then.
+Takes `to` (fp16, bf16, powersgd with its `rank`, topk with a `share`, or nothing), and the `layers` whose
+gradients it applies to; or `buckets`, each with its choice, also in `pieces` where a tensor plan chose the
+buckets (`planned`); or `every` for local updates. Registers communication hooks on all DDP modules when
+gradients are first asked for. A hook of the script is registered by then, and wins: the change is refused.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from ..recorder import Recorder
 from ..torch_internals import assign_buckets, ddp_facts, first_bucket_bytes, fsdp_states, planned_buckets
 from . import ChangeReport
 
-# Steps with plain all-reduce first: DDP rebuilds its buckets after the first, and what remembers gradients
-# between steps must not see that.
+# First steps, with plain all-reduce: DDP rebuilds its buckets after the first step, and hooks that keep
+# gradients between steps must not see that.
 PLAIN_STEPS = 3
 NO_HOOK = ("", "None")
 Hook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
@@ -56,7 +55,7 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
 
 
 def refuse_sharded(report: ChangeReport, recorder: Recorder, reason: str) -> None:
-    """Refuse a change once it is seen that the job uses FSDP2."""
+    """Refuse a change if the job turns out to use FSDP2."""
 
     def look(step: int) -> None:
         if step == PLAIN_STEPS and fsdp_states():
@@ -96,7 +95,7 @@ def _compression(report: ChangeReport, module: Any, to: str = "", **more: Any) -
 def _by_bucket(
     report: ChangeReport, module: Any, buckets: list[dict[str, Any]], planned: bool = False
 ) -> Hook:
-    """A hook that takes for each bucket, known by the names of its parameters, what was chosen for it.
+    """Return a hook that reduces each bucket, known by the names of its parameters, as chosen for it.
 
     Args:
         planned: whether buckets are final from the first step on.
@@ -106,7 +105,7 @@ def _by_bucket(
     names = {id(parameter): name for name, parameter in module.module.named_parameters()}
     group = module.process_group
     hooks: dict[frozenset[str], Hook] = {}
-    states: dict[frozenset[str], Any] = {}  # of PowerSGD
+    states: dict[frozenset[str], Any] = {}  # of PowerSGD, by bucket
     for choice in buckets:
         to, key = choice["to"], frozenset(choice["names"])
         if to == "powersgd":
@@ -126,7 +125,7 @@ def _by_bucket(
             report.refuse("DDP's buckets differ from the probed ones: probe this job again")
         for other, state in states.items():
             if other != key:
-                state.maybe_increase_iter(bucket)  # it counts steps by the last bucket
+                state.maybe_increase_iter(bucket)  # the state counts steps by the last bucket
         return hooks.get(key, default_hooks.allreduce_hook)(group, bucket)
 
     chosen.__annotations__ = {}
@@ -143,7 +142,7 @@ def _with_state(hook: Hook, state: Any, _group: Any, bucket: Any) -> torch.futur
 
 
 def _after_plain_steps(group: Any, hook: Hook) -> Hook:
-    """A hook that is not asked in the first steps."""
+    """Return a hook that uses plain all-reduce in the first steps, and `hook` after them."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     num_steps = 0
@@ -154,7 +153,7 @@ def _after_plain_steps(group: Any, hook: Hook) -> Hook:
         num_steps += bucket.is_last()
         return default_hooks.allreduce_hook(group, bucket) if plain else hook(state, bucket)
 
-    later.__annotations__ = {}  # DDP takes none for right, and annotations that are text for wrong
+    later.__annotations__ = {}  # DDP accepts missing annotations, but not text ones
     return later
 
 
@@ -166,13 +165,13 @@ def _half(to: str) -> Hook:
 
 
 def in_pieces(group: Any, pieces: int, to: str) -> Hook:
-    """A hook that reduces a bucket in parts of equal size, all called at once.
+    """Return a hook that reduces a bucket in parts of equal size, all called at once.
 
     Args:
         group: the process group that reduces.
-        pieces: how many parts there are; a bucket of fewer gradients has one for each.
-        to: bf16 or fp16 to reduce in that type; empty for the type of the gradients, which then are divided
-            as DDP divides them.
+        pieces: number of parts; a bucket of fewer gradients has one part for each.
+        to: bf16 or fp16 to reduce in that type; empty for the type of the gradients, which are then divided
+            as in DDP.
     """
     num_ranks = dist.get_world_size(group)
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -193,7 +192,7 @@ def in_pieces(group: Any, pieces: int, to: str) -> Hook:
 
 
 def _keep(_state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """As PyTorch's `noop_hook`: gradients stay what they are on this rank."""
+    """Leave gradients as they are on this rank, like PyTorch's `noop_hook`."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
@@ -203,7 +202,7 @@ _keep.__annotations__ = {}
 
 
 def _of_layers(report: ChangeReport, module: Any, hook: Hook, pattern: str) -> Hook:
-    """A hook for the buckets of which every parameter fits; the others are reduced as they are."""
+    """Return a hook for buckets whose parameters all match; other buckets are reduced as they are."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     names = {id(parameter): name for name, parameter in module.module.named_parameters()}
@@ -223,19 +222,19 @@ def _of_layers(report: ChangeReport, module: Any, hook: Hook, pattern: str) -> H
 
 
 def _bf16(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """PyTorch's own hook, which DDP refuses by its name where there is no NCCL, though gloo reduces bf16."""
+    """Call PyTorch's own hook, which DDP rejects by its name without NCCL, though gloo reduces bf16."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     return default_hooks.bf16_compress_hook(group, bucket)
 
 
-_bf16.__annotations__ = {}  # as above
+_bf16.__annotations__ = {}  # as in `_after_plain_steps`
 
 
 def top_k(group: Any, share: float) -> Hook:
-    """A hook that exchanges the largest gradients of each bucket and keeps the others for the next step.
+    """Return a hook that exchanges the largest gradients of each bucket, and keeps the others for later.
 
-    As Aji and Heafield have it (EMNLP 2017), on the bucket as a whole.
+    The method is that of Aji and Heafield (EMNLP 2017), applied to the bucket as a whole.
 
     Args:
         group: the process group that reduces; None is the default one.
@@ -263,7 +262,7 @@ def _largest(group: Any, share: float) -> Hook:
 def _gathered(
     group: Any, num_ranks: int, indices: torch.Tensor, values: torch.Tensor, into: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
-    """The mean over the ranks of tensors that are zero but for some values."""
+    """Return the mean over ranks of tensors whose non-zero elements are `values` at `indices`."""
     everywhere = [torch.empty_like(indices) for _ in range(num_ranks)]
     of_all = [torch.empty_like(values) for _ in range(num_ranks)]
     placed = dist.all_gather(everywhere, indices, group=group, async_op=True)
@@ -293,7 +292,7 @@ def _power_sgd(module: Any, rank: int) -> None:
 
 
 def _buckets_to_come(module: Any) -> int:
-    """How many buckets DDP will make after the first gradients; until then one holds all."""
+    """Return how many buckets DDP makes after the first gradients; before, it has one."""
     cap = module.bucket_bytes_cap
     first = first_bucket_bytes() if module.bucket_bytes_cap_default else cap
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -301,7 +300,7 @@ def _buckets_to_come(module: Any) -> int:
 
 
 def _local_updates(report: ChangeReport, module: Any, every: int) -> None:
-    """Post-local SGD (Lin et al., 2020): gradients stay local, parameters are averaged every few updates."""
+    """Register post-local SGD (Lin et al., 2020): parameters are averaged every few updates."""
     from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hooks
     from torch.distributed.algorithms.model_averaging import averagers
 

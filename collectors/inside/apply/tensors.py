@@ -1,8 +1,8 @@
 """A tensor plan: which gradients DDP reduces together, in which order, in how many pieces and in which type.
 
-In: `reductions` in the order in which they are called, each with the names of its `gradients`, its `pieces`
-and `reduce_in`, which is empty for the type of the gradients. Out: DDP modules that reduce so. Their buckets
-are chosen when DDP is constructed; pieces and types are those of a communication hook.
+Takes `reductions` in the order of their calls, each with the names of its `gradients`, its `pieces` and
+`reduce_in`, which is empty for the type of the gradients. DDP modules then reduce so: their buckets are
+chosen when DDP is constructed; a communication hook applies pieces and types.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OF_FSDP = (
 
 
 def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
-    """Have DDP modules reduce as the plan says, from the first step on."""
+    """Make DDP modules reduce as planned, from the first step on."""
     planned: list[dict[str, Any]] = arguments["reductions"]
     report.missing = "the job wraps no module in DistributedDataParallel"
 
@@ -46,7 +46,7 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
 def assigned(
     module: Any, parameters: list[Any], sparse: list[bool], planned: list[dict[str, Any]]
 ) -> Buckets:
-    """The indices of the parameters of each planned reduction.
+    """Return the indices of the parameters of each planned reduction.
 
     Args:
         module: a DDP module.
@@ -55,7 +55,7 @@ def assigned(
         planned: reductions of the plan.
 
     Raises:
-        ValueError: the gradients of the plan are not those of the module, or some cannot be reduced together.
+        ValueError: the plan and the module have different gradients, or some cannot be reduced together.
     """
     names = {id(parameter): name for name, parameter in module.module.named_parameters()}
     index = {names.get(id(parameter), ""): at for at, parameter in enumerate(parameters)}
@@ -77,7 +77,7 @@ AGAIN = "make a plan from a recording of this job"
 
 
 def _ensure_possible(members: list[tuple[str, Any, bool]], as_it_is: bool) -> None:
-    """Refuse what DDP cannot reduce as one.
+    """Raise if DDP cannot reduce gradients as one.
 
     Args:
         members: name, parameter, and whether its gradients are sparse.

@@ -1,4 +1,4 @@
-"""A training loop that does not wait: for values of the GPU, or for its input."""
+"""Changes that keep the training loop from waiting: for values of the GPU, or for its input."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from . import ChangeReport
 
 LATE_FROM_STEP = 2
 LATE_CODE = "keep losses on the GPU and read them every N steps"
-Call = tuple[Any, int, int]  # the code and the line of a call, and how many of them the step had before
+Call = tuple[Any, int, int]  # code and line of a call, and how often the step made it before
 Read = Callable[[], Any]
 
 
 class _Values:
-    """What each call of a step will return in the next."""
+    """The values that calls of `item` return one step late."""
 
     def __init__(self, report: ChangeReport) -> None:
         self.begun = False
@@ -38,7 +38,7 @@ class _Values:
         self._calls.clear()
 
     def late(self, tensor: Any, frame: FrameType) -> Read | None:
-        """How to read what the same call was about in the step before; None where that is not known."""
+        """Return how to read the value of this call in the previous step; None where it is not known."""
         place = frame.f_code, frame.f_lineno
         call = (*place, self._calls[place])
         self._calls[place] += 1
@@ -51,10 +51,10 @@ class _Values:
 
 
 def return_values_late(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
-    """Have `tensor.item()` in the script's own code return what the same call returned in the step before.
+    """Make `tensor.item()` in the script's own code return the value of the same call in the previous step.
 
-    That is so from the third step on; the value of this step is copied meanwhile. PyTorch's own calls, and
-    tensors on the CPU, stay as they are. A script that decides something by such a value decides a step late.
+    Values are copied from the third step on, while the job continues. PyTorch's own calls, and tensors on the
+    CPU, stay as they are. A script that decides something by such a value decides a step late.
     """
     report.missing = f"the script reads nothing from a GPU with item() in each step: in general, {LATE_CODE}"
     values = _Values(report)
@@ -70,7 +70,7 @@ def return_values_late(report: ChangeReport, recorder: Recorder, arguments: dict
         try:
             read = values.late(tensor, frame)
             return original(tensor) if read is None else read()
-        except Exception as error:  # as a call in a capture of CUDA graphs
+        except Exception as error:  # such as a call while a CUDA graph is captured
             values.begun = False
             report.refuse(f"{type(error).__name__}: {error}".replace("\n", " "))
             return original(tensor)
@@ -80,12 +80,12 @@ def return_values_late(report: ChangeReport, recorder: Recorder, arguments: dict
 
 
 def is_elsewhere(tensor: Any) -> bool:
-    """Whether reading a tensor waits for a device."""
+    """Return whether reading a tensor waits for a device."""
     return bool(tensor.is_cuda)
 
 
 def start_copy(tensor: Any) -> Read:
-    """Copy a value to the host without waiting for it. Returns how to read it once it is there."""
+    """Start copying a value to the host; return a function that waits for the copy and reads it."""
     value = torch.empty((), dtype=tensor.dtype, pin_memory=True)
     value.copy_(tensor.detach().reshape(()), non_blocking=True)
     done = torch.cuda.Event()
@@ -103,7 +103,7 @@ AGAIN_CODE = "DataLoader(num_workers=N, prefetch_factor=…) with enough workers
 
 
 class _Batches:
-    """The last batch of each data set, and how many of its batches were returned."""
+    """The last batch loaded for training, and the number of batches that each iterator returned."""
 
     def __init__(self, report: ChangeReport) -> None:
         self.begun = False
@@ -113,7 +113,7 @@ class _Batches:
         self._count: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def again(self, iterator: Any) -> tuple[bool, Any]:
-        """The last batch, where there is one to return.
+        """Return whether to repeat the last batch, and that batch.
 
         Raises:
             StopIteration: the loader has no more batches.
@@ -145,10 +145,10 @@ class _Batches:
 
 
 def return_batches_again(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]) -> None:
-    """Have a DataLoader return the last batch that it loaded, as many times as it has batches.
+    """Make a DataLoader return the last batch that it loaded, as many times as it has batches.
 
-    That is so from the third step on, where it is asked for a batch to train on. What an input that is always
-    ready would gain is measured so; what the job learns is not what it should.
+    It does so for batches to train on, once three steps have ended. This measures the gain of an input that
+    is always ready; the job does not learn what it should.
     """
     report.missing = f"the job made no DataLoader: its input has to be ready by other means, as {AGAIN_CODE}"
     batches = _Batches(report)
@@ -169,7 +169,7 @@ def return_batches_again(report: ChangeReport, recorder: Recorder, arguments: di
             is_there, batch = batches.again(iterator)
         except StopIteration:
             raise
-        except Exception as error:  # the job loads its batches itself
+        except Exception as error:  # the job loads its own batches
             report.refuse(f"{type(error).__name__}: {error}")
         if not is_there:
             batch = original(iterator)

@@ -1,9 +1,9 @@
 """Gradient buckets: how data-parallel modules group their parameters for communication.
 
-In: modules as DDP wraps them, torch's or Megatron-core's, the modules that FSDP2 has sharded, and what
-DeepSpeed reduces. Out: `buckets.json`, one object per wrapped module: `source`, and `buckets`, each with its
-`bytes`, and the indices (`parameters`), `names`, sizes (`parameter_bytes`) and `shapes` of its parameters,
-and its communication `hook`, where they are known.
+Reads modules as DDP wraps them, torch's or Megatron-core's, the modules that FSDP2 has sharded, and the
+reductions of DeepSpeed. Writes `buckets.json`, one object per wrapped module: `source`, and `buckets`, each
+with its `bytes`, and the indices (`parameters`), `names`, sizes (`parameter_bytes`) and `shapes` of its
+parameters, and its communication `hook`, where they are known.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ class Buckets:
         self.of_deepspeed = DeepSpeedBuckets(recorder)
 
     def on_module(self, module: Any) -> None:
-        """A module was wrapped for data parallelism."""
+        """Remember a module that was wrapped for data parallelism."""
         self._modules.append(weakref.ref(module))
 
     def on_group(self) -> None:
-        """A process group is made: those of Megatron-core are, before it wraps a module."""
+        """Watch Megatron-core's wrapper: its process groups are made before it wraps a module."""
         wrapper = ddp_class()
         if wrapper is not None and wrapper not in self._patched:
             self._patched.add(wrapper)
             patch(wrapper, "__init__", after=lambda module: self._recorder.call(self.on_megatron, module))
 
     def on_megatron(self, module: Any) -> None:
-        """A module was wrapped by Megatron-core."""
+        """Remember a module that Megatron-core wrapped."""
         self._of_megatron.append(weakref.ref(module))
 
     def on_step(self, step: int) -> object:
-        """Buckets are final after a few steps."""
+        """Save the buckets once they are final, after a few steps."""
         if step == KNOWN_AT_STEP - 1:
             self.of_deepspeed.forget()
         if step == KNOWN_AT_STEP:
@@ -81,10 +81,10 @@ class Buckets:
         return ENOUGH if step >= KNOWN_AT_STEP else None
 
     def save(self) -> None:
-        """Save what DDP, FSDP2, Megatron-core and DeepSpeed say of their buckets."""
+        """Save the buckets of DDP, FSDP2, Megatron-core and DeepSpeed."""
         described = [of_ddp(module) for module in _alive(self._modules)] + _of_fsdp()
         for module in _alive(self._of_megatron):
-            with suppress(Exception):  # another version of it: those of torch are not lost for that
+            with suppress(Exception):  # an unknown version must not cost torch's buckets
                 described += of_megatron(module)
         described += self.of_deepspeed.described()
         if described:
@@ -113,7 +113,7 @@ def _alive(references: list[weakref.ref[Any]]) -> list[Any]:
 
 
 def of_ddp(module: Any) -> dict[str, Any]:
-    """Buckets in order of communication: as rebuilt after the first backward, if they were."""
+    """Return a DDP module's buckets in order of communication, rebuilt if they were."""
     said = ddp_facts(module)
     sizes = [int(size) for size in _split(said.get("rebuilt_bucket_sizes") or said.get("bucket_sizes"))]
     ignored = attributes(module).get("parameters_to_ignore", ())
@@ -138,12 +138,12 @@ def of_ddp(module: Any) -> dict[str, Any]:
 
 
 def _assigned(module: Any, parameters: list[Any], sizes: list[int]) -> list[list[int]]:
-    """The parameters of buckets that are never rebuilt (`find_unused_parameters`): DDP does not say them.
+    """Return the parameters of buckets that are never rebuilt (`find_unused_parameters`), unlogged by DDP.
 
-    They are assigned once more, by DDP's own function; none if that does not give buckets of the same sizes.
+    DDP's own function assigns them again; empty if that does not give buckets of the same sizes.
     """
     cap, first = attributes(module)["bucket_bytes_cap"], first_bucket_bytes()
-    for limits in ([first, cap], [cap], [sys.maxsize]):  # by version, and by what DDP was asked for
+    for limits in ([first, cap], [cap], [sys.maxsize]):  # by version, and by the arguments of DDP
         indices = assign_buckets(parameters, limits)[::-1]  # the last layers communicate first
         if [sum(bytes_of(parameters[index]) for index in bucket) for bucket in indices] == sizes:
             return indices
@@ -163,7 +163,7 @@ def _split(listing: object) -> list[str]:
 
 
 def _of_fsdp() -> list[dict[str, Any]]:
-    """What each module sharded as a whole gathers at once, in the order of the model."""
+    """Return what each outermost sharded module gathers at once, in the order of the model."""
     states = fsdp_states()
     described = []
     for root, state in states.items():
@@ -191,10 +191,10 @@ def _of_group(group: Any, indices: dict[str, int]) -> dict[str, Any]:
     }
 
 
-# Gradient buckets of Megatron-core's DistributedDataParallel, which is no module of torch's DDP.
+# Gradient buckets of Megatron-core's DistributedDataParallel, which is not torch's DDP.
 
 DDP_OF_MEGATRON = "megatron.core.distributed.distributed_data_parallel"
-# By what Megatron-core calls them: experts have groups of ranks, and so buckets, of their own.
+# By Megatron-core's attribute: experts have separate groups of ranks, and so separate buckets.
 SOURCES = {
     "bucket_groups": "Megatron-core buckets",
     "expert_parallel_bucket_groups": "Megatron-core buckets of experts",
@@ -207,10 +207,10 @@ def ddp_class() -> Any:
 
 
 def of_megatron(module: Any) -> list[dict[str, Any]]:
-    """Buckets in the order in which the last layers' come first, their parameters likewise.
+    """Return buckets with the last layers first, and their parameters in the same order.
 
-    That is the order in which Megatron-core expects gradients, not one in which they were seen. `bytes` are
-    those of the reduction: with a distributed optimizer, of the padded buffer.
+    This is the order in which Megatron-core expects gradients, not an observed one. `bytes` are those of the
+    reduction: with a distributed optimizer, of the padded buffer.
     """
     named = [
         (name, parameter) for name, parameter in parameters_of(module.module) if wants_gradient(parameter)
@@ -238,10 +238,10 @@ def _of_bucket(bucket: Any, by_id: dict[int, tuple[int, str]]) -> dict[str, Any]
     }
 
 
-# Gradient buckets of DeepSpeed's optimizers (ZeRO 1, 2, 3) and engine (no ZeRO): what is in each reduction,
-# seen when it begins, once the job itself has imported them. DeepSpeed fills one buffer with gradients and
-# keeps no list of what was in it: the list is read when the buffer is about to be reduced, in a few early
-# steps. What another version lacks gives up the buckets, not the job.
+# Gradient buckets of DeepSpeed's optimizers (ZeRO 1, 2, 3) and engine (no ZeRO), once the job itself has
+# imported them. DeepSpeed fills one buffer with gradients and keeps no list of past contents: the list is
+# read when the buffer is about to be reduced, in a few early steps. An attribute missing in another version
+# costs the buckets, not the job.
 
 ZERO_1_2 = "deepspeed.runtime.zero.stage_1_and_2"
 ZERO_3 = "deepspeed.runtime.zero.stage3"
@@ -254,7 +254,7 @@ class Flush(NamedTuple):
     """One buffer that is about to be reduced.
 
     Attributes:
-        source: what says so.
+        source: the `source` in `buckets.json`.
         item: bytes of an element in the reduction.
         parameters: whose gradients are in it, in order.
         names: of all parameters of the model, by parameter.
@@ -267,7 +267,7 @@ class Flush(NamedTuple):
 
 
 class DeepSpeedBuckets:
-    """What DeepSpeed reduces together in one process."""
+    """The buffers that DeepSpeed reduces in one process."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -276,7 +276,7 @@ class DeepSpeedBuckets:
         self._met: dict[tuple[int, ...], dict[str, Any]] = {}
 
     def look(self, *_: Any) -> None:
-        """Hook what the job has imported by now."""
+        """Hook the modules of DeepSpeed that the job has imported."""
         for module, owner, method, flushes in HOOKS:
             target = getattr(sys.modules.get(module), owner, None)
             if target is not None and module not in self._hooked:
@@ -303,15 +303,15 @@ class DeepSpeedBuckets:
                 self._met[key] = {"owner": id(args[0]), "source": flush.source, "bucket": _facts(flush)}
 
     def forget(self) -> None:
-        """Buckets may still change: only those that come now count."""
+        """Discard the buckets seen so far, since buckets may still change."""
         self._met.clear()
 
     def finish(self) -> None:
-        """No more are needed."""
+        """Record no more buckets."""
         self._is_final = True
 
     def described(self) -> list[dict[str, Any]]:
-        """One object per optimizer and source, its buckets in the order of their reductions."""
+        """Return one object per optimizer and source, with buckets in the order of their reductions."""
         modules: dict[tuple[int, str], list[dict[str, Any]]] = {}
         for flushed in self._met.values():
             modules.setdefault((flushed["owner"], flushed["source"]), []).append(flushed["bucket"])
@@ -319,11 +319,11 @@ class DeepSpeedBuckets:
 
 
 def of_zero(optimizer: Any, comm_dtype: Any = None, *_: Any) -> Iterator[Flush]:
-    """What an optimizer of ZeRO reduces when it empties its buffers.
+    """Yield the buffers that an optimizer of ZeRO is about to reduce.
 
     Args:
         optimizer: of stage 1, 2 or 3.
-        comm_dtype: the type of the buffer that is emptied; all where it is None.
+        comm_dtype: the type of the buffer that is emptied; None for all.
     """
     stage = 3 if hasattr(optimizer, "fp16_groups") else 2 if optimizer.partition_gradients else 1
     in_backward = stage > 1 or getattr(optimizer, "overlap_comm", False)
@@ -338,14 +338,14 @@ def of_zero(optimizer: Any, comm_dtype: Any = None, *_: Any) -> Iterator[Flush]:
 
 
 def _parameter(optimizer: Any, entry: Any) -> Any:
-    """A parameter in a buffer: stage 3 holds it, others its group and its place there."""
+    """Return the parameter of an entry in a buffer: stage 3 stores it, others its group and index."""
     if not isinstance(entry, tuple):
         return entry
     return entry[1] if isinstance(entry[1], torch.Tensor) else optimizer.bit16_groups[entry[0]][entry[1]]
 
 
 def of_engine(engine: Any, small_bucket: list[Any], *_: Any, **__: Any) -> Iterator[Flush]:
-    """What an engine without ZeRO reduces at once, after backward."""
+    """Yield the buffer that an engine without ZeRO reduces at once, after backward."""
     names = {parameter: name for name, parameter in engine.module.named_parameters()}
     reduced = [parameter for parameter in names if parameter.grad is not None and parameter.numel()]
     owners = {parameter.grad.data_ptr(): parameter for parameter in reduced}
@@ -371,7 +371,7 @@ def _facts(flush: Flush) -> dict[str, Any]:
     trained = [parameter for parameter in flush.names if parameter.requires_grad]
     by_id = {id(parameter): (index, flush.names[parameter]) for index, parameter in enumerate(trained)}
     places = [by_id.get(id(parameter), (-1, "")) for parameter in flush.parameters]
-    # Of stage 3, a parameter's own shape is that of nothing: it is shared out.
+    # In stage 3 a parameter's own shape is empty.
     shapes = [
         [int(size) for size in getattr(parameter, "ds_shape", parameter.shape)]
         for parameter in flush.parameters

@@ -1,8 +1,9 @@
 """Which collective calls PyTorch itself remembers: its flight recorder, turned on where it is off.
 
-In: the job's environment and process groups. Out: the size of the flight recorder's ring in the environment,
-where the user has set none, and `lacks.txt`, one sentence for each thing that this PyTorch does not record.
-Before 2.11 the ring has no entries unless a variable gives it some; before 2.8 it knows NCCL alone.
+Reads the job's environment and process groups. Sets the size of the flight recorder's ring in the
+environment, unless the user did, and writes `lacks.txt`, one sentence for each thing that this PyTorch does
+not record. Before 2.11 the ring has no entries unless a variable gives it some; before 2.8 it covers NCCL
+alone.
 """
 
 from __future__ import annotations
@@ -17,41 +18,41 @@ from ..files import LACKS
 from ..recorder import Recorder
 from ..torch_internals import backend_configs, dump_of
 
-DEFAULT = 2000  # entries, as PyTorch 2.11 and later
+DEFAULT = 2000  # entries, as in PyTorch 2.11 and later
 _NEW, _OLD = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _FOR_TESTS = ("fake", "threaded", "undefined")  # backends that call nothing
 
 
 def knows_all() -> bool:
-    """Whether the flight recorder is that of all backends, which came with a new name of its variable."""
+    """Return whether the flight recorder covers all backends, which came with a new name of its variable."""
     return dump_of("fr") is not None
 
 
 def names() -> tuple[str, ...]:
-    """The variables that this PyTorch takes the size from; the first one that is set counts.
+    """Return the variables that this PyTorch takes the size from; the first one that is set counts.
 
-    The second is one it warns of on stderr: a job that did not set it must not get it.
+    PyTorch warns of the second on stderr: a job that did not set it must not get it.
     """
     return (_NEW, _OLD) if knows_all() else (_OLD,)
 
 
 def turn_on() -> None:
-    """Give the ring entries, unless the user has said how many; PyTorch reads it at the first group."""
+    """Give the ring entries, unless the user has set their number; PyTorch reads it at the first group."""
     if not any(name in os.environ for name in names()):
         os.environ[names()[0]] = str(DEFAULT)
 
 
 def entries() -> int:
-    """How many calls the ring keeps; 0 where it is turned off."""
+    """Return how many calls the ring keeps; 0 where it is turned off."""
     texts = [os.environ[name] for name in names() if name in os.environ]
     try:
         return max(int(texts[0]), 0) if texts else DEFAULT
-    except ValueError:  # PyTorch refuses it, with an error of its own
+    except ValueError:  # PyTorch raises its own error
         return DEFAULT
 
 
 def lacks(backends: Iterable[str], size: int) -> list[str]:
-    """What is not recorded of collective calls, in words."""
+    """Return one sentence for each gap in the record of collective calls."""
     if size == 0:
         name = next((name for name in names() if name in os.environ), names()[0])
         return [f"{name}={os.environ.get(name, 0)} turns PyTorch's flight recorder off: {_UNSEEN}"]
@@ -67,18 +68,18 @@ _UNSEEN = "they are recorded in deep windows only, without bytes and groups"
 
 
 class UnrecordedCalls:
-    """What this process's PyTorch does not record."""
+    """The gaps in what this process's PyTorch records."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child."""
+        """Start with nothing written in a forked child."""
         self._said: list[str] = []
 
     def say(self) -> None:
-        """Write what is lacking, if there is more of it than before."""
+        """Write the gaps, if they differ from those written before."""
         if self._recorder.folder is None or not dist.is_initialized():
             return
         configs = backend_configs()
@@ -91,7 +92,7 @@ class UnrecordedCalls:
 
 
 def install(recorder: Recorder) -> None:
-    """Turn the flight recorder on, and say what it cannot have."""
+    """Turn the flight recorder on, and write what it cannot record."""
     if not dist.is_available():
         return
     turn_on()

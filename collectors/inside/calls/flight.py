@@ -1,11 +1,11 @@
 """PyTorch's flight recorder: every collective call of each process group.
 
-In: the ring of the latest calls, which PyTorch keeps. Out: `flight-BACKEND-NNNN.*`, dumps that overlap so
-that no call is lost between them, and `groups.json` with the ranks of each process group, which gloo's dumps
-lack. A thread of ours dumps whenever half of the ring may be new. Collectives within a CUDA graph
-are recorded neither when the graph is captured nor when it is replayed. An observer outside the job touches
-`wanted.json` beside the folders of the launches: then `calls-BACKEND.*` have what came since the last request
-but one, and all that is unfinished.
+Reads the rings of the latest calls, which PyTorch keeps. Writes `flight-BACKEND-NNNN.*`, dumps that overlap
+so that no call is lost between them, and `groups.json` with the ranks of each process group, which gloo's
+dumps lack. A thread of ours dumps whenever half of a ring may be new. Collectives within a CUDA graph are
+recorded neither at its capture nor at its replays. An observer outside the job touches `wanted.json` beside
+the folders of the launches: then `calls-BACKEND.*` get the calls since the last request but one, and all that
+are unfinished.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from ..torch_internals import (
 from . import coverage
 
 STALL_S = 5.0  # after this long without a step the calls are saved: the job may hang
-SHORTEST_S, LONGEST_S = 0.02, 1.0  # between two looks at how far the ring has got
-LATEST = 300  # calls that are shown at least of a stalled job, and at the first request
-WAITING = 64  # dumps that are not converted yet: from then on the latest replaces the one before
+SHORTEST_S, LONGEST_S = 0.02, 1.0  # between two looks at the progress of the ring
+LATEST = 300  # calls shown at least for a stalled job, and at the first request
+WAITING = 64  # unconverted dumps, beyond which the latest replaces the one before
 
 
 class RingProgress(NamedTuple):
-    """How far a ring had got at a dump.
+    """The progress of a ring at a dump.
 
     Attributes:
-        at_s: when, on the monotonic clock.
+        at_s: time of the dump, on the monotonic clock.
         enqueued: calls as the groups count them; some sends and receives may be missing.
-        last: number of the last call in the dump, -1 where there is none.
-        rate: calls a second since the dump before.
-        calls_per_count: calls in the dump for each that was counted since the dump before, 1 at least.
+        last: number of the last call in the dump; -1 for none.
+        rate: calls per second since the previous dump.
+        calls_per_count: calls in the dump for each counted call since the previous dump; at least 1.
         digest: of the dump.
     """
 
@@ -75,17 +75,17 @@ class Flight:
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child: it has no groups yet."""
+        """Start without groups in a forked child."""
         self.dumps.groups.forget()
         self._rings: list[Ring] = []
         self._levels: dict[str, RingProgress] = {}
-        self._owed: set[str] = set()  # rings that were to be dumped, and could not be
-        self._looks: dict[str, tuple[float, int]] = {}  # when, and the calls that the counters showed
+        self._owed: set[str] = set()  # rings that could not be dumped when they were due
+        self._looks: dict[str, tuple[float, int]] = {}  # time and counted calls of the latest look
         self._pause_s = SHORTEST_S
         self._counts: dict[str, int] = {}
         self._groups: dict[str, list[int]] = {}
         self._shown = stamp_of(self._wanted)
-        self._shown_to: dict[str, tuple[int, int]] = {}  # the last calls at the latest two requests
+        self._shown_to: dict[str, tuple[int, int]] = {}  # last calls at the latest two requests
         self._said: dict[str, int] = {}
         self._stalled_s = STALL_S
         self._whole = False
@@ -95,7 +95,7 @@ class Flight:
         self._thread: Thread | None = None
 
     def before_fork(self) -> None:
-        """Keep other threads from dumping during a fork; give up waiting for them after a while."""
+        """Keep other threads from dumping during a fork; stop waiting for them after `STALL_S`."""
         self._held = self._lock.acquire(True, STALL_S)
 
     def after_fork(self) -> None:
@@ -107,7 +107,7 @@ class Flight:
         """Start the thread that dumps the rings, once there is a process group."""
         if self._thread is None and dist.is_initialized():
             with self._lock:
-                # Rings read their sizes from the environment as they are first asked for.
+                # PyTorch reads the size of a ring from the environment at its first use.
                 if not self._rings:
                     start = RingProgress(time.monotonic(), 0, -1, 0.0, 1.0, 0)
                     self._rings = rings()
@@ -115,7 +115,7 @@ class Flight:
             self._thread = Thread(self._drain, self._wake)
 
     def on_window(self, _name: str) -> None:
-        """A deep window was saved: its collectives are in the flight recorder, too."""
+        """Dump the calls of a deep window that was saved."""
         self._wake.ring()
 
     def on_second(self) -> None:
@@ -131,7 +131,7 @@ class Flight:
             self._stalled_s *= 2
 
     def on_end(self) -> None:
-        """Save the latest; the thread must not be within PyTorch when the interpreter goes."""
+        """End the thread, which must not be in PyTorch at the interpreter's exit, and save what is new."""
         thread, self._thread = self._thread, None
         wake, self._wake = self._wake, Bell()
         wake.ring()
@@ -140,7 +140,7 @@ class Flight:
             self.save(must=True)
 
     def on_exit(self) -> None:
-        """Note that the dumps are complete: no call follows those that were saved."""
+        """Mark the dumps as complete: no call follows those that were saved."""
         if self._whole and self._recorder.folder is not None:
             self._recorder.write_file(LAST, b"")
 
@@ -148,14 +148,14 @@ class Flight:
         """Dump the rings.
 
         Args:
-            must: whether no other occasion follows.
+            must: whether this is the last occasion.
 
         Returns:
             Whether all could be dumped.
         """
         with self._lock:
             left = self._save(self._rings, name, must)
-            # A dump that says nothing new is not written: that nothing changed until now is worth knowing.
+            # A dump with nothing new is not written; the time shows that nothing changed until now.
             if not left:
                 self._recorder.write_file("checked", str(time.time_ns()).encode())
         return not left
@@ -194,13 +194,13 @@ class Flight:
         self._said[name] = said
 
     def _drain(self, wake: Bell) -> None:
-        while self._wake is wake:  # else this thread has been given up, and another may have been started
+        while self._wake is wake:  # else this thread was abandoned, and another may have started
             asked = wake.wait(self._pause_s)
             if self._wake is wake:
                 self._recorder.call(self._look, asked)
 
     def _look(self, asked: bool) -> None:
-        """Dump the rings of which half may be new, and look again before a quarter may be."""
+        """Dump the rings that may be half new, and look again before a quarter may be."""
         with self._lock:
             enqueued = self._enqueued()
             full = [ring for ring in self._rings if self._is_half_new(ring, enqueued[ring.name])]
@@ -212,7 +212,7 @@ class Flight:
         self._pause_s = max(pause_s, SHORTEST_S)
 
     def _enqueued(self) -> dict[str, int]:
-        """Calls of each ring so far, without touching a ring or a GPU. Gloo's ring leaves out messages."""
+        """Return the calls of each ring so far, without touching a ring or a GPU; gloo's omits messages."""
         counts = self.dumps.groups.count()
         counts[NCCL] += self._recorder.num_messages
         return counts
@@ -220,7 +220,7 @@ class Flight:
     def _is_half_new(self, ring: Ring, enqueued: int) -> bool:
         level = self._levels[ring.name]
         since_s = time.monotonic() - level.at_s
-        # Messages that C++ code sends are counted by the dumps alone.
+        # Messages sent by C++ code are counted by the dumps alone.
         return max((enqueued - level.enqueued) * level.calls_per_count, level.rate * since_s) >= self._half
 
     def _is_wanted(self, ring: Ring) -> bool:
@@ -228,7 +228,7 @@ class Flight:
         return ring.name in self._owed or since_s > self._recorder.calls_saved_each_s
 
     def _rate(self, ring: Ring, enqueued: int) -> float:
-        """Calls a second: from the latest dumps, or as the groups count since the latest look."""
+        """Return calls per second: since the previous dump, or as counted since the latest look, if more."""
         now_s = time.monotonic()
         before_s, before = self._looks.get(ring.name, (now_s, enqueued))
         self._looks[ring.name] = now_s, enqueued
@@ -238,7 +238,7 @@ class Flight:
         )
 
     def _save(self, rings: list[Ring], name: str = "", must: bool = False) -> set[str]:
-        """Dump some rings; returns the names of those that have to be left for later."""
+        """Dump some rings; return the names of those left for later."""
         if rings:
             self._save_groups()
         return {ring.name for ring in rings if not self._save_ring(ring, name, must)}
@@ -265,7 +265,7 @@ class Flight:
         return True
 
     def _next(self, ring: Ring) -> str:
-        """The number of a ring's next dump."""
+        """Return the number of a ring's next dump; that of the latest while many dumps wait."""
         folder = self._recorder.folder
         assert folder is not None
         if len(list(folder.glob(f"flight-*{ring.suffix}"))) < WAITING:
@@ -294,15 +294,15 @@ def install(recorder: Recorder) -> None:
 
 
 def groups_of_process() -> dict[str, list[int]]:
-    """Global ranks of each process group by name; gloo's flight recorder lacks them."""
+    """Return the global ranks of each process group by name, which gloo's flight recorder lacks."""
     return {name: sorted(group_ranks(group)) for group, name in group_names().items()}
 
 
-# PyTorch's rings of calls: which there are, how to dump them, how far they have got.
+# PyTorch's rings of calls: which exist, how to dump them, and their progress.
 
-NCCL, OTHERS = "nccl", "fr"  # rings: gloo and the like share one
-SETTLED_S = 5.0  # a group that was not used for this long after it was made is not waited for
-WAIT_S = 1.0  # a group is made after this long, whatever we still do
+NCCL, OTHERS = "nccl", "fr"  # rings: gloo and other backends share one
+SETTLED_S = 5.0  # a group that stays unused for this long is not waited for
+WAIT_S = 1.0  # the longest that our work delays a new group
 _BACKENDS = {"ProcessGroupNCCL": NCCL, "ProcessGroupGloo": OTHERS}
 _MAKERS = ("_new_process_group_helper", "split_group", "shrink_group")
 _RECORD = '"record_id":'
@@ -313,7 +313,7 @@ class Ring(NamedTuple):
     """One ring of calls.
 
     Attributes:
-        name: what its dumps are called.
+        name: in the names of its dumps.
     """
 
     name: str
@@ -322,7 +322,7 @@ class Ring(NamedTuple):
 
 
 def rings() -> list[Ring]:
-    """The rings that this PyTorch has."""
+    """Return the rings that this PyTorch has."""
     present = []
     for name in (OTHERS, NCCL):
         pickled = dump_of(name)
@@ -332,10 +332,11 @@ def rings() -> list[Ring]:
 
 
 def _ring(name: str, pickled: Callable[..., bytes]) -> Ring:
-    """A ring that is dumped by PyTorch's handler for its own monitoring, which lets other threads run.
+    """Return a ring that is dumped, where possible, by PyTorch's handler for its own monitoring.
 
-    NCCL's handlers can be called over a socket only, where a thread of PyTorch's asks the GPU that does not
-    know which one. Of what is left a pickle holds Python's lock half as long as JSON does.
+    The handler lets other threads run. NCCL's handlers can only be called over a socket, where a thread of
+    PyTorch's asks the GPU without knowing which one. Otherwise a pickle holds Python's lock half as long as
+    JSON does.
     """
     by_handler = handler_of(f"{name}_trace_json")
     with suppress(Exception):
@@ -345,13 +346,13 @@ def _ring(name: str, pickled: Callable[..., bytes]) -> Ring:
 
 
 class Groups:
-    """The process groups as they count their calls, and whether one is being made."""
+    """The calls that process groups count, and whether a group is being made."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """This is a forked child: it has no groups yet, and locks are its own."""
+        """Start without groups, and with new locks, in a forked child."""
         self._counts: dict[tuple[str, str], int] = {}  # by ring and group; destroyed ones stay counted
         self._made_s: dict[tuple[str, str], float] = {}
         self._making = 0
@@ -360,7 +361,7 @@ class Groups:
         self._busy = 0
 
     def count(self) -> dict[str, int]:
-        """Collectives called so far, by ring: numbers of the process's own, for which no GPU is asked."""
+        """Return the collectives called so far, by ring, from counters of the process: no GPU is asked."""
         for key, number in _sequences().items():
             self._made_s.setdefault(key, time.monotonic())
             self._counts[key] = max(number, self._counts.get(key, 0))
@@ -370,7 +371,7 @@ class Groups:
         return totals
 
     def is_settled(self, ring: str) -> bool:
-        """Whether each group of a ring, as of the latest count, has been used or was left so for long."""
+        """Return whether each group of a ring was used by the latest count, or unused for `SETTLED_S`."""
         now_s = time.monotonic()
         return all(
             number or now_s - self._made_s[key] > SETTLED_S
@@ -383,8 +384,8 @@ class Groups:
         """Keep groups from being made, for at most `WAIT_S`.
 
         Yields:
-            Whether none is being made, or one for so long that the job hangs there: its calls are wanted, and
-            who waits for other ranks changes no list.
+            Whether no group is being made, or one for so long that the job hangs there: then its calls are
+            wanted, and a thread that waits for other ranks changes no list.
         """
         with self._changed:
             free = not self._making or time.monotonic() - self._since_s > SETTLED_S
@@ -397,20 +398,20 @@ class Groups:
                     self._busy -= 1
 
     def on_making(self) -> None:
-        """Called before a group is made or destroyed."""
+        """Register a group that is about to be made, and wait while another thread dumps."""
         with self._changed:
             self._making += 1
             self._since_s = time.monotonic()
             self._changed.wait_for(lambda: not self._busy, WAIT_S)
 
     def on_made(self) -> None:
-        """It is, or it could not be."""
+        """Unregister a group that was made, or could not be."""
         with self._changed:
             self._making -= 1
 
 
 def _sequences() -> dict[tuple[str, str], int]:
-    """Collectives called so far by ring and name of the group; a backend that does not count is left out."""
+    """Return the collectives called so far by ring and group name, without backends that do not count."""
     counts = {}
     for group, name in group_names().items():
         for backend in backends_of(group):
@@ -421,7 +422,7 @@ def _sequences() -> dict[tuple[str, str], int]:
 
 
 def watch_groups(recorder: Recorder, groups: Groups) -> None:
-    """Have it known while groups are made."""
+    """Report to `groups` when groups are made."""
     from torch.distributed import device_mesh, distributed_c10d
 
     def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -440,18 +441,18 @@ def watch_groups(recorder: Recorder, groups: Groups) -> None:
 
 
 class JobDevice:
-    """The GPU that the job's own threads use, for those of ours that ask it something."""
+    """The GPU that the job's own threads use, for threads of ours that query it."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
     @contextmanager
     def used(self) -> Iterator[bool]:
-        """Have this thread work with the job's GPU for a while.
+        """Make this thread work with the job's GPU for a while.
 
         Yields:
-            Whether there is one. A thread that asks without makes itself a context on the first GPU of the
-            node, half a gigabyte of which the rank there is short.
+            Whether there is one. A thread without it would make a context on the first GPU of the node, and
+            take half a gigabyte from the rank there.
         """
         training = self._recorder.training_thread or main_thread_ident()
         if not torch.cuda.is_initialized() or get_ident() == training:
@@ -460,7 +461,7 @@ class JobDevice:
         device = self._recorder.device
         is_named = device is not None and device.type == "cuda" and device.index is not None
         devices = [device.index] if is_named else range(torch.cuda.device_count())
-        # Parameters lie on the device that is known, even where its context cannot be asked for.
+        # Parameters are on the known device, even where its context cannot be asked for.
         in_use = [index for index in devices if (is_named if (has := has_context(index)) is None else has)]
         if not in_use:
             yield False
@@ -477,13 +478,13 @@ class RingDumper:
         self.device = JobDevice(recorder)
 
     def dump(self, ring: Ring, must: bool = True) -> bytes | None:
-        """All that a ring remembers.
+        """Return all that a ring remembers.
 
         Args:
-            must: whether calls may be lost where it is left for later.
+            must: whether calls may be lost if the dump is left for later.
 
         Returns:
-            None where it has to be left for later.
+            None where it must be left for later.
         """
         if ring.name != NCCL:
             with self.groups.kept() as free:
@@ -498,9 +499,9 @@ class RingDumper:
 
 
 def last_record(dump: bytes) -> int:
-    """The number of the last call in a dump; -1 where there is none.
+    """Return the number of the last call in a dump; -1 where there is none.
 
-    JSON is searched as text: reading 2,000 calls would hold up the job's own threads for some 20 ms.
+    JSON is searched as text: parsing 2,000 calls would hold up the job's own threads for some 20 ms.
     """
     if not dump.startswith(b"{"):
         entries = _unpickled(dump).get("entries")
@@ -511,7 +512,7 @@ def last_record(dump: bytes) -> int:
 
 
 def shortened(dump: bytes, last: int) -> bytes:
-    """A dump as JSON without the calls up to a number, but the last one and those from an unfinished one on.
+    """Return a dump as JSON from the first call that is unfinished or after `last` on, at least one.
 
     JSON is cut as text.
 
@@ -538,6 +539,6 @@ def shortened(dump: bytes, last: int) -> bytes:
 
 
 def _unpickled(dump: bytes) -> dict[str, Any]:
-    """What PyTorch just wrote."""
+    """Load a pickle that PyTorch wrote in this process."""
     document: dict[str, Any] = pickle.loads(dump) if dump else {}
     return document

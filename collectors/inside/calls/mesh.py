@@ -1,7 +1,7 @@
-"""Device meshes: which axes of parallelism the job has, and where on them this rank is.
+"""Device meshes: which axes of parallelism the job has, and this rank's coordinates on them.
 
-In: meshes as they are made, and what Megatron-core and DeepSpeed say instead. Out: `mesh.json`, a
-list of their axes' names, sizes and this rank's coordinates.
+Reads meshes as they are made, and the groups of Megatron-core and DeepSpeed, which make none. Writes
+`mesh.json`, a list of the axes' names, sizes and this rank's coordinates.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class Meshes:
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child."""
+        """Start without meshes in a forked child."""
         self._known: list[dict[str, Any]] = []
 
     def on_mesh(self, mesh: Any) -> None:
-        """A mesh was made."""
+        """Add a new mesh, if its axes have names and it contains this rank."""
         names, coordinate = mesh.mesh_dim_names, mesh.get_coordinate()
         if not names or coordinate is None:
             return
         self._add({"names": list(names), "sizes": list(mesh.mesh.shape), "coordinate": list(coordinate)})
 
     def on_step(self, _step: int) -> object:
-        """A step has ended: what the job needs for one is set up."""
+        """Add the axes of frameworks, which are set up by the end of a step."""
         for fact in of_frameworks():
             self._add(fact)
         return ENOUGH
@@ -48,7 +48,7 @@ class Meshes:
             self.save()
 
     def save(self) -> None:
-        """Save the meshes, once there is a place for it."""
+        """Save the meshes, once the process has a folder."""
         if self._known and self._recorder.folder is not None:
             self._recorder.write_file("mesh.json", json.dumps(self._known).encode())
 
@@ -66,11 +66,11 @@ def install(recorder: Recorder) -> None:
     recorder.listen("fork", meshes.on_fork)
 
 
-# Where this rank stands on the axes of Megatron-core and DeepSpeed, which make no device meshes.
+# This rank's coordinates on the axes of Megatron-core and DeepSpeed, which make no device meshes.
 
 MEGATRON = "megatron.core.parallel_state"
 DEEPSPEED = "deepspeed.utils.groups"
-# By axis, what Megatron-core and objects made after it (DeepSpeed's `mpu`) call it: the first that is there.
+# By axis, its names in Megatron-core and in objects like it (DeepSpeed's `mpu`): the first that exists.
 AXES: Sequence[tuple[str, Sequence[str]]] = (
     ("pp", ("pipeline_model_parallel", "pipe_parallel")),
     ("dp", ("data_parallel",)),
@@ -81,10 +81,10 @@ EXPERTS = "expert_model_parallel"
 
 
 def of_frameworks() -> list[dict[str, Any]]:
-    """What frameworks say, as `names`, `sizes` and `coordinate`; nothing of those that are not set up."""
+    """Return the axes of frameworks that are set up, as `names`, `sizes` and `coordinate`."""
     facts = []
     for state in _states():
-        with suppress(Exception):  # another version of it
+        with suppress(Exception):  # an unknown version
             facts += [
                 fact for fact in (_of_axes(state, AXES), _of_axes(state, (("ep", (EXPERTS,)),))) if fact
             ]
@@ -94,7 +94,7 @@ def of_frameworks() -> list[dict[str, Any]]:
 
 
 def _states() -> Iterator[Any]:
-    """What can be asked for ranks and sizes: Megatron-core, once it is set up, and DeepSpeed's `mpu`."""
+    """Yield what has ranks and sizes: Megatron-core, once it is set up, and DeepSpeed's `mpu`."""
     megatron = sys.modules.get(MEGATRON)
     if megatron is not None and getattr(megatron, "is_initialized", lambda: False)():
         yield megatron
@@ -104,7 +104,7 @@ def _states() -> Iterator[Any]:
 
 
 def _of_axes(state: Any, axes: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
-    """The axes that it has a rank and a size of; nothing where it has none."""
+    """Return the axes with a rank and a size in `state`; empty where it has none."""
     places: list[tuple[str, int, int]] = []
     for axis, spellings in axes:
         name = next((spelling for spelling in spellings if hasattr(state, f"get_{spelling}_world_size")), "")
@@ -121,7 +121,7 @@ def _of_axes(state: Any, axes: Sequence[tuple[str, Sequence[str]]]) -> dict[str,
 
 
 def _of_deepspeed(groups: Any) -> Iterator[dict[str, Any]]:
-    """Data parallelism where DeepSpeed has no other, and its experts."""
+    """Yield data parallelism where DeepSpeed has no other axis, and its experts."""
     if groups is None:
         return
     alone = groups.mpu is None and getattr(groups, "mesh_device", None) is None

@@ -1,9 +1,9 @@
 """Messages of gloo, and the calls in which a process is stalled.
 
-In: sends and receives on CPU tensors, which gloo's flight recorder leaves out. Out: `messagesNNNN.json`, the
-messages of a deep window; and `stall.json`, while no step ends: the latest message of each pair and all that
-are not delivered, and the stack of the main thread. A process that fails saves it once more, unless it
-did since its last step: the call that fails at the end is not the one that it waited for.
+Reads sends and receives on CPU tensors, which gloo's flight recorder omits. Writes `messagesNNNN.json`, the
+messages of a deep window; and `stall.json`, while no step ends: the latest message of each pair, all that are
+not delivered, and the stack of the main thread. A process that fails saves it once more, unless it did since
+its last step: the call that fails at the end is not the one that it waited for.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class Stalls:
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child: it has sent nothing."""
+        """Start without messages in a forked child."""
         self._pending: deque[tuple[Any, dict[str, Any]]] = deque(maxlen=PENDING)
         self._in_window: deque[dict[str, Any]] = deque(maxlen=MAX_MESSAGES)
         self._latest: dict[tuple[str, str, int], tuple[Any, dict[str, Any]]] = {}
         self._counts: dict[tuple[str, str, int], int] = {}
         self._saved_s = 0.0
-        self._open: set[tuple[str, str, int, int]] = set()  # messages that were open at the save before
+        self._open: set[tuple[str, str, int, int]] = set()  # messages that were open at the previous save
 
     def on_message(self, op: str, group: Any, work: Any, tensors: Any, peer: int) -> None:
-        """Note that a message was begun."""
+        """Record a message that was begun; on a GPU, only count it."""
         tensor = parts_of(tensors)[0]
         device = device_of(tensor)
         if device is None or device.type != "cpu":
@@ -76,7 +76,7 @@ class Stalls:
         self._recorder.num_messages += 1
 
     def on_window(self, name: str) -> None:
-        """Save the messages of a window that was saved."""
+        """Save the messages of a deep window that was saved."""
         messages, self._in_window = self._in_window, deque(maxlen=MAX_MESSAGES)
         if messages:
             saved = {"groups": _groups_of(messages), "messages": list(messages)}
@@ -84,7 +84,7 @@ class Stalls:
             self._recorder.write_file(path, json.dumps(saved).encode())
 
     def on_second(self) -> None:
-        """Save while no step ends; not while the process ends, which changes what is open."""
+        """Save while no step ends, except while the process ends, which changes the open messages."""
         if self._recorder.ending:
             return
         now_s = time.monotonic()
@@ -93,14 +93,14 @@ class Stalls:
             self._saved_s = now_s
 
     def on_end(self) -> None:
-        """Save before a process that fails ends, unless a save during its stall exists already."""
+        """Save before a failing process ends, unless its stall was saved already."""
         if self._recorder.ending == "exception" and self._saved_s <= self._recorder.last_step_s:
             self.save()
 
     def save(self) -> None:
-        """Write what is known now.
+        """Write the latest messages, those not delivered, and the main thread's stack.
 
-        A waiting thread holds the message's handle: one whose handle is gone was delivered, or has failed.
+        A waiting thread holds the message's handle: a message without a handle was delivered, or has failed.
         Its state is `closed` if it was open at the previous save, else `completed`.
         """
         pending = [
@@ -127,13 +127,13 @@ def _name_of(message: dict[str, Any]) -> tuple[str, str, int, int]:
 
 
 def _is_open(work: Any) -> bool:
-    """Whether the message's handle still exists and was not waited for to its end."""
+    """Return whether the message's handle still exists and is not completed."""
     held = work()
     return held is not None and not held.is_completed()
 
 
 def _groups_of(messages: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
-    """Global ranks of the groups of some messages, in the order of each group."""
+    """Return the global ranks of the groups of some messages, in the order of each group."""
     used = {message["group"] for message in messages}
     return {
         name: sorted(places, key=places.__getitem__)
@@ -143,7 +143,7 @@ def _groups_of(messages: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
 
 
 def _main_stack() -> list[str]:
-    """Calls of the main thread without ours, innermost first: `file:line function`."""
+    """Return the calls of the main thread without ours, innermost first: `file:line function`."""
     main = main_thread_ident()
     frames = next((stack.frames for stack in stacks() if stack.ident == main), [])
     calls = [f"{frame['file']}:{frame['line']} {frame['function']}" for frame in frames]
@@ -165,7 +165,7 @@ def install(recorder: Recorder) -> None:
 
 
 def _patch(recorder: Recorder, stalls: Stalls, op: str) -> None:
-    """Note each message; what the group returns is passed on unchanged."""
+    """Record each message; the group's return value is passed on unchanged."""
     owner = dist.ProcessGroup
     original = getattr(owner, op)
 

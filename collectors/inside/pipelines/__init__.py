@@ -1,1 +1,1 @@
-"""Forward and backward of each micro-batch, of jobs that pipeline: seen where their frameworks begin them."""
+"""Probes of pipelines: forward and backward of each micro-batch, seen where frameworks begin them."""

@@ -1,9 +1,9 @@
 """Operations of jobs that pipeline with DeepSpeed's PipelineEngine.
 
-In: its instructions, once the job itself has imported them. Out: each forward (with the loss) and backward of
-a micro-batch. Micro-batches are counted within a schedule; a backward is of the forward that filled its
-buffer. A forward is recorded with its backward, so that nothing is recorded of a validation. Messages lie
-outside.
+Hooks its instructions, once the job itself has imported them. Records each forward (with the loss) and
+backward of a micro-batch. Micro-batches are counted within a schedule; a backward belongs to the forward that
+filled its buffer. A forward is recorded with its backward, so that nothing is recorded of a validation.
+Messages are outside.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class DeepSpeedHooks:
 
     def _begin(self) -> None:
         self._micro_batches = 0
-        self._in_buffers: dict[Any, tuple[int, int, int]] = {}  # micro-batch and extent of each one's forward
+        self._in_buffers: dict[Any, tuple[int, int, int]] = {}  # micro-batch, start and end of its forward
 
     def look(self, *_: Any) -> None:
-        """Set the hooks once the job has imported what they hang on."""
+        """Set the hooks once the job has imported the engine."""
         engine = getattr(sys.modules.get(ENGINE), "PipelineEngine", None)
         if self._set or engine is None:
             return
@@ -55,7 +55,7 @@ class DeepSpeedHooks:
                     instructions[instruction] = getattr(engine, name)
 
     def _on_schedule(self, engine: Any, schedule: Any, *_: Any) -> None:
-        """A batch begins."""
+        """Count the micro-batches of a new schedule, and describe the stage if it trains."""
         self._begin()
         stage, num_stages = int(engine.stage_id), int(engine.num_stages)
         is_training = not type(schedule).__name__.startswith("Inference")
@@ -77,7 +77,7 @@ class DeepSpeedHooks:
 
 
 def _buffer(args: Any, kwargs: Any) -> Any:
-    """Which buffer an instruction works on: its first argument after the engine."""
+    """Return the buffer that an instruction works on: its first argument after the engine."""
     return args[1] if len(args) > 1 else kwargs["buffer_id"]
 
 

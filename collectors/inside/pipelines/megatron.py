@@ -1,8 +1,8 @@
 """Operations of jobs that pipeline with Megatron-core's own schedules, interleaved or not.
 
-In: its functions for a forward and a backward step, once the job itself has imported them. Out: each forward
-(with the loss) and backward of a micro-batch. A backward is known by the output that its forward gave. A
-forward is recorded with its backward, so that nothing is recorded of a validation. Messages lie outside.
+Hooks its functions for a forward and a backward step, once the job itself has imported them. Records each
+forward (with the loss) and backward of a micro-batch. A backward is known by the output of its forward. A
+forward is recorded with its backward, so that nothing is recorded of a validation. Messages are outside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .operations import PipelineOperations, timed
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 STATE = "megatron.core.parallel_state"
 SOURCE = "Megatron-core"
-MAX_IN_FLIGHT = 1 << 14  # forwards whose backward has not come: more are of validations
+MAX_IN_FLIGHT = 1 << 14  # forwards without their backward; more belong to validations
 
 
 class _Forward(NamedTuple):
@@ -45,7 +45,7 @@ class MegatronHooks:
         self._places: dict[int, int] = {}  # number of each chunk of ours, by its place in the model
 
     def look(self, *_: Any) -> None:
-        """Set the hooks once the job has imported what they hang on."""
+        """Set the hooks once the job has imported the schedules."""
         module = sys.modules.get(SCHEDULES)
         if self._set or not (hasattr(module, "forward_step") and hasattr(module, "backward_step")):
             return
@@ -81,7 +81,7 @@ class MegatronHooks:
 
 
 def _chunk(state: Any, kwargs: Any) -> int:
-    """The number of the model chunk: as the schedule says, in older versions as the process' state does."""
+    """Return the number of the model chunk: the schedule's, or in older versions the process's state."""
     said = kwargs.get("vp_stage")
     if said is None:
         said = state.get_virtual_pipeline_model_parallel_rank()
@@ -89,7 +89,7 @@ def _chunk(state: Any, kwargs: Any) -> int:
 
 
 def _output(output: Any) -> int:
-    """What the output of a forward is known by: it lives until its backward, though it may lose its data."""
+    """Return an id of a forward's output: it lives until its backward, though it may lose its data."""
     return id(output[0] if isinstance(output, list) else output)
 
 

@@ -1,7 +1,7 @@
 """The operations of one process of a pipeline: what it did with which micro-batch, from when to when.
 
-In: what the hooks of a framework say. Out: records of kind `OPERATION`, and `pipeline.json`: which chunks of
-the model the process has. Nothing is written of work without gradients, such as a validation.
+Takes what the hooks of a framework report. Writes records of kind `OPERATION`, and `pipeline.json`: the
+chunks of the model that the process has. Work without gradients, such as a validation, is not recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..recorder import Recorder
 
 
 class PipelineOperations:
-    """What one process does for micro-batches."""
+    """The work of one process on micro-batches."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -32,10 +32,10 @@ class PipelineOperations:
         self._facts, self._saved = {}, False
 
     def describe(self, source: str, stage: int, places: Mapping[int, int], num_places: int) -> None:
-        """Say which part of the model the process has; saved where it is new.
+        """Describe the part of the model that the process has; save it where it is new.
 
         Args:
-            source: what says so and, where known, the schedule.
+            source: the framework and, where known, the schedule.
             stage: place of the process on the pipeline axis, from 0.
             places: the number of each of its chunks among its own, by the chunk's place in the model.
         """
@@ -54,7 +54,7 @@ class PipelineOperations:
 
         Args:
             kind: one of `OPERATIONS`.
-            place: of its chunk in the order of the model.
+            place: place of its chunk in the model.
         """
         writer = self._recorder.records
         if writer is not None:
@@ -68,10 +68,10 @@ class PipelineOperations:
 
 
 def timed(recorder: Recorder, noted: Callable[..., None]) -> Callable[[Any], Any]:
-    """Have each call of a function noted once it has returned: a way `around` it for `wrap`.
+    """Return an `around` for `wrap` that reports each call of a function once it has returned.
 
     Args:
-        noted: gets when the call began and ended, on the host's clock, its arguments, those by keyword, and
+        noted: gets start and end of the call on the host's clock in ns, its arguments, those by keyword, and
             its result.
     """
 

@@ -1,8 +1,8 @@
 """Operations of jobs that pipeline with `torch.distributed.pipelining`, under any of its schedules.
 
-In: its stages, once the job itself has imported them. Out: each forward and backward of a micro-batch, from
-when the stage has its input until it has its output: waiting for messages lies outside. A backward of inputs
-alone and one of weights alone are operations of their own. The loss is part of the last chunk's forward.
+Hooks its stages, once the job itself has imported them. Records each forward and backward of a micro-batch,
+from when the stage has its input until it has its output: waiting for messages is outside. A backward of
+inputs alone and one of weights alone are separate operations. The loss is part of the last chunk's forward.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .operations import PipelineOperations, timed
 
 SOURCE = "torch.distributed.pipelining"
 SCHEDULES = f"{SOURCE}.schedules"
-FULL = 2  # which argument of a backward says whether it is of weights, too, after the stage
+FULL = 2  # place, after the stage, of the argument that says whether a backward is of weights, too
 
 
 class PipelineHooks:
@@ -34,7 +34,7 @@ class PipelineHooks:
         self._set = False
 
     def look(self, *_: Any) -> None:
-        """Set the hooks once the job has imported what they hang on."""
+        """Set the hooks once the job has imported stages and schedules."""
         if self._set:
             return
         stage, schedule = pipeline_classes()
@@ -55,7 +55,7 @@ class PipelineHooks:
         self._on_chunk(BACKWARD if full else BACKWARD_INPUT, start_ns, end_ns, args, kwargs)
 
     def _on_chunk(self, kind: str, start_ns: int, end_ns: int, args: Any, kwargs: Any, *_: Any) -> None:
-        """A stage has done an operation; its second argument is the micro-batch."""
+        """Record an operation of a stage; its second argument is the micro-batch."""
         stage = args[0]
         if not stage.has_backward:
             return  # a validation
@@ -66,7 +66,7 @@ class PipelineHooks:
         self._operations.note(kind, place, int(batch), start_ns, end_ns)
 
     def _on_loss(self, start_ns: int, end_ns: int, args: Any, kwargs: Any, _result: Any) -> None:
-        """The loss of a micro-batch was computed, on the stage that has it; the fifth argument is which."""
+        """Record the loss of a micro-batch on the stage that has it; the fifth argument says which."""
         schedule, stage, *others = args
         name = type(schedule).__name__
         if name != self._schedule:
@@ -77,7 +77,7 @@ class PipelineHooks:
             self._operations.note(LOSS, int(stage.stage_index), int(batch), start_ns, end_ns)
 
     def _describe(self, stage: Any, place: int) -> None:
-        """A chunk of ours was met."""
+        """Number the chunks of this process with a new one, and describe them."""
         self._known[place] = 0
         self._known = {chunk_place: number for number, chunk_place in enumerate(sorted(self._known))}
         source = f"{SOURCE} {self._schedule}".strip()
@@ -89,4 +89,4 @@ def install(recorder: Recorder) -> None:
     if not torch.distributed.is_available():
         return
     hooks = PipelineHooks(recorder)
-    recorder.on_import(SCHEDULES, hooks.look)  # which has imported the stages
+    recorder.on_import(SCHEDULES, hooks.look)  # it imports the stages

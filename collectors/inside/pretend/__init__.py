@@ -1,16 +1,16 @@
-"""One process as a rank of a larger job: its collectives return at once, with answers of its own.
+"""One process as a rank of a larger job: its collectives return at once, with made-up answers.
 
-In: `pretend` of the configuration, and `RANK` of the environment. Out: what any rank records, and
+Reads `pretend` of the configuration, and `RANK` of the environment. Records what any rank does, and writes
 `pretendedNNNN.json`, the collective calls of a deep window. Loaded only where `--pretend-ranks` asks for it.
-Here the job is changed on purpose; what cannot be answered ends the process with one line that names the
-call.
+Here the job is changed on purpose; a call that cannot be answered ends the process with one line that names
+it.
 """
 
 from __future__ import annotations
 
 from ..recorder import Recorder
 
-FIRST = True  # of all probes: the others see the job as one of many ranks
+FIRST = True  # installed before other probes: they see the process as one of many ranks
 
 
 def install(recorder: Recorder) -> None:

@@ -1,7 +1,7 @@
-"""Each collective call of a pretended rank: its group, how much, when, and when its result was asked for.
+"""Each collective call of a pretended rank: its group, its size, its time, and when its result was asked for.
 
-In: calls as they are answered. Out: `pretendedNNNN.json`, those of a deep window, and `pretended.json`, the
-latest others. Times are those of the host's clock, as the windows have them.
+Takes calls as they are answered. Writes `pretendedNNNN.json`, those of a deep window, and `pretended.json`,
+the latest others. Times are by the host's clock, as in windows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..files import PRETENDED
 from ..recorder import Recorder
 from ..torch_internals import group_names, group_ranks, is_profiling
 
-MAX_CALLS = 65536  # calls that are kept, of a window and outside of windows
+MAX_CALLS = 65536  # calls kept of a window, and outside windows
 
 
 class Members(NamedTuple):
@@ -31,7 +31,7 @@ class Members(NamedTuple):
 
 
 class Calls:
-    """The calls of one process."""
+    """The collective calls of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -42,7 +42,7 @@ class Calls:
         self._others: deque[dict[str, Any]] = deque(maxlen=MAX_CALLS)
 
     def members(self, group: Any) -> Members:
-        """The members of a process group."""
+        """Return the members of a process group."""
         name = group.group_name
         if name not in self._groups:
             for other, its_name in group_names().items():
@@ -54,10 +54,10 @@ class Calls:
     def begin(
         self, op: str, of: Members, given: Sequence[Any], got: Sequence[Any], peer: int
     ) -> dict[str, Any]:
-        """Note that a call has begun.
+        """Record that a call has begun.
 
         Args:
-            peer: the other global rank of a message, -1 for none.
+            peer: the other global rank of a message; -1 for none.
 
         Returns:
             The call; its end and when it was asked for are filled in later.
@@ -83,12 +83,12 @@ class Calls:
         return call
 
     def on_window(self, name: str) -> None:
-        """Save the calls of a window that was saved."""
+        """Save the calls of a deep window that was saved."""
         calls, self._in_window = self._in_window, deque(maxlen=MAX_CALLS)
         self._save(f"{name.replace('window', PRETENDED)}.json", calls)
 
     def save(self) -> None:
-        """Save the other calls."""
+        """Save the calls outside windows."""
         if self._recorder.folder is not None:
             self._save(f"{PRETENDED}.json", self._others)
 

@@ -1,8 +1,8 @@
-"""Process groups whose other members are not there.
+"""Process groups whose other members do not exist.
 
-In: the ranks to pretend, of the configuration, and `RANK`. Out: `init_process_group` and `new_group` make
-groups of any size that wait for none, whatever backend they ask for, and checkpoints are not written: they
-would hold what a pretended rank made up.
+Reads the ranks to pretend, from the configuration, and `RANK`. Makes `init_process_group` and `new_group`
+return groups of any size that wait for no member, whatever backend they ask for. Checkpoints are not written:
+they would contain what a pretended rank made up.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PretendedGroups:
         self._writes_nothing = False
 
     def initialise(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `init_process_group` without the others."""
+        """Return an `init_process_group` that waits for no other rank."""
 
         @functools.wraps(original)
         def init_process_group(
@@ -64,7 +64,7 @@ class PretendedGroups:
         return init_process_group
 
     def another(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `new_group` without the others."""
+        """Return a `new_group` that waits for no other rank."""
 
         @functools.wraps(original)
         def new_group(
@@ -79,7 +79,7 @@ class PretendedGroups:
         return new_group
 
     def asked(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `get_backend` as scripts know it: what they asked for. Torch itself gets what there is."""
+        """Return a `get_backend` that gives scripts the requested backend, and torch the actual one."""
 
         @functools.wraps(original)
         def get_backend(group: Any = None) -> Any:
@@ -90,7 +90,7 @@ class PretendedGroups:
         return get_backend
 
     def look(self) -> None:
-        """Have the function that writes checkpoints do nothing, where the job has imported it."""
+        """Make the function that writes checkpoints do nothing, once the job has imported it."""
         name, _, function = CHECKPOINT.rpartition(".")
         module = sys.modules.get(name)
         if module is not None and not self._writes_nothing and hasattr(module, function):
@@ -106,7 +106,7 @@ class PretendedGroups:
 
 
 def pretend(recorder: Recorder) -> None:
-    """Make this process a rank of a larger job; one that cannot be would wait for the others for ever."""
+    """Make this process a rank of a larger job, or end it: it would wait for the other ranks forever."""
     wanted = recorder.config["pretend"]
     world, rank = int(wanted["world"]), int(os.environ.get("RANK", "-1"))
     if not dist.is_available() or rank < 0:
@@ -125,7 +125,7 @@ def _install(recorder: Recorder, rank: int, world: int, refusal: PretendedRefusa
         )
     from torch.distributed import device_mesh, distributed_c10d
 
-    # A script that takes the GPU of its local rank takes one that there is.
+    # A script that uses the GPU of its local rank gets one that exists.
     if count := torch.cuda.device_count():
         os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % count)
     mailbox = Mailbox(recorder.launch, rank, recorder.config["pretend"]["ranks"])
@@ -142,7 +142,7 @@ def _install(recorder: Recorder, rank: int, world: int, refusal: PretendedRefusa
     for name in ("monitored_barrier",):
         for module in (distributed_c10d, dist):
             setattr(module, name, lambda *_, **__: None)
-    recorder.listen("open", recorder.store.leave)  # there is no rank to agree with
+    recorder.listen("open", recorder.store.leave)  # no other rank exists
     recorder.listen("work", groups.look)
     recorder.listen("step", received.on_step)
     recorder.listen("window", calls.on_window)
@@ -150,7 +150,7 @@ def _install(recorder: Recorder, rank: int, world: int, refusal: PretendedRefusa
 
 
 def _followed(original: Callable[..., Any], received: Received) -> Callable[..., Any]:
-    """A function of the script's whose results are followed."""
+    """Return a function of the script's whose results are followed."""
 
     @functools.wraps(original)
     def followed(*args: Any, **kwargs: Any) -> Any:
@@ -163,14 +163,14 @@ def _followed(original: Callable[..., Any], received: Received) -> Callable[...,
     return followed
 
 
-# Collectives of objects: what a pretended rank gets to see of what others would have sent.
+# Collectives of objects: what a pretended rank receives of what others would have sent.
 
 
 class Objects:
-    """Objects that one process sends and gets."""
+    """The objects that one process sends and receives."""
 
     def __init__(self, mailbox: Mailbox, refusal: PretendedRefusal) -> None:
-        """Put our functions in the place of torch's."""
+        """Replace torch's functions by ours."""
         self._mailbox, self._refusal = mailbox, refusal
         self._counts: Counter[str] = Counter()
         self.gathered = False
@@ -247,7 +247,7 @@ class Objects:
         return sender
 
     def _key(self, what: str, group: Any, *ends: int) -> str:
-        """What both ends call the next object between them."""
+        """Return the name of the next object between two ranks, equal at both ends."""
         name = (group or dist.group.WORLD).group_name
         key = " ".join([what, name, *map(str, ends)])
         self._counts[key] += 1
@@ -261,7 +261,7 @@ class Objects:
 
 
 def _global(rank: Any, in_group: Any, group: Any) -> int:
-    """A rank of the job, given as such or by its place in a group; rank 0 where neither is."""
+    """Return a global rank, given as such or by its place in a group; 0 where neither is given."""
     if in_group is None:
         return int(rank or 0)
     places = group_ranks(group or dist.group.WORLD)
@@ -283,70 +283,70 @@ def _replace(name: str, function: Callable[..., Any]) -> None:
             )
 
 
-# What each collective call of a pretended rank brings, and the work that its caller waits for.
+# The results of each collective call of a pretended rank, and the work that its caller waits for.
 
-KEPT = 4096  # works that a caller may still ask; it has asked, or never will, those before them
-FILL = 0.01  # of weights and activations that only others have: neither zero nor denormal
+KEPT = 4096  # latest works, which a caller may still ask; earlier ones were asked, or never will be
+FILL = 0.01  # value of weights and activations that only others have: neither zero nor denormal
 
 
 class Answered(dist.Work):  # type: ignore[misc] # of torch, untyped
-    """The work of one call, which is over."""
+    """The finished work of one call."""
 
     def __init__(self, call: dict[str, Any], tensors: Sequence[Any], source: int = -1) -> None:
-        """It is over from the beginning.
+        """Start as finished.
 
         Args:
-            source: the group's rank that sent it, for a message.
+            source: the sender's rank in the group, for a message; else -1.
         """
         super().__init__()
         self._call, self._tensors, self._source = call, tensors, source
 
     def wait(self, timeout: Any = None) -> bool:
-        """Return at once, and note that the caller asked."""
+        """Return at once, and record when the caller asked."""
         if self._call["asked_ns"] < 0:
             self._call["asked_ns"] = time.time_ns()
         return True
 
     def synchronize(self) -> None:
-        """The same."""
+        """Wait, as `wait` does."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is over."""
+        """Return True: the work is finished."""
         return True
 
     def is_success(self) -> bool:
-        """Whether it went well."""
+        """Return True: no call fails."""
         return True
 
     def exception(self) -> None:
-        """What went wrong."""
+        """Return None: no call fails."""
 
     def result(self) -> Any:
-        """What it brings."""
+        """Return the tensors of the call."""
         return list(self._tensors)
 
     def source_rank(self) -> int:
-        """Who sent it."""
+        """Return the sender's rank in the group; -1 for none."""
         return self._source
 
     def get_future(self) -> Any:
-        """A future that is done; who takes it waits unseen."""
+        """Return a finished future; whether its owner waits is not seen."""
         self._call["future"] = True
-        unmark(self._tensors)  # it is DDP that takes futures: gradients are no numbers to decide by
+        unmark(self._tensors)  # DDP takes futures: scripts do not decide by its gradients
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(list(self._tensors))
         return future
 
 
 class PretendedAnswers:
-    """The kernels of one process."""
+    """The kernels that answer the collective calls of one process."""
 
     def __init__(self, calls: Calls, received: Received, refusal: PretendedRefusal, mailbox: Mailbox) -> None:
-        """Put our kernels in the place of torch's."""
+        """Replace torch's kernels by ours."""
         self._calls, self._received, self._refusal = calls, received, refusal
         self._mailbox, self._passings = mailbox, Counter[str]()
-        self._works: deque[Any] = deque(maxlen=KEPT)  # torch does not keep what we made of a work alive
+        self._works: deque[Any] = deque(maxlen=KEPT)  # torch does not keep our works alive
         self._library = torch.library.Library("c10d", "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is replaced
@@ -394,9 +394,9 @@ class PretendedAnswers:
         """Answer a call.
 
         Args:
-            fill: fills what it gets; called with the group and this rank's place in it. Returns whether it
-                knew what the others sent.
-            peer: for a message, the other's place in the group.
+            fill: fills the tensors that the call returns, given the group and this rank's place in it.
+                Returns whether it knew what the others sent.
+            peer: for a message, the other's place in the group; else -1.
         """
         group = dist.ProcessGroup.unbox(boxed)
         of, index = self._calls.members(group), group.rank()
@@ -495,13 +495,13 @@ class PretendedAnswers:
         return self._answer("recv", group, [], tensors, fill, peer=sender)
 
     def _passed(self, what: str, tensors: Any, of: Members, sender: int, is_sender: bool) -> bool:
-        """Pass small tensors of integers on: scripts decide by them, as pipelines do by their votes.
+        """Pass on small tensors of integers, by which scripts decide, as pipelines do by their votes.
 
         Args:
             sender: the global rank that sends.
 
         Returns:
-            Whether the tensors hold now what was sent.
+            Whether the tensors contain now what was sent.
         """
         if any(
             tensor.numel() > SMALL or tensor.dtype.is_floating_point or tensor.is_meta for tensor in tensors
@@ -535,14 +535,14 @@ def _copies(outputs: Any, inputs: Any) -> None:
 
 
 def _by_column(outputs: Any, inputs: Any) -> None:
-    """The same where each list has a slot for every input."""
+    """Fill the slots of each output, one for every input, with the inputs."""
     for slots in outputs:
         for slot, given in zip(slots, inputs):
             _whatever_fits(slot, given)
 
 
 def _tiled(output: Any, given: Any, count: int) -> None:
-    """Fill an output with copies of an input, this many."""
+    """Fill an output with `count` copies of an input."""
     if output.numel() == given.numel() * count and output.is_contiguous():
         output.view(count, -1).copy_(given.reshape(1, -1).expand(count, -1))
     else:
@@ -558,7 +558,7 @@ def _own_part(output: Any, given: Any, index: int, count: int) -> None:
 
 
 def _whatever_fits(output: Any, given: Any) -> None:
-    """Fill an output with an input, over and over."""
+    """Fill an output with an input, repeated or cut to its size."""
     size = given.numel()
     if output.shape == given.shape:
         output.copy_(given)
@@ -574,9 +574,9 @@ def _constant(tensors: Iterable[Any]) -> None:
         tensor.fill_(FILL if tensor.dtype.is_floating_point or tensor.dtype.is_complex else 0)
 
 
-# What one pretended rank leaves for another, and whose turn it is: one process computes at a time. A rank
-# that has to wait gives up its turn and says for which rank it waits, so that the launcher starts that one.
-# Files are in the launcher's own folder, which only this user may enter.
+# Mail between pretended ranks, and their turns: one process computes at a time. A rank that has to wait gives
+# up its turn and names the rank that it waits for, so that the launcher starts that one. Files are in the
+# launcher's folder, which only this user may enter.
 
 LOOK_S = 0.01
 
@@ -585,18 +585,18 @@ class Mailbox:
     """The mail of one rank, which has its turn from the beginning."""
 
     def __init__(self, launch: Path, rank: int, ranks: list[int]) -> None:
-        """Wait for the turn."""
+        """Wait for this rank's turn."""
         self._folder, self._rank, self.ranks = launch / MAIL, rank, frozenset(ranks)
         self._folder.mkdir(0o700, exist_ok=True)
         self._turn = (self._folder / "turn").open("ab")
         fcntl.flock(self._turn, fcntl.LOCK_EX)
 
     def leave(self, key: str, content: Any) -> None:
-        """Leave something."""
+        """Leave an object under a key."""
         write_whole(self._path(key), pickle.dumps(content))
 
     def fetch(self, key: str, sender: int) -> Any:
-        """Wait for what a rank leaves under a key; others compute meanwhile."""
+        """Wait for the object that a rank leaves under a key; other ranks compute meanwhile."""
         path = self._path(key)
         if not path.exists():
             waits = self._folder / f"{WAITS}{self._rank}"
@@ -606,7 +606,7 @@ class Mailbox:
                 time.sleep(LOOK_S)
             fcntl.flock(self._turn, fcntl.LOCK_EX)
             waits.unlink()
-        return pickle.loads(path.read_bytes())  # written by a process of this very job
+        return pickle.loads(path.read_bytes())  # written by a process of this job
 
     def _path(self, key: str) -> Path:
         return self._folder / quote(f"mail {key}", safe="")
@@ -617,20 +617,20 @@ class Mailbox:
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 _PYTHON = sysconfig.get_paths()["stdlib"]
-CODE = 3  # exit code of a process that was refused
+CODE = 3  # exit code of a process that cannot be pretended
 
 
 class NotPretended(SystemExit):
-    """Ends the process. It is none of the exceptions that scripts catch."""
+    """The exit of a process that cannot be pretended; not an `Exception`, which scripts catch."""
 
 
 def is_of_script(frame: Any) -> bool:
-    """Whether a frame runs code of the job: neither torch's, nor Python's, nor ours."""
+    """Return whether a frame runs code of the job: neither torch's, nor Python's, nor ours."""
     return not frame.f_code.co_filename.startswith((_OURS, _TORCH, _PYTHON, "<"))
 
 
 def place() -> str:
-    """Where in the script the present call was made: `train.py:12`; the innermost where all is torch's."""
+    """Return the script's line that makes the present call, as `train.py:12`; else torch's innermost line."""
     frame, innermost = sys._getframe(1), ""
     while frame is not None:
         name = frame.f_code.co_filename
@@ -644,14 +644,14 @@ def place() -> str:
 
 
 class PretendedRefusal:
-    """How this process refuses."""
+    """The refusal to pretend this process's rank."""
 
     def __init__(self, recorder: Recorder, rank: int, world: int) -> None:
         self._recorder = recorder
         self._who = f"rank {rank} of {world} cannot be pretended"
 
     def refuse(self, call: str, why: str) -> None:
-        """End the process.
+        """End the process with one line in the log and on stderr.
 
         Raises:
             NotPretended: always.

@@ -1,11 +1,11 @@
-"""Numbers that came from other ranks, which a pretended rank does not have: a script must not decide by them.
+"""Numbers from other ranks, which a pretended rank does not have: a script must not decide by them.
 
-In: small tensors that calls have filled, and what the script does with them. Out: nothing, as long as such
-numbers are computed with, formatted and logged. Comparing one, or taking it as a count, a truth or a list,
-ends the process, which names the call that brought it.
+Watches small tensors that calls have filled, and how the script uses them. The script may compute with such
+numbers, format and log them. Comparing one, or taking it as a count, a truth or a list, ends the process,
+which names the call that brought it.
 
-What is computed from such a tensor is followed by a mode of torch's, which is on only while one lives. Of
-what C code does with a Python number only the questions of `math` are seen (`math.isnan`), none of numpy's.
+A torch function mode, which is on only while such a tensor lives, follows what is computed from it. Of the
+uses of a Python number in C code only the questions of `math` are seen (`math.isnan`), none of numpy's.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 from ..torch_internals import has_compiled
 
-SMALL = 64  # elements: what is larger is data, not something to decide by
+SMALL = 64  # elements; larger tensors are data, not something to decide by
 _MARK = "_dpro_received"  # an attribute of tensors: the call that brought them
-_BEACON = "_dpro_beacon"  # another: lives as long as the tensor
+_BEACON = "_dpro_beacon"  # another attribute, which lives as long as the tensor
 _READS = ("__bool__", "__int__", "__index__", "__float__", "tolist", "numpy", "__array__")
 _COMPARISONS = (
     *("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__bool__", "__int__"),
@@ -38,7 +38,7 @@ _ARITHMETIC = (
 
 
 class ReceivedNumber(float):
-    """A float that came from other ranks; what is computed from it is one, too."""
+    """A float from other ranks; arithmetic on it returns such floats."""
 
     call: str
     refuse: Callable[[str, str], None]
@@ -71,7 +71,7 @@ def _deciding(name: str) -> Callable[..., Any]:
 
 
 def _asking(original: Callable[..., bool]) -> Callable[..., bool]:
-    """A question of `math`'s, which is refused of such numbers."""
+    """Return a question of `math` that refuses such numbers."""
 
     @functools.wraps(original)
     def ask(*numbers: Any, **tolerances: Any) -> bool:
@@ -92,10 +92,10 @@ setattr(ReceivedNumber, "__hash__", float.__hash__)  # noqa: B010 - else it woul
 
 
 class Received:
-    """What one process has of other ranks' numbers."""
+    """The numbers of other ranks that one process has."""
 
     def __init__(self, refuse: Callable[[str, str], None]) -> None:
-        """Nothing has come.
+        """Start without such numbers, and watch the ways to read them.
 
         Args:
             refuse: ends the process; takes a call, and why it has no answer.
@@ -112,10 +112,10 @@ class Received:
             setattr(math, name, _asking(getattr(math, name)))
 
     def mark(self, tensors: Any, call: str) -> None:
-        """Note that a call has filled tensors.
+        """Mark tensors as filled by a call.
 
         Args:
-            tensors: any; those that are not small are data.
+            tensors: any; large ones are data, and not marked.
         """
         for tensor in tensors:
             if tensor.numel() <= SMALL and not tensor.is_meta:
@@ -123,7 +123,7 @@ class Received:
                 self._alive.add(_Beacon.of(tensor))
 
     def call_of(self, tensor: Any) -> str:
-        """Return the call that brought a tensor, or what it is a view of; empty for none."""
+        """Return the call that brought a tensor, or the tensor that it is a view of; empty for none."""
         base = getattr(tensor, "_base", None)
         call = getattr(tensor, _MARK, "") or (getattr(base, _MARK, "") if base is not None else "")
         return str(call)
@@ -138,7 +138,7 @@ class Received:
             self._mode.__enter__()
 
     def on_step(self, _step: int) -> None:
-        """Follow no more where none is left."""
+        """Stop following once no such tensor is left."""
         if self._mode is not None and not self._alive:
             mode, self._mode = self._mode, None
             mode.__exit__(None, None, None)
@@ -176,14 +176,14 @@ class Received:
 
 
 def unmark(tensors: Any) -> None:
-    """Take tensors for this rank's own after all."""
+    """Stop treating tensors as received from other ranks."""
     for tensor in tensors:
         for name in (_MARK, _BEACON):
             vars(tensor).pop(name, None)
 
 
 class _Beacon:
-    """Lives as long as a tensor, which cannot be in a set of its own: comparing tensors gives tensors."""
+    """Stands in a set for a tensor, with its lifetime: comparing tensors would return tensors."""
 
     @staticmethod
     def of(tensor: Any) -> _Beacon:
@@ -192,7 +192,7 @@ class _Beacon:
 
 
 class _Following(TorchFunctionMode):  # type: ignore[misc] # of torch, untyped
-    """Marks what is computed from marked tensors."""
+    """The mode that marks what is computed from marked tensors."""
 
     def __init__(self, received: Received) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class _Following(TorchFunctionMode):  # type: ignore[misc] # of torch, untyped
 
 
 def _tensors(values: Any) -> Iterator[Any]:
-    """The tensors of a result, or of arguments, and of lists in it."""
+    """Yield the tensors of a result or of arguments, and of lists and tuples in them."""
     if isinstance(values, torch.Tensor):
         yield values
     elif isinstance(values, (tuple, list)):

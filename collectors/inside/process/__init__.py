@@ -1,2 +1,1 @@
-"""Probes of the process itself: how it starts, what is asked of it, where its threads are, and how it
-ends."""
+"""Probes of the process itself: its start, requests to it, the stacks of its threads, and its end."""

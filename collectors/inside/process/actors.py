@@ -1,9 +1,9 @@
 """Actors of Ray: which one this process is, and when it ran which method.
 
-In: what Ray keeps of a worker, once the job itself has imported it. Out: facts by which readers know worker
-groups, and in the folder of the launch, also of actors that never train: `actor-HOST-PID.jsonl`, a line for
-each call that took long; `.busy`, a byte that says whether it is in one; and what a call raised. Coroutines
-and generators are not looked at.
+Reads Ray's state of a worker, once the job itself has imported Ray. Provides the facts by which readers know
+worker groups, and writes to the folder of the launch, also for actors that never train:
+`actor-HOST-PID.jsonl`, a line for each call that took long; `.busy`, a byte that says whether the actor is in
+a call; and what a call raised. Coroutines and generators are not watched.
 
 Ray ends its workers without their interpreters: nothing can be saved then, so calls are saved more often.
 """
@@ -27,15 +27,15 @@ from .exits import raised
 
 MODULE = "ray._private.worker"
 WORKER = 1  # the mode of a process that runs tasks and actors; drivers have others
-SHORTEST_NS = 3_000_000  # a call that returns sooner is no phase of a job; to note one takes 30 us
-MOST = 200_000  # calls that are noted
+SHORTEST_NS = 3_000_000  # a shorter call is not a phase of a job; recording one takes 30 us
+MOST = 200_000  # calls that are recorded
 SAVED_EACH_S = 5.0
 _module_of = type.__dict__["__module__"].__get__
 _name_of = type.__dict__["__name__"].__get__
 
 
 class Actor:
-    """What one process is to Ray."""
+    """This process as an actor of Ray."""
 
     def __init__(self, recorder: Recorder, module: Any) -> None:
         self._recorder, self._module = recorder, module
@@ -44,7 +44,7 @@ class Actor:
         self._open = self._noted = 0  # calls
 
     def facts(self) -> dict[str, str]:
-        """The id, the name and the class of the actor; nothing in a process that is none."""
+        """Return the actor's id, name and class; empty in a process that is not an actor."""
         with suppress(Exception):  # of another version of Ray
             worker = self._module.global_worker
             if not worker.actor_id.is_nil():
@@ -54,7 +54,7 @@ class Actor:
         return {}
 
     def ranged(self, method: Any) -> Any:
-        """A method as Ray calls it, with the actor as its first argument, that notes when it ran."""
+        """Return a method, called by Ray with the actor as first argument, that records when it ran."""
         called = getattr(method, "method", None)
         if called is None or inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
             return method
@@ -66,7 +66,7 @@ class Actor:
             try:
                 return method(*args, **kwargs)
             except BaseException as error:
-                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # as without us
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without our frame
                 self._recorder.call(self._failed, error)
                 raise
             finally:
@@ -88,7 +88,7 @@ class Actor:
 
     def _note(self, actor: tuple[object, ...], method: str, begun_ns: int) -> None:
         kind = type(actor[0]) if actor else object
-        if self._noted >= MOST or str(_module_of(kind)).startswith("ray."):  # Ray's own, as of Ray Train
+        if self._noted >= MOST or str(_module_of(kind)).startswith("ray."):  # Ray's own, such as Ray Train's
             return
         call = {"name": f"{_name_of(kind)}.{method}", "start_ns": begun_ns, "end_ns": time.time_ns()}
         append_lines(self._path, json.dumps(call | {"tid": get_native_id()}))
@@ -96,7 +96,7 @@ class Actor:
 
 
 def install(recorder: Recorder) -> None:
-    """Note what this process is to Ray, if it is anything."""
+    """Record the calls of this process if it is an actor of Ray."""
 
     def look(module: Any) -> None:
         worker: Any = getattr(module, "global_worker", None)

@@ -1,12 +1,12 @@
-"""How processes of the job end: with which exit code, or asked to by which signal.
+"""How processes of the job end: with which exit code, or by which signal they were asked to.
 
-In: the moments before an end that Python or libc announces. Out: records of kind ENDING; `raised.json`, the
-exception that ends the interpreter and where it was raised; `replaced.json`, the program that takes its place
-(`exec`); `exit`, renamed by libc itself once the interpreter is gone; and `reaped`, what a parent got to know
-of a process that recorded.
-The kernel reports all of this to any process from Linux 6.15 on, earlier ones only to the parent.
+Watches the moments before an end that Python or libc announces. Writes records of kind ENDING; `raised.json`,
+the exception that ends the interpreter and where it was raised; `replaced.json`, the program that takes its
+place (`exec`); `exit`, renamed by libc itself once the interpreter is gone; and `reaped`, what a parent
+learned of the end of a process that recorded. The kernel reports all of this to any process from Linux 6.15
+on, earlier ones only to the parent.
 
-A process that a signal ends leaves nothing here, and none is handled: signals are the job's.
+A process that a signal ends leaves nothing here, and no signal is handled: signals are the job's.
 """
 
 from __future__ import annotations
@@ -42,26 +42,27 @@ QUOTED = "Traceback (most recent call last)"
 
 
 class Exits:
-    """The end of one process, and those it gets to see of its children."""
+    """The end of one process, and the ends of its children that it sees."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._noted: set[int] = set()
-        self._names: list[tuple[int, int]] = []  # addresses and lengths of what names get exit codes
+        self._names: list[tuple[int, int]] = []  # addresses and lengths of names that get exit codes
 
     def on_open(self) -> None:
-        """This process records: what it ends with is of interest."""
+        """Keep the exit code of a process that records."""
         assert self._recorder.folder is not None
         self.keep_exit_code(self._recorder.folder / EXIT)
 
     def keep_exit_code(self, path: Path) -> None:
-        """Have libc rename a file when the process exits, to a name that ends with the exit code.
+        """Make libc rename a file when the process exits, to a name that ends with the exit code.
 
         Python is gone by then. `on_exit` calls a function with the exit code and a pointer, and `fputc` takes
-        just that: a code, of which it writes the last byte, and a stream. The buffer of this stream holds the
-        new name but for its last byte, and is full with that; the next call has the stream write the buffer,
-        for which it calls `rename`: with the old name, and with the buffer. So no descriptor is kept, which
-        might be that of a file of the job by then, and no file is mapped, which a user may truncate.
+        exactly these: a code, whose last byte it writes, and a stream. The buffer of this stream
+        contains the new name but for its last byte, and is full with that byte; at the next call the stream
+        writes the buffer, for which it calls `rename` with the old name and the buffer. So no descriptor is
+        kept, which might be that of a file of the job by then, and no file is mapped, which a user may
+        truncate.
 
         Raises:
             OSError: the file cannot be made.
@@ -84,7 +85,7 @@ class Exits:
         self._names.append((buffer, len(new)))
 
     def on_quit(self, code: object = 0) -> None:
-        """`os._exit` was called: the code's last byte is what a parent gets."""
+        """Record a call of `os._exit`: a parent gets the last byte of the code."""
         if isinstance(code, int):
             self.note(code & 0xFF, -1)
 
@@ -104,7 +105,7 @@ class Exits:
             write_whole(path, content)
 
     def on_end(self) -> None:
-        """The interpreter goes: after an exception that a hook of the job's own got in place of ours?"""
+        """Record an exception that a hook of the job got instead of ours, as the interpreter exits."""
         error = getattr(sys, "last_value", None)
         if error is None or self._recorder.ending or hasattr(sys, "ps1"):
             return
@@ -117,7 +118,7 @@ class Exits:
             self._recorder.records.flush()
 
     def on_reaped(self, pid: int | None, code: int | None) -> None:
-        """A child may have ended; say so where it has recorded. A negative code is a signal.
+        """Record the end of a child that has recorded itself.
 
         Args:
             pid: of the child; None where there was none.
@@ -132,7 +133,7 @@ class Exits:
             (image_folder(self._recorder.launch, host, pid, last) / "reaped").write_text(str(code))
 
     def on_replace(self, path: Any, words: Sequence[Any]) -> None:
-        """The process is about to become another program, or tries to: what is recorded so far is saved."""
+        """Save what is recorded so far: the process becomes another program, or tries to."""
         self._recorder.on_end()
         if self._recorder.folder is not None:
             command = [path_of(word) for word in (path, *words[1:])]
@@ -140,33 +141,33 @@ class Exits:
             self._recorder.write_file(REPLACED, json.dumps(facts).encode())
 
     def on_not_replaced(self) -> None:
-        """It is the same program still."""
+        """Remove the record of a program that did not start."""
         if self._recorder.folder is not None:
             (self._recorder.folder / REPLACED).unlink(missing_ok=True)
 
     def on_fork(self) -> None:
-        """This is a forked child: its exit code is not that of the process that recorded."""
+        """Forget the exit code's file and the children in a forked child: they are the parent's."""
         for address, length in self._names:
-            ctypes.memset(address, 0, length)  # libc renames nothing to an empty name
+            ctypes.memset(address, 0, length)  # libc cannot rename a file to an empty name
         self._names.clear()
         self._noted.clear()
 
 
 class _StreamFunctions(ctypes.Structure):
-    """`cookie_io_functions_t` of libc: what a stream calls."""
+    """`cookie_io_functions_t` of libc: the functions that a stream calls."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("read", "write", "seek", "close"))
 
 
 def install(recorder: Recorder) -> None:
-    """Keep how this process ends, and what it learns of its children's ends."""
+    """Record how this process ends, and what it learns of its children's ends."""
     exits = Exits(recorder)
     recorder.listen("open", exits.on_open)
     recorder.listen("fork", exits.on_fork)
     recorder.listen("end", exits.on_end)
     if os.getpid() == recorder.config.get("pid"):  # the process that was started as the job
         recorder.call(exits.keep_exit_code, recorder.launch / EXIT)
-    for name in ("execv", "execve"):  # which the others of `os` call
+    for name in ("execv", "execve"):  # other functions of `os` call these
         wrap(os, name, lambda original: _replacing(recorder, exits, original))
         setattr(posix, name, getattr(os, name))  # where `pickle` looks for it
     patch(os, "_exit", before=lambda *code: recorder.call(exits.on_quit, *code), also=(posix,))
@@ -209,10 +210,10 @@ def _install_excepthook(recorder: Recorder, exits: Exits) -> None:
 
 
 def raised(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> dict[str, Any]:
-    """An exception as recorded: when, its type, the first line of its message without secrets, and its calls.
+    """Return an exception as recorded: its time, type and calls, and the first line of its message, masked.
 
-    Of a message that quotes another process's traceback, as `torch.multiprocessing.spawn` and workers of a
-    DataLoader do, it is the last line, and the calls of that process come first. The calls are innermost
+    If the message quotes another process's traceback, as from `torch.multiprocessing.spawn` and workers of a
+    DataLoader, its last line is recorded, and the calls of that process come first. The calls are innermost
     first, each `file:line function`; none is ours.
     """
     calls = []
@@ -236,7 +237,7 @@ def raised(kind: type[BaseException], error: BaseException, place: TracebackType
 
 
 def _whole_sentences(text: str) -> str:
-    """As much of a text as is kept, up to the end of a sentence where one ends there."""
+    """Return the beginning of a text that is kept, up to the end of a sentence where one ends there."""
     if len(text) <= environment.LONGEST:
         return text
     begun = text[: environment.LONGEST]

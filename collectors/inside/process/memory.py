@@ -1,13 +1,13 @@
 """What filled a GPU's memory when an allocation was refused: `memory.jsonl`, a line for each of the first.
 
-In: PyTorch's caching allocator (CUDA or HIP), which calls an observer before it raises `OutOfMemoryError`, so
-that errors that the job catches are seen, too; where it has no observer, the error that ends the interpreter.
-Out: what was asked for and by which module, what was there, and the bytes that tensors hold: parameters,
-buffers, gradients and optimizer state by module (numbers of layers as `*`), other tensors by shape; where the
-job has PyTorch record its memory's history, the rest by the line that allocated it.
+Observes PyTorch's caching allocator (CUDA or HIP) before it raises `OutOfMemoryError`, so that errors that
+the job catches are seen, too; where the allocator takes no observer, only the error that ends the
+interpreter. Writes the requested size and the module, the state of the memory, and the bytes that tensors
+hold: parameters, buffers, gradients and optimizer state by module (numbers of layers as `*`), other tensors
+by shape; where the job has PyTorch record its memory's history, the rest by the line that allocated it.
 
-Nothing is allocated on a device, and no element of a tensor is read. What no Python object holds, such as
-what a kernel saved for the backward, is known to the allocator alone: only its sum is.
+Nothing is allocated on a device, and no element of a tensor is read. Memory that no Python object holds, such
+as what a kernel saved for the backward, is known to the allocator alone: only its sum is recorded.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from ..unseen import (
 from .exits import DEEPEST
 
 MAX_LINES = 16
-UNSHARED = 3  # references to what `f_locals` returns: the frame's, ours, and that of the call that counts
-MAX_ROWS = 48  # of one line
-MAX_BLOCKS = 200_000  # of the allocator, each an object on the host; more are not looked at
+UNSHARED = 3  # references to the result of `f_locals`: the frame's, ours, and that of the counting call
+MAX_ROWS = 48  # rows of one line
+MAX_BLOCKS = 200_000  # blocks of the allocator, each an object on the host; more are not read
 PARAMETERS, BUFFERS, GRADIENTS, STATE = "parameters", "buffers", "gradients", "optimizer state"
 ACTIVATIONS, OTHERS, UNHELD = "activations", "other tensors", "held by no Python object"
 _WRAPPERS = re.compile(r"(^|(?<=\.))(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -72,23 +72,23 @@ Held = Counter[tuple[str, str]]  # bytes by kind and name
 
 
 class RefusedAllocations:
-    """The allocations that were refused in one process."""
+    """The refused allocations of one process."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child: nothing was refused here."""
+        """Start without refusals in a forked child."""
         self._lines = 0
 
     def on_refused(self, device: int, requested: int, total: int, free: int) -> None:
-        """The allocator is about to raise; called in the thread that asked."""
+        """Record a refusal before the allocator raises, in the thread that asked."""
         sizes = {"requested_bytes": requested, "total_bytes": total, "free_bytes": free}
         self._write(device, sizes, [frame for frame, _ in walk_stack(sys._getframe())])
 
     def on_raise(self, error: BaseException, place: TracebackType | None) -> None:
-        """An exception ends the interpreter; of allocators without an observer it is all there is."""
+        """Record an exception that ends the interpreter, if no observer recorded it."""
         if is_a(error, torch.OutOfMemoryError) and not self._lines:
             frames = [frame for frame, _ in walk_tb(place)]
             self._write(-1, sizes_in(message_of(error)), frames[::-1])
@@ -97,7 +97,7 @@ class RefusedAllocations:
         if self._lines >= MAX_LINES or self._recorder.is_helper:
             return
         self._lines += 1
-        if self._recorder.folder is None:  # refused before it could show that it trains
+        if self._recorder.folder is None:  # refused before the process could show that it trains
             self._recorder.on_process_group()
         frames = [frame for frame in frames if not frame.f_code.co_filename.startswith(OURS)]
         phase, module = place_of(frames)
@@ -112,7 +112,7 @@ class RefusedAllocations:
 
 
 def sizes_in(message: str) -> dict[str, int]:
-    """The sizes in the message of an `OutOfMemoryError`, as far as it has them, bytes."""
+    """Return the sizes in the message of an `OutOfMemoryError`, in bytes; those it lacks are left out."""
     matches = {name: re.search(pattern, message) for name, pattern in _SIZES.items()}
     sizes = {
         name: int(float(match[1]) * 1024 ** " KMGT".index((match[2] or " ")[0]))
@@ -126,7 +126,7 @@ def sizes_in(message: str) -> dict[str, int]:
 
 
 def place_of(frames: Iterable[FrameType]) -> tuple[str, str]:
-    """In what memory was refused: forward, backward or optimizer, and the name of the innermost module.
+    """Return where memory was refused: forward, backward or optimizer, and the name of the innermost module.
 
     Args:
         frames: innermost first.
@@ -147,19 +147,19 @@ def place_of(frames: Iterable[FrameType]) -> tuple[str, str]:
 
 
 def _self_of(frame: FrameType) -> Any:
-    """The first argument of a method; the tensors that Python before 3.13 then keeps of it are let go."""
+    """Return the first argument of a method, and release the locals that Python before 3.13 then keeps."""
     values = frame.f_locals
     owner = values.get("self")
-    if type(values) is dict and sys.getrefcount(values) <= UNSHARED:  # else the job holds it, by `locals()`
+    if type(values) is dict and sys.getrefcount(values) <= UNSHARED:  # else the job holds them, by `locals()`
         values.clear()
     return owner
 
 
 def filled(device: int) -> dict[str, Any]:
-    """What holds the memory of a device, as columns of `out_of_memory`.
+    """Return what holds the memory of a device, as columns of `out_of_memory`.
 
     Args:
-        device: its number; -1 where no device is known, and the tensors of all are counted.
+        device: its number; -1 where it is not known, and the tensors of all devices are counted.
     """
     held, addresses = held_by_python(device)
     facts: dict[str, Any] = {}
@@ -216,7 +216,7 @@ def reduced(segments: Iterable[dict[str, Any]], held: Held, addresses: set[int])
 
 
 def _line_of(calls: Iterable[dict[str, Any]]) -> str:
-    """The innermost call of the job's own code: `file:line function`; empty where no call is known."""
+    """Return the innermost call of the job's own code, `file:line function`; empty where none is known."""
     python = (call for call in calls if ".py" in call["filename"])
     named = [f"{call['filename']}:{call['line']} {call['name']}" for call in python]
     of_job = (call for call in named if "-packages/" not in call and "/lib/python" not in call)
@@ -224,7 +224,7 @@ def _line_of(calls: Iterable[dict[str, Any]]) -> str:
 
 
 def held_by_python(device: int) -> tuple[Held, set[int]]:
-    """Bytes by kind and name of the tensors that Python's objects hold, and the addresses of their storages.
+    """Return the bytes of tensors that Python's objects hold, by kind and name, and the storages' addresses.
 
     Args:
         device: number of the GPU; -1 for all devices.
@@ -237,7 +237,7 @@ def held_by_python(device: int) -> tuple[Held, set[int]]:
     held, addresses, names = Held(), set[int](), dict[int, str]()
 
     def count(kind: str, name: str, tensor: Any) -> None:
-        with suppress(Exception):  # of a class of the job's, or one that only stands for a tensor
+        with suppress(Exception):  # a class of the job's, or one without storage
             for part in _parts(tensor):
                 storage = unseen(torch.Tensor.untyped_storage, part)
                 size, address, place = storage.nbytes(), storage.data_ptr(), device_of(part)
@@ -273,7 +273,7 @@ def held_by_python(device: int) -> tuple[Held, set[int]]:
 
 
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:
-    """The plain tensors that a tensor consists of: of a DTensor its own shard; none of what is no tensor."""
+    """Yield the plain tensors of a tensor: of a DTensor its own shard; none where it is not a tensor."""
     if is_answered_in_c(tensor) and hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from _parts(getattr(tensor, name))
@@ -282,7 +282,7 @@ def _parts(tensor: Any) -> Iterator[torch.Tensor]:
 
 
 def install(recorder: Recorder) -> None:
-    """Have refused allocations recorded."""
+    """Record refused allocations."""
     refused = RefusedAllocations(recorder)
 
     def observe(*facts: int) -> None:

@@ -1,7 +1,7 @@
-"""Requests from outside: `dpro attach` leaves them in a file, and all processes of the job look for it.
+"""Requests from outside: `dpro attach` leaves them in a file that all processes of the job look for.
 
-In: the latest requests, `control.json` beside the folders of the launches, once a second. Out: the occasion
-`request`, once for each. Who has done what was asked says so with `Recorder.answer`.
+Reads the latest requests, `control.json` beside the folders of the launches, once a second. Triggers the
+occasion `request` once for each. A probe that has done what was asked says so with `Recorder.answer`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Requests:
         self._seen: set[str] = set()
 
     def on_open(self) -> None:
-        """What was asked before this process began to record was not asked of it."""
+        """Skip requests made before this process began to record: they were not for it."""
         self._stamp = stamp_of(self._path)
         self._seen = {request["id"] for request in self._latest()}
 
@@ -40,7 +40,7 @@ class Requests:
             self._recorder.on_request(request)
 
     def _latest(self) -> list[dict[str, Any]]:
-        """Return the latest requests, oldest first; none where there never was one."""
+        """Return the latest requests, oldest first; empty where there never was one."""
         try:
             latest: list[dict[str, Any]] = json.loads(self._path.read_bytes())
         except FileNotFoundError:

@@ -1,10 +1,11 @@
-"""Where all threads of this process are now, for requests from outside.
+"""The present stacks of all threads of this process, for requests from outside.
 
-In: a request. Out: an answer with the Python frames of every thread but ours. A process whose interpreter is
-held by a call in C cannot answer; for it a handler in C is set on an unused signal, which writes the
-frames to `stacks.txt` without asking Python. Only `dpro attach` sends it, and to a thread of ours, so
-that it interrupts no system call of the job's. `stacks.json` says to which thread, and under which number the
-file is open, which is verified before it is sent. What the job replaces or closes is withdrawn.
+Answers a request with the Python frames of every thread but ours. A process whose interpreter is held by a
+call in C cannot answer; for it a handler in C is set on an unused signal, which writes the frames to
+`stacks.txt` without asking Python. Only `dpro attach` sends the signal, and to a thread of ours, so that it
+interrupts no system call of the job's. `stacks.json` names that thread, and the descriptor of the open file,
+which is verified before the signal is sent. If the job replaces the handler or closes the file, the offer is
+withdrawn.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Stacks:
         self._has_announced = False
 
     def on_open(self) -> None:
-        """Set the handler."""
+        """Set the handler on an unused signal."""
         folder, number = self._recorder.folder, _unused_signal()
         if folder is None or number is None:
             return
@@ -50,7 +51,7 @@ class Stacks:
         self._signal, self._handler = number, handler_of(number)
 
     def on_second(self) -> None:
-        """Say where to send the signal, to the thread that calls this; or that none must be sent any more."""
+        """Announce the signal, for the thread that calls this, or that none must be sent any more."""
         if self._file is None:
             return
         where: dict[str, int] = {}
@@ -65,13 +66,13 @@ class Stacks:
         self._recorder.write_file(STACKS_BY, json.dumps(where).encode())
 
     def on_request(self, request: dict[str, Any]) -> None:
-        """Answer with where the threads are."""
+        """Answer a request for stacks."""
         if request["kind"] == "stacks":
             self._recorder.answer(request["id"], {"threads": threads()})
 
 
 def threads() -> list[dict[str, Any]]:
-    """The threads, each with its name and its frames, innermost first."""
+    """Return the threads, each with its name and its frames, innermost first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     stacks = [
         (names.get(stack.ident, f"thread {stack.ident}"), stack.frames)
@@ -83,7 +84,7 @@ def threads() -> list[dict[str, Any]]:
 
 
 def install(recorder: Recorder) -> None:
-    """Answer questions for stacks."""
+    """Answer requests for stacks."""
     stacks = Stacks(recorder)
     recorder.listen("open", stacks.on_open)
     recorder.listen("second", stacks.on_second)
@@ -92,7 +93,7 @@ def install(recorder: Recorder) -> None:
 
 
 def _unused_signal() -> int | None:
-    """A real-time signal that still has its default handler; the last are the least likely to be used."""
+    """Return a real-time signal with its default handler, the last first: it is the least used."""
     for number in range(signal.SIGRTMAX, signal.SIGRTMIN, -1):
         if handler_of(number) == _DEFAULT:
             return number
@@ -100,7 +101,7 @@ def _unused_signal() -> int | None:
 
 
 def handler_of(number: int) -> int:
-    """The address of a signal's handler, be it set from Python or from C."""
+    """Return the address of a signal's handler, whether it was set from Python or from C."""
     action = ctypes.create_string_buffer(256)  # struct sigaction, with room to spare: the handler comes first
     if ctypes.CDLL(None, use_errno=True).sigaction(number, None, action) != 0:
         raise OSError(ctypes.get_errno(), f"the handler of signal {number} cannot be read")

@@ -1,14 +1,14 @@
 """What a start consists of until the first step has ended: each import, and each process group.
 
-In: imports of the main thread, and calls that make process groups. Out: `start_parts.jsonl`, a line for each
-as it ends. Loads of checkpoints are in `checkpoints.jsonl`. An import within another is part of that; one
-that began before torch was imported counts from then on. The communicator of a group is not seen here: NCCL
-makes it in the group's first collective, unless the job gave a device to its process group.
+Watches imports of the main thread, and calls that make process groups. Writes `start_parts.jsonl`, a line for
+each as it ends. Loads of checkpoints are in `checkpoints.jsonl`. An import within another is part of that;
+one that began before torch was imported counts from then on. The communicator of a group is not seen here:
+NCCL makes it in the group's first collective, unless the job gave a device to its process group.
 
 Nothing of ours runs below an import: its tracebacks are the job's own. A finder right before Python's own one
-asks that, and gives what it found a class that notes when importlib says that the module has been executed
-(`_initializing`); then the class is as it was. The finder goes when the first step has ended. A module that
-another probe awaits (`AwaitedModules`) is not seen itself, but what it imports.
+asks that one, and gives the spec that it found a class that reports when importlib says that the module has
+been executed (`_initializing`); then the class is as before. The finder goes when the first step has ended. A
+module that another probe awaits (`AwaitedModules`) is not seen itself, but its imports are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..unseen import attributes
 LONG_NS = 1_000_000  # shorter imports are left out
 MAX_LINES = 5_000
 IMPORT, GROUP = "import", "process_group"
-_IMPORTS = "_find_and_load_unlocked"  # what importlib calls its function that is asked for a module
+_IMPORTS = "_find_and_load_unlocked"  # importlib's function that is asked for a module
 
 
 class StartParts:
@@ -42,12 +42,12 @@ class StartParts:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._waiting: list[str] = []  # for a folder
+        self._waiting: list[str] = []  # lines that wait for a folder
         self._lines = 0
         self.is_over = False
 
     def add(self, kind: str, name: str, start_ns: int, **facts: Any) -> None:
-        """Note a part that ends now."""
+        """Record a part that ends now."""
         if not self.is_over and self._lines < MAX_LINES:
             self._lines += 1
             part = {"kind": kind, "name": name, "start_ns": start_ns}
@@ -55,21 +55,21 @@ class StartParts:
             self.save()
 
     def on_group(self, group: Any, start_ns: int) -> None:
-        """A process group is there, or this rank is no member of it."""
+        """Record a process group that was made, if this rank is a member."""
         name = group_names().get(group, "")
         if name:
             ranks, purpose = list(group_ranks(group)), str(getattr(group, "group_desc", ""))
             self.add(GROUP, name, start_ns, ranks=ranks, backend=group_backends(group), purpose=purpose)
 
     def save(self) -> None:
-        """Write what waits, where the process records, or may be about to."""
+        """Write the lines that wait, where the process records or may be about to."""
         folder = self._recorder.folder or self._recorder.joining
         if folder is not None and self._waiting:
             lines, self._waiting = self._waiting, []
             append_lines(folder / PARTS, *lines)
 
     def watch(self, original: Any) -> Any:
-        """Have the process groups noted that a function makes: a way `around` it for `wrap`."""
+        """Return an `around` for `wrap` that records the process groups that a function makes."""
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             start_ns = time.time_ns()
@@ -81,17 +81,17 @@ class StartParts:
 
 
 class ImportWatch:
-    """A finder that finds what Python's own one finds, and learns how long it took to import."""
+    """A finder that asks Python's own one, and measures imports."""
 
     def __init__(self, recorder: Recorder, parts: StartParts) -> None:
         self._parts = parts
         self._timed = _timed(lambda spec: recorder.call(self.on_initializing, spec))
-        self._spec: ModuleSpec | None = None  # what was found last
+        self._spec: ModuleSpec | None = None  # found last
         self._found_ns = 0
-        self._running: ModuleSpec | None = None  # what is being imported, within nothing else
+        self._running: ModuleSpec | None = None  # the outermost import that runs
 
     def install(self) -> None:
-        """Begin, also with what is being imported now, of which importing torch is a part."""
+        """Begin, also with the outermost import that runs now, which includes torch's."""
         place = next((n for n, finder in enumerate(sys.meta_path) if finder is PathFinder), -1)
         if place < 0 or not is_main_thread():
             return
@@ -103,7 +103,7 @@ class ImportWatch:
             self._running, self._found_ns = outermost, time.time_ns()
 
     def remove(self) -> object:
-        """Look at no more imports."""
+        """Stop watching imports."""
         self._parts.is_over, self._running = True, None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -112,7 +112,7 @@ class ImportWatch:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What Python's own finder says, of a module that the main thread imports within no other."""
+        """Return the spec of Python's own finder for a main thread's outermost import; None for others."""
         asks = sys._getframe().f_back  # importlib's function that asks each finder
         asks = asks and asks.f_back
         is_imported = asks is not None and asks.f_code.co_name == _IMPORTS
@@ -121,7 +121,7 @@ class ImportWatch:
         start_ns = time.time_ns()
         try:
             spec = PathFinder.find_spec(name, path, target)
-        except Exception as error:  # importlib asks once more, and the job sees what that raises
+        except Exception as error:  # importlib asks again, and the job sees what that raises
             if is_of_a_handler(error):
                 raise
             return None
@@ -131,7 +131,7 @@ class ImportWatch:
         return spec
 
     def on_initializing(self, spec: ModuleSpec) -> None:
-        """Importlib executes a module from now on, or has done so."""
+        """Begin or end the measurement as importlib begins or ends executing a module."""
         if type(spec) is self._timed:
             self._running = self._running or (spec if spec is self._spec else None)
         elif spec is self._running:
@@ -141,7 +141,7 @@ class ImportWatch:
 
 
 def _timed(notify: Callable[[ModuleSpec], None]) -> type[ModuleSpec]:
-    """A class for specs of modules that are being imported; once they are, a spec is a plain one again."""
+    """Return a class for specs of modules that are being imported; afterwards a spec is a plain one again."""
 
     class _Timed(ModuleSpec):
         def __setattr__(self, name: str, value: object) -> None:
@@ -157,7 +157,7 @@ def _timed(notify: Callable[[ModuleSpec], None]) -> type[ModuleSpec]:
 
 
 def install(recorder: Recorder) -> StartParts:
-    """Note the parts of a start."""
+    """Record the parts of a start."""
     parts = StartParts(recorder)
     imports = ImportWatch(recorder, parts)
     imports.install()

@@ -1,9 +1,9 @@
-"""How far a process has come on its way to the first step: what a start of the job consists of.
+"""How far a process has come on its way to the first step: the parts of a job's start.
 
-In: the moments at which the scheduler started the job and the kernel the process, torch was imported, the
-process group came about, and the loop first asked for a batch or for gradients. Out: `started.json`, written
-whole at each of these from when the process records, or asks for its process group. When its first step ended
-is in its records.
+Watches the moments at which the scheduler started the job and the kernel the process, torch was imported, the
+process group was asked for and made, and the loop first asked for a batch or for gradients. Writes
+`started.json`, whole at each of these once the process records, or asks for its process group. When its first
+step ended is in its records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Starting:
     """The first moments of one process, ns on the host's clock; -1 for those that have not come."""
 
     def __init__(self, recorder: Recorder, parts: StartParts) -> None:
-        """Torch has been imported just now."""
+        """Start just after the import of torch."""
         self._recorder, self._parts = recorder, parts
         self._asked_ns = 0
         self._moments = {"process_ns": process_start_ns(), "imported_ns": time.time_ns()}
@@ -37,18 +37,18 @@ class Starting:
         self._moments["scheduled_ns"] = scheduled_ns()
 
     def on_group_begin(self) -> None:
-        """The process asks for its process group."""
+        """Record that the process asks for its process group."""
         self._asked_ns = time.time_ns()
         self._recorder.on_joining()
         self._note("group_begin_ns")
 
     def on_group(self) -> None:
-        """It has it."""
+        """Record that the process has its process group."""
         self._note("group_ns")
         self._parts.on_group(dist.group.WORLD, self._asked_ns)
 
     def on_work(self) -> object:
-        """The loop asks for something; what comes with the process group is no loop."""
+        """Record the loop's first request; requests while the process group is made are not the loop's."""
         in_group = self._moments["group_begin_ns"] >= 0 > self._moments["group_ns"]
         if in_group:
             return None
@@ -56,13 +56,13 @@ class Starting:
         return ENOUGH
 
     def save(self) -> None:
-        """Write the moments that have come, where the process records, or may be about to."""
+        """Write the moments so far, where the process records or may be about to."""
         folder = self._recorder.folder or self._recorder.joining
         if folder is not None:
             write_whole(folder / STARTED, json.dumps(self._moments).encode())
 
     def on_fork(self) -> None:
-        """This is a forked child, which began just now with all that its parent had."""
+        """Start now, without other moments, in a forked child."""
         self._moments |= dict.fromkeys(self._moments, -1) | {"process_ns": time.time_ns()}
 
     def _note(self, moment: str) -> None:
@@ -72,7 +72,7 @@ class Starting:
 
 
 def process_start_ns() -> int:
-    """When the kernel started this process, to 10 ms; -1 where it does not say."""
+    """Return when the kernel started this process, in ns, to 10 ms; -1 where it does not say."""
     ticks = start_ticks(os.getpid())
     if ticks >= 0:
         booted_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -81,13 +81,13 @@ def process_start_ns() -> int:
 
 
 def scheduled_ns() -> int:
-    """When the scheduler started the job; -1 where it does not say."""
+    """Return when the scheduler started the job, in ns; -1 where it does not say."""
     said = os.environ.get(SCHEDULED, "")
     return int(said) * NS_PER_S if said.isdigit() else -1
 
 
 def install(recorder: Recorder) -> None:
-    """Note how the process starts."""
+    """Record how the process starts."""
     starting = Starting(recorder, start_parts.install(recorder))
     recorder.listen("open", starting.save)
     recorder.listen("work", starting.on_work)

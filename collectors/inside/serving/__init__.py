@@ -1,1 +1,1 @@
-"""What servers do: the iterations of their engine, and the requests that they answer."""
+"""Probes of servers: the iterations of their engine, and the requests that they answer."""

@@ -1,8 +1,8 @@
 """The iterations of one process's engine, and its requests.
 
-In: what the hooks of an engine say. Out: records of each iteration, and a line of JSON for each request when
-it is first scheduled and when it ends; of two lines the later counts. An engine whose process has no rank,
-since its workers are others, writes beside them, and ends no steps.
+Takes what the hooks of an engine report. Writes records of each iteration, and a line of JSON for each
+request when it is first scheduled and when it ends; of two lines the later counts. An engine whose process
+has no rank, since its workers are others, writes beside them, and ends no steps.
 
 An iteration also ends a step. What all probes do then takes 0.2 ms where caches are cold, so iterations that
 follow each other within 100 ms share a step; where several ranks have to end the same steps, none do.
@@ -29,14 +29,14 @@ SHORT_NS = 100_000_000  # a step takes at least this
 
 
 class ServedBatch(NamedTuple):
-    """What one iteration works on; -1 where an engine does not say.
+    """The work of one iteration; -1 where an engine does not report it.
 
     Attributes:
         prefill_tokens: tokens of prompts.
         decode_tokens: tokens that follow a prompt.
         context_tokens: tokens in the KV cache that it attends to, summed over requests.
-        waiting: requests that are not in it, and wait for their first iteration.
-        kv_waiting: of them, those that wait since no blocks of the KV cache were free.
+        waiting: requests outside it that wait for their first iteration.
+        kv_waiting: those of them that wait because no blocks of the KV cache were free.
         evicted: requests that lost their blocks when it was made.
     """
 
@@ -53,8 +53,8 @@ class Served:
     """What one process records of its engine.
 
     Attributes:
-        knows_evictions: whether its hooks say which requests lose their blocks of the KV cache.
-        evicted: when requests lost their blocks that have none yet, by id.
+        knows_evictions: whether its hooks report which requests lose their blocks of the KV cache.
+        evicted: when requests lost their blocks, by id, until they have blocks again.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -74,7 +74,7 @@ class Served:
         self._ended_ns = self._stepped_ns = self._num_ranks = 0
 
     def on_engine(self, replica: int, first_rank: int) -> None:
-        """An engine has begun to serve, which of several it is.
+        """Record that an engine has begun to serve, and which of several it is.
 
         Args:
             first_rank: the rank of the first of its workers, under which it is recorded where it has none.
@@ -92,17 +92,17 @@ class Served:
             self._apart.end()
 
     def knows(self, name: Any) -> bool:
-        """Whether a request is in work."""
+        """Return whether a request is in work."""
         return name in self._requests
 
     def on_request(
         self, name: Any, arrival_ns: int, scheduled_ns: int, prompt_tokens: int, cached_tokens: int
     ) -> None:
-        """A request was scheduled for the first time, or given up before.
+        """Record a request that was scheduled for the first time, or given up before.
 
         Args:
             arrival_ns, scheduled_ns: -1 where they did not come or are unknown.
-            cached_tokens: those of them found in the prefix cache; -1 unknown.
+            cached_tokens: prompt tokens found in the prefix cache; -1 unknown.
         """
         request = {
             "name": str(name),
@@ -116,29 +116,29 @@ class Served:
         self._lines.append(dict(request))
 
     def on_first_token(self, name: Any, first_token_ns: int) -> None:
-        """The first token of a request is there; only the first such call counts."""
+        """Record the first token of a request; only the first such call counts."""
         request = self._requests.get(name)
         if request is not None:
             request.setdefault("first_token_ns", first_token_ns)
 
     def on_evicted(self, name: Any) -> None:
-        """A request lost its blocks of the KV cache, and will be computed again."""
+        """Record that a request lost its blocks of the KV cache, and will be computed again."""
         request = self._requests.get(name)
         if request is not None:
             request["evictions"] = max(request["evictions"], 0) + 1
             self.evicted[name] = time.time_ns()
 
     def on_resumed(self, name: Any, scheduled_ns: int) -> None:
-        """A request runs; it may be one that was evicted."""
+        """Record that a request runs, which may have been evicted."""
         since_ns, request = self.evicted.pop(name, -1), self._requests.get(name)
         if request is not None and since_ns >= 0:
             request["evicted_ns"] = request.get("evicted_ns", 0) + max(scheduled_ns - since_ns, 0)
 
     def on_request_end(self, name: Any, end_ns: int, output_tokens: int, outcome: str) -> None:
-        """A request ended.
+        """Record the end of a request.
 
         Args:
-            output_tokens: that were made; -1 unknown.
+            output_tokens: tokens that were made; -1 unknown.
         """
         self.on_resumed(name, end_ns)
         request = self._requests.pop(name, None)
@@ -151,10 +151,11 @@ class Served:
             self._apart.hurry()
 
     def on_iteration(self, start_ns: int, end_ns: int, batch: ServedBatch) -> None:
-        """An iteration ended.
+        """Record an iteration that ended.
 
         Args:
-            start_ns, end_ns: on the host's clock; what was prepared during the one before begins at its end.
+            start_ns, end_ns: on the host's clock; a batch prepared during the previous iteration begins at
+                its end.
         """
         if self._apart is None:
             self.end_step(end_ns)
@@ -181,13 +182,13 @@ class Served:
             append_lines(folder / REQUESTS, *map(json.dumps, lines))
 
 
-# Where an engine writes that runs in a process without a rank, beside those of its workers.
+# The output of an engine in a process without a rank, beside the output of its workers.
 
 SECOND_S, JOIN_S = 1.0, 5.0
 
 
 class ApartEngine:
-    """The output of an engine without a rank."""
+    """The files of an engine without a rank."""
 
     def __init__(self, launch: Path, facts: dict[str, int], write_lines: Callable[[], None]) -> None:
         """Make the folder.
@@ -209,11 +210,11 @@ class ApartEngine:
         self._thread = Thread(self._run)
 
     def hurry(self) -> None:
-        """No request is in work: the process may be ended."""
+        """Write soon, since no request is in work: the process may be ended."""
         self._idle.ring()
 
     def end(self) -> None:
-        """The interpreter will exit now: write what is left."""
+        """Write what is left before the interpreter exits."""
         self._ending = True
         self._idle.ring()
         self._thread.join(JOIN_S)

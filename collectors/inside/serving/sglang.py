@@ -1,10 +1,10 @@
 """Iterations and requests of SGLang's scheduler, which runs in the process of each worker.
 
-In: its scheduler, once the job itself has imported it. Out: a batch is known when it is handed to the worker,
-and has ended when its results have been processed; where the next batch is handed over meanwhile, the oldest
+Hooks its scheduler, once the job itself has imported it. A batch is known when it is passed to the worker,
+and has ended when its results have been processed; where the next batch is passed on meanwhile, the oldest
 ends first. Requests are recorded by the first rank of those that share them.
 
-A request waits for the KV cache where the last attempt to add one to a batch found no tokens of it free.
+A request waits for the KV cache where the last attempt to add one to a batch found no free tokens in it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .served import Served, ServedBatch
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 RANKS = ("attn_tp_rank", "attn_cp_rank", "pp_rank")  # of what shares requests: the first of each records them
-MAX_GONE = 1000  # arrivals of requests that were given up before they ran, until they are forgotten
-NO_TOKEN = "NO_TOKEN"  # the answer of an attempt that found no tokens of the KV cache free
+MAX_GONE = 1000  # arrivals kept of requests that were given up before they ran
+NO_TOKEN = "NO_TOKEN"  # the result of an attempt that found no free tokens in the KV cache
 
 
 class RunningBatch(NamedTuple):
-    """A batch in work: when it was handed over, what is recorded of it, and its requests in their prompt."""
+    """A batch in work: when it was passed on, what is recorded of it, and its requests in their prompt."""
 
     start_ns: int
     batch: ServedBatch
@@ -38,7 +38,7 @@ class SglangHooks:
         self._recorder = recorder
         self._served = Served(recorder)
         self._knows_tokens = False
-        self._parallel: Any = None  # a function that says which rank this is; in older versions the scheduler
+        self._parallel: Any = None  # returns what knows this rank; in older versions the scheduler does
         self._on_fork()
         recorder.listen("fork", self._on_fork)
 
@@ -51,7 +51,7 @@ class SglangHooks:
         self._refused = self._begun = self._shares = False
 
     def on_scheduler(self, module: Any) -> None:
-        """Set the hooks, those of its batches all of them or none."""
+        """Set the hooks; those of batches all or, with an error, none."""
         scheduler = getattr(module, "Scheduler", None)
         missing = [name for name in ("run_batch", "process_batch_result") if not hasattr(scheduler, name)]
         if missing:

@@ -1,7 +1,7 @@
 """Iterations and requests of continuous batching of Hugging Face transformers.
 
-In: its batch processor, once the job itself has imported it. Out: a batch is known when its tensors are
-prepared, and has ended when the requests have got its tokens. Where the next batch is prepared meanwhile
+Hooks its batch processor, once the job itself has imported it. A batch is known when its tensors are
+prepared, and has ended when its requests have its tokens. Where the next batch is prepared meanwhile
 (`use_async_batching`), batches end in the order in which they were prepared. A request that is moved out of
 the KV cache, to the CPU or to be computed again, has not ended, though the scheduler is done with it for now.
 """
@@ -41,7 +41,7 @@ class TransformersHooks:
         self._in_flight: deque[tuple[int, ServedBatch, list[Any]]] = deque()
 
     def look(self, *_: Any) -> None:
-        """Set the hooks once the job has imported what they hang on, all of it or nothing."""
+        """Set the hooks once the job has imported all that they need."""
         if self._set:
             return
         api, outputs, scheduling = (sys.modules.get(f"{PACKAGE}.{module}") for module in MODULES)
@@ -63,7 +63,7 @@ class TransformersHooks:
             self._look_at_cache(scheduler)
 
     def _look_at_cache(self, scheduler: Any) -> None:
-        """Set the hooks that say who waits for blocks and who loses them, where this version has them."""
+        """Hook requests that wait for blocks or lose them, where this version has such hooks."""
         manager = getattr(sys.modules.get(f"{PACKAGE}.offloading_manager"), "OffloadingManager", None)
         call = self._recorder.call
         wanted = (
@@ -104,7 +104,7 @@ class TransformersHooks:
         return prepare_next_batch
 
     def _on_prepared(self, _result: Any, _tensors: Any, requests: Sequence[Any], *_: Any) -> None:
-        """Positions are those after the batch; a request in its prompt was before the end of it."""
+        """Record a batch; positions are those after it, so prompts are judged by those before."""
         lengths = [request.query_length for request in requests]
         prompts = [
             request
@@ -112,7 +112,7 @@ class TransformersHooks:
             if request.state.position_offset - request.query_length < len(request.state.initial_tokens)
         ]
         processor = self._preparing
-        drives = getattr(processor, "input_queue", None) is not None  # of ranks that share the work, one
+        drives = getattr(processor, "input_queue", None) is not None  # one of the ranks that share the work
         for request in prompts:
             if drives and not self._served.knows(request.state.request_id):
                 self._meet(

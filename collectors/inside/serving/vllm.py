@@ -1,8 +1,8 @@
 """Iterations and requests of vLLM's V1 engine, and steps of its workers.
 
-In: its scheduler, once the job itself has imported it. Out: a batch is known when it has been scheduled, and
-has ended when the scheduler has got its tokens; of batches scheduled ahead, and of stages of a pipeline, the
-oldest ends first. Workers in processes of their own end a step with each batch that they are given.
+Hooks its scheduler, once the job itself has imported it. A batch is known when it has been scheduled, and has
+ended when the scheduler has its tokens; of batches scheduled ahead, and of stages of a pipeline, the oldest
+ends first. Workers in separate processes end a step with each batch that they are given.
 
 A request waits for the KV cache where the cache manager had no blocks for some request in that batch.
 """
@@ -18,13 +18,13 @@ from ..recorder import Recorder
 from .served import Served, ServedBatch
 
 SCHEDULER = "vllm.v1.core.sched.scheduler"
-WORKER = "vllm.v1.worker.gpu_worker"  # the CPU's is made of it
+WORKER = "vllm.v1.worker.gpu_worker"  # the CPU's worker derives from it
 QUEUES = ("waiting", "kv_holding_waiting", "skipped_waiting")  # of a scheduler; which, depends on the version
 ABORTED = ("abort", "error")
 
 
 class Scheduled(NamedTuple):
-    """A batch in work: what the scheduler said, when it began to, and what is recorded of it."""
+    """A batch in work: the scheduler's output, when scheduling began, and what is recorded of it."""
 
     output: Any
     start_ns: int
@@ -50,7 +50,7 @@ class VllmHooks:
         self._begun = False
 
     def on_scheduler(self, module: Any) -> None:
-        """Set the hooks of the scheduler, those of its batches all of them or none."""
+        """Set the hooks of the scheduler; those of batches all or, with an error, none."""
         scheduler = getattr(module, "Scheduler", None)
         wanted = (
             ("schedule", self._around_schedule),
@@ -71,7 +71,7 @@ class VllmHooks:
             wrap(manager, "allocate_slots", followed_by(self._recorder.call, self._on_allocated))
 
     def on_worker(self, module: Any) -> None:
-        """Have each batch of a worker end a step, where its process has no scheduler."""
+        """Make each batch of a worker end a step, where its process has no scheduler."""
         worker = getattr(module, "Worker", None)
         if not hasattr(worker, "execute_model"):
             raise LookupError("vLLM's worker has no execute_model: its steps are those of model calls")
@@ -152,7 +152,7 @@ class VllmHooks:
             self._served.on_request_end(name, end_ns, request.num_output_tokens, outcome)
 
     def _on_finished(self, requests: Any, *_: Any) -> None:
-        """Requests were ended from outside; older versions do not say which."""
+        """Record requests that were ended from outside; older versions do not say which."""
         now_ns = time.time_ns()
         if isinstance(requests, list):
             for entry in requests:
@@ -168,7 +168,7 @@ class VllmHooks:
 
 
 def _prompt_tokens(output: Any) -> int:
-    """Tokens of prompts in a batch, and of those that are computed again after an eviction."""
+    """Return the tokens of prompts in a batch, and of those computed again after an eviction."""
     lengths, cached = output.num_scheduled_tokens, output.scheduled_cached_reqs
     prefill: int = sum(lengths[request.req_id] for request in output.scheduled_new_reqs)
     others = output.total_num_scheduled_tokens - prefill

@@ -1,10 +1,11 @@
 """What a training loop does besides training: saving checkpoints, working without gradients, compiling code.
 
-In: what `checkpoints` says of saving, calls of `torch.no_grad`, `torch.inference_mode` and `eval` of modules,
-what the compiler says of itself. Out: per step one record of how long each has taken so far. Only the thread
-that trains counts: what others save in the background holds up no step. Compilation holds it up wherever it
-runs. An optimizer that updates without gradients trains. A loop that evaluates reads its batches with them
-on: from `eval` of a module to the last work without gradients before the next backward it evaluates.
+Takes the time of saving from `checkpoints`, and watches `torch.no_grad`, `torch.inference_mode`, `eval` of
+modules, and the compiler's callbacks. Writes one record per step of how long each has taken so far. Only the
+thread that trains counts: saves of others in the background hold up no step. Compilation holds it up wherever
+it runs. An optimizer that updates without gradients trains. A loop that evaluates reads its batches with
+gradients on: it evaluates from `eval` of a module to the last work without gradients before the next
+backward.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .checkpoints import Stopwatch
 
 
 class OtherWork:
-    """What one process does besides training."""
+    """The work of one process besides training."""
 
     def __init__(self, recorder: Recorder, saves: checkpoints.Checkpoints) -> None:
         self._recorder, self._saves = recorder, saves
@@ -40,17 +41,17 @@ class OtherWork:
         """Start at zero in a forked child: what its parent was doing does not count."""
         self._without_gradients, self._compiling = Stopwatch(), Stopwatch()
         self._updating: int | None = None  # the optimizer that updates
-        self._in_updates_ns = self._before_update_ns = 0  # without gradients, by optimizers, and before this
+        self._in_updates_ns = self._before_update_ns = 0  # without gradients, in updates, and before this one
         self._evaluates = False
         self._eval_ns = self._eval_without_ns = 0  # when a module was set to evaluate, and the total then
         self._num_backward = self._left_without_ns = 0
         self._compiler: Any = None  # what calls back when it begins and ends
-        self._left_ns = self._between_ns = 0  # the last end of such work since; time of loops around it
+        self._left_ns = self._between_ns = 0  # last end of such work since; time of loops around it
 
     def on_step(self, _step: int) -> None:
         """Record the time of saving, evaluating and compiling up to the end of this step."""
         if self._compiler is not None and self._on_compile not in self._compiler.start_callbacks:
-            self.look()  # a reset has dropped ours
+            self.look()  # a reset has dropped our callbacks
         self._evaluates = False
         writer = self._recorder.records
         if writer is not None:
@@ -60,12 +61,12 @@ class OtherWork:
             without_ns = self._between_ns
             if self._updating is None:
                 without_ns += self._without_ns(now_ns)
-            else:  # as `_without_ns` has it: an optimizer's update ends most steps
+            else:  # as in `_without_ns`: an optimizer's update ends most steps
                 without_ns += self._before_update_ns - self._in_updates_ns
             writer.add(records.pack(now_ns, saving_ns, without_ns, compiling_ns, records.ASIDE))
 
     def on_work(self) -> object:
-        """The loop asks for something: where it asks for gradients, it evaluates no more."""
+        """End an evaluation where the loop asks for gradients."""
         if self._evaluates and self._recorder.num_backward != self._num_backward:
             self._evaluates = False
             if self._left_ns:
@@ -74,7 +75,7 @@ class OtherWork:
         return None if self._evaluates else ENOUGH
 
     def on_eval(self) -> None:
-        """A module is set to evaluate."""
+        """Begin an evaluation: a module was set to evaluate."""
         if get_ident() == self._recorder.training_thread and not self._evaluates:
             self._evaluates, self._num_backward = True, self._recorder.num_backward
             self._recorder.listen("work", self.on_work)
@@ -82,16 +83,17 @@ class OtherWork:
             self._eval_without_ns = self._without_ns(self._eval_ns)
 
     def update_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        """Hooks of all optimizers, which take the time of updates out of that without gradients.
+        """Return hooks of all optimizers, which take the time of updates out of that without gradients.
 
-        Others may update within one. As in the contexts below nothing here can fail: it is called as it is.
+        Optimizers may update within an update. As in the contexts below nothing here can fail: hooks are
+        called directly.
 
         Returns:
             What is called before updates, and what after them.
         """
 
         def begins(optimizer: Any, _arguments: Any, _keywords: Any) -> None:
-            if self._updating in (None, id(optimizer)):  # the same again: its update has failed
+            if self._updating in (None, id(optimizer)):  # the same optimizer again: its update has failed
                 self._updating, watch = id(optimizer), self._without_gradients
                 self._before_update_ns = watch.total_ns(time.time_ns()) if watch.depth else watch.ended_ns
 
@@ -102,16 +104,16 @@ class OtherWork:
                 self._in_updates_ns += total_ns - self._before_update_ns
 
         for hook in (begins, has_ended):
-            hook._torchdynamo_disable = True  # type: ignore[attr-defined] # of a compiled update, too
+            hook._torchdynamo_disable = True  # type: ignore[attr-defined] # compiled updates, too
         return begins, has_ended
 
     def _without_ns(self, now_ns: int) -> int:
-        """Time without gradients so far, but for that of optimizers."""
+        """Return the time without gradients so far, but for that of optimizers, in ns."""
         total_ns = self._without_gradients.total_ns(now_ns)
         return (total_ns if self._updating is None else self._before_update_ns) - self._in_updates_ns
 
     def look(self) -> None:
-        """Have the compiler say when it compiles, once the job has imported it."""
+        """Register callbacks with the compiler, once the job has imported it."""
         handler = self._compiler = compiler_callbacks()
         if handler is not None and self._on_compile not in handler.start_callbacks:
             handler.register_start_callback(self._on_compile)
@@ -126,9 +128,9 @@ class OtherWork:
     def watch_mode(self, mode: Any) -> None:
         """Time a context in which no gradients are kept.
 
-        Jobs may enter hundreds per step: only a thread is compared and a number counted, which cannot fail;
-        that is what `Stopwatch` does, without a call of it.
-        The compiler knows these contexts by their class, and never reads what is here.
+        Jobs may enter hundreds per step: this only compares a thread and counts a number, which cannot fail,
+        as `Stopwatch` does, without calling it. The compiler knows these contexts by their class, and never
+        reads this code.
         """
         entering, leaving = mode.__enter__, mode.__exit__
         recorder, own_thread = self._recorder, get_ident
@@ -159,7 +161,7 @@ class OtherWork:
 
 
 def install(recorder: Recorder) -> None:
-    """Record what is done besides training."""
+    """Record the work besides training."""
     aside = OtherWork(recorder, checkpoints.install(recorder))
     for mode in (torch.no_grad, torch.inference_mode):
         aside.watch_mode(mode)

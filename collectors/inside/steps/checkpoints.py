@@ -1,9 +1,9 @@
-"""Saves and loads of checkpoints: when, how long they held up training, how long they took, how much it was.
+"""Saves and loads of checkpoints: when, how long they held up training, how long they took, and their size.
 
-In: calls of `torch.save`, `torch.load`, `torch.distributed.checkpoint` and safetensors. Out:
-`checkpoints.jsonl`, a line for each as it ends, and one more where it went on in the background; and how long
-saving has held up the thread that trains so far. A save or load within another is part of that. Which file it
-was is said by its path, its inode and its time of change, since many jobs rename what they have saved.
+Watches calls of `torch.save`, `torch.load`, `torch.distributed.checkpoint` and safetensors. Writes
+`checkpoints.jsonl`, a line for each as it ends, and another where it went on in the background; and counts
+how long saving has held up the thread that trains. A save or load within another is part of that. A file is
+identified by its path, its inode and its time of change, since many jobs rename what they have saved.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ..recorder import Recorder, identity
 from ..threads import Local, get_ident, is_main_thread
 from ..unseen import attributes, is_a, path_of
 
-LONG_NS = 1_000_000  # what is shorter and has no path is no checkpoint
+LONG_NS = 1_000_000  # a shorter call without a path is not a checkpoint
 MAX_LINES = 10_000  # lines of a process
-MAX_FILES = 10_000  # of a folder whose sizes are added
+MAX_FILES = 10_000  # files of a folder whose sizes are added
 SAVE, LOAD = "save", "load"
 # Functions by module; looked for once the job has imported it.
 LATE: dict[str, dict[str, tuple[str, ...]]] = {
@@ -36,13 +36,13 @@ LATE: dict[str, dict[str, tuple[str, ...]]] = {
     "torch.distributed.checkpoint.state_dict_loader": {LOAD: ("load",)},
     "safetensors.torch": {SAVE: ("save_file", "save_model"), LOAD: ("load_file", "load_model")},
 }
-# What names the file: keywords, and at which place it is among the other arguments.
+# Arguments that name the file: their keywords, and their positions by function.
 KEYWORDS = ("checkpoint_id", "f", "filename")
 PLACES = {"save": 1, "load": 0, "save_file": 1, "save_model": 1, "load_file": 0, "load_model": 1}
 
 
 class Checkpoints:
-    """What one process saves and loads.
+    """The saves and loads of one process.
 
     Attributes:
         held_up: how long saving has held up the thread that trains.
@@ -51,7 +51,7 @@ class Checkpoints:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._patched: set[str] = set()
-        # What functions are replaced by: one that several modules have, by the same in all.
+        # Replacements by function; a function of several modules has the same one in all.
         self._watching: dict[Any, Any] = {}
         self.on_fork()
 
@@ -63,7 +63,7 @@ class Checkpoints:
         self._lines = 0
 
     def look(self, *_: Any) -> None:
-        """Patch the functions of the modules that the job has imported by now."""
+        """Patch the functions of those modules that the job has imported."""
         for name, kinds in LATE.items():
             if name not in self._patched and name in sys.modules:
                 watched = [self.watch(sys.modules[name], function, kind)
@@ -72,7 +72,7 @@ class Checkpoints:
                     self._patched.add(name)
 
     def watch(self, module: Any, name: str, kind: str) -> bool:
-        """Have calls of a function recorded.
+        """Record the calls of a function.
 
         Args:
             kind: `save` or `load`.
@@ -83,7 +83,7 @@ class Checkpoints:
         original = getattr(module, name, None)
         if not callable(original):
             return False
-        if original not in self._watching.values():  # else a module took it from another one as it is now
+        if original not in self._watching.values():  # else it was taken from a module that is patched
             watched = self._watching.get(original) or self._watched(original, name, kind)
             self._watching[original] = watched
             setattr(module, name, watched)
@@ -114,7 +114,7 @@ class Checkpoints:
         return watched
 
     def _on_end(self, kind: str, path: str, start_ns: int, ours: bool) -> dict[str, int]:
-        """A call has ended, well or not; returns what is known of the file."""
+        """Record the end of a call, successful or not; return what is known of the file."""
         took_ns = self.held_up.stop() if ours and kind == SAVE else -1
         facts = _file_facts(path)
         if took_ns >= LONG_NS and self._recorder.records is not None:
@@ -122,7 +122,7 @@ class Checkpoints:
         return facts
 
     def _on_done(self, kind: str, source: str, path: str, start_ns: int, ours: bool, result: Any) -> None:
-        """A call returned; what it began may go on."""
+        """Record a call that returned; its save may go on in the background."""
         now_ns = time.time_ns()
         stood = ours or is_main_thread()
         facts = self._on_end(kind, path, start_ns, ours)
@@ -145,7 +145,7 @@ class Checkpoints:
         upload.add_done_callback(lambda _: self._recorder.call(self._on_uploaded, line))
 
     def _on_uploaded(self, line: dict[str, Any]) -> None:
-        """What was saved in the background is written."""
+        """Record that a save in the background is written."""
         self._in_background.discard(line["path"])
         self._write(line | {"duration_ns": time.time_ns() - line["start_ns"]} | _file_facts(line["path"]))
 
@@ -158,7 +158,7 @@ class Checkpoints:
 
 
 def _path(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """The file or folder that a call saves to or loads from; empty where it has no path."""
+    """Return the file or folder that a call saves to or loads from; empty where it has no path."""
     place = PLACES.get(name, len(args))
     given = next((kwargs[keyword] for keyword in KEYWORDS if kwargs.get(keyword) is not None), None)
     given = args[place] if given is None and place < len(args) else given
@@ -169,13 +169,13 @@ def _path(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _upload(result: Any) -> Future[Any] | None:
-    """What says that a save in the background is written; None where it is written."""
+    """Return the future of a save in the background; None where all is written."""
     upload = attributes(result).get("upload_completion", result)
     return upload if is_a(upload, Future) else None
 
 
 def _file_facts(path: str) -> dict[str, int]:
-    """Size, inode and time of change of what is at a path; nothing where nothing is."""
+    """Return size, inode and time of change of a path; empty where nothing is there."""
     with suppress(OSError):
         status = os.stat(path)
         size = status.st_size if not os.path.isdir(path) else _size_of_own(path)
@@ -184,7 +184,7 @@ def _file_facts(path: str) -> dict[str, int]:
 
 
 def _size_of_own(folder: str) -> int:
-    """Bytes of the files in a folder that this rank wrote, as torch.distributed.checkpoint calls them."""
+    """Return the bytes of this rank's files of torch.distributed.checkpoint in a folder; -1 unknown."""
     prefix, size = f"__{identity()[0]}_", 0
     with os.scandir(folder) as entries:
         for count, entry in enumerate(entries):
@@ -198,7 +198,7 @@ def install(recorder: Recorder) -> Checkpoints:
     """Record saves and loads.
 
     Returns:
-        What knows how long saving has held up training.
+        The object that knows how long saving has held up training.
     """
     checkpoints = Checkpoints(recorder)
     for module in (torch, torch.serialization):
@@ -211,28 +211,28 @@ def install(recorder: Recorder) -> Checkpoints:
 
 
 class Stopwatch:
-    """How long an activity took so far; nested calls are counted once.
+    """The time that an activity took so far; nested calls are counted once.
 
     Attributes:
         depth: calls within each other that have begun.
-        begun_ns: when the outermost did.
-        ended_ns: how long those took that have ended: all of it while none runs.
+        begun_ns: when the outermost began.
+        ended_ns: time of activities that have ended: the total while none runs.
     """
 
     def __init__(self) -> None:
         self.depth = self.ended_ns = self.begun_ns = 0
 
     def start(self) -> None:
-        """Note that the activity begins."""
+        """Begin the activity."""
         self.depth += 1
         if self.depth == 1:
             self.begun_ns = time.time_ns()
 
     def stop(self) -> int:
-        """Note that the activity ends; one that began before the stopwatch existed is ignored.
+        """End the activity; one that began before the stopwatch existed is ignored.
 
         Returns:
-            How long it took, ns, if that was the outermost; else -1.
+            How long it took, in ns, if that was the outermost; else -1.
         """
         if self.depth != 1:
             self.depth = max(self.depth - 1, 0)
@@ -243,5 +243,5 @@ class Stopwatch:
         return took_ns
 
     def total_ns(self, now_ns: int) -> int:
-        """The total time so far, including an activity that still runs."""
+        """Return the total time so far, in ns, including an activity that still runs."""
         return self.ended_ns + (now_ns - self.begun_ns if self.depth else 0)

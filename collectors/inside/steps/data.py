@@ -1,8 +1,8 @@
-"""Waiting for data: the time the training loop spends in its DataLoader, and how much it is handed there.
+"""Waiting for data: the time the training loop spends in its DataLoader, and how much data it gets there.
 
-In: the calls of a loader's `__iter__` and `__next__`. Out: the totals so far, which `host` samples at the end
-of each step; a record for each long wait, with the worker process whose batch it was, and for each beginning
-of a loader. Of a batch the sizes of its tensors are looked at, never what is in them.
+Watches the calls of a loader's `__iter__` and `__next__`. Keeps the totals so far, which `host` samples at
+the end of each step, and writes a record for each long wait, with the worker process whose batch it was, and
+for each beginning of a loader. Only the sizes of a batch's tensors are read, never their contents.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ LONG_NS = 1_000_000
 
 
 class DataWaits:
-    """The waits of one process."""
+    """The waits of one process for data."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child: a worker, most likely."""
+        """Start without a wait in a forked child: a worker, most likely."""
         self._worker = -1
         self._begun_ns = 0  # 0 outside a wait
         self._waiting: Any = None  # the iterator that is waited for
 
     def on_beginning(self, loader: Any) -> None:
-        """A loader begins anew: it may have to start its workers."""
+        """Begin to wait for a loader that begins again, and may have to start its workers."""
         ours = self._recorder.training_thread in (0, get_ident())
         if self._waiting is None and ours:
             self._waiting, self._begun_ns = loader, time.time_ns()
 
     def on_begun(self, loader: Any) -> None:
-        """It has begun: that, too, was waiting for data."""
+        """Record the wait for a loader that has begun."""
         if self._waiting is not loader:
             return
         self._waiting = None
@@ -55,7 +55,7 @@ class DataWaits:
             self._recorder.records.write(records.BEGUN, self._begun_ns, duration_ns, workers, persist)
 
     def on_wait(self, iterator: Any) -> None:
-        """A batch is asked for: not counted within another loader, or on a thread that does not train."""
+        """Begin to wait for a batch, unless within another loader, or on a thread that does not train."""
         ours = self._recorder.training_thread in (0, get_ident())
         if self._waiting is None and ours:
             self._recorder.guarded(self._recorder.on_work)
@@ -63,10 +63,11 @@ class DataWaits:
             self._begun_ns = time.time_ns()
 
     def on_batch(self, iterator: Any, batch: Any) -> None:
-        """The batch is there, or there are no more: None.
+        """Record the wait for a batch.
 
         Args:
             iterator: of the loader; one that is not waited for changes nothing.
+            batch: None where there are no more.
         """
         if self._waiting is not iterator:
             return
@@ -75,7 +76,7 @@ class DataWaits:
         self._recorder.data_wait_ns = max(self._recorder.data_wait_ns, 0) + duration_ns
         if duration_ns >= LONG_NS and self._recorder.records is not None:
             self._recorder.records.write(records.LOADED, self._begun_ns, duration_ns, self._worker)
-        # What is evaluated is no work of the training step, and not shared out among ranks like it.
+        # A batch to evaluate is not work of the training step, nor distributed among ranks like it.
         elements = count_elements(batch) if torch.is_grad_enabled() else 0
         if elements > 0:
             self._recorder.input_elements = max(self._recorder.input_elements, 0) + elements
@@ -118,19 +119,19 @@ def _patch_beginning(recorder: Recorder, data: DataWaits) -> None:
     DataLoader.__iter__ = patched
 
 
-# How much work a batch is, as far as its tensors show without reading them: their elements.
+# The work in a batch, without reading its tensors: the number of their elements.
 
-MAX_PARTS = 256  # of a batch; what has more is not counted: that would take long
+MAX_PARTS = 256  # parts of a batch; one with more is not counted: that would take long
 _PLAIN = (str, bytes, int, float)
 
 
 def count_elements(batch: Any) -> int:
-    """How many elements the tensors of a batch have; 0 where it has none, or too many parts to look at."""
+    """Return how many elements the tensors of a batch have; 0 where it has none, or too many parts."""
     return sum(map(elements_of, tensors_in(batch)))
 
 
 def tensors_in(batch: Any) -> list[torch.Tensor]:
-    """The tensors that a batch consists of, in order; none where it has too many parts to look at.
+    """Return the tensors that a batch consists of, in order; none where it has too many parts to look at.
 
     Lists, tuples, dicts and the attributes of objects (batches of tokenizers and of graphs) are looked into.
     """
@@ -150,7 +151,6 @@ def tensors_in(batch: Any) -> list[torch.Tensor]:
 
 
 def _held(part: Any) -> Any:
-    """What a part consists of."""
     if is_a(part, (dict, list, tuple)):
         held = parts_of(part)
         return () if held and not is_a(part, dict) and is_a(held[0], _PLAIN) else held

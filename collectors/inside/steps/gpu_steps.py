@@ -1,14 +1,14 @@
 """How long steps take on the device, by a timing event at each step's end on the stream that trains.
 
-In: the ends of steps, and the beginnings and ends of backward passes in them. Out: a record for each step
-whose two events answered, and one for each event of a pass in it. The host only enqueues work, so
-where it runs ahead of its device the time between two ends of steps on the host is that of enqueueing. The
-time between two events is what the device made of the step, its idle time included.
+Takes the ends of steps, and the beginnings and ends of backward passes in them. Writes a record for each step
+whose two events have happened, and one for each event of a pass in it. The host only enqueues work, so where
+it runs ahead of its device the time between two ends of steps on the host is that of enqueueing. The time
+between two events is the device's time for the step, idle time included.
 
-Nothing here waits: an event is asked for at the end of a later step, by the thread that recorded it, and no
+Nothing here waits: an event is queried at the end of a later step, by the thread that recorded it, and no
 call is made to the device while a graph is captured. Time is measured between events of one stream only.
-Where our own work between two steps was long, a second event begins the next step. Steps that are short have
-events at some of their ends only, as `sampling` has it: then the time of several is known together.
+Where our own work between two steps was long, a second event begins the next step. Short steps have events at
+some of their ends only, as `sampling` decides: then the time of several is known together.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ..recorder import Recorder
 from ..threads import get_ident
 from ..unseen import unseen
 
-AGE = 2  # steps before an event is asked for: the host is ahead of its device, and asking has a cost
-AT_ONCE = 8  # events that are asked for at the end of one step
-MAX_WAITING = 256  # events: a host runs ahead by what the launch queue holds, about a thousand launches
-MAX_MARKS = 16  # events of passes in one step: of more micro-batches than eight the first count
+AGE = 2  # steps before an event is queried: the host is ahead of its device, and a query has a cost
+AT_ONCE = 8  # events queried at the end of one step
+MAX_WAITING = 256  # events: a host runs ahead by the length of the launch queue, about a thousand launches
+MAX_MARKS = 16  # events of passes in one step: the first eight micro-batches count
 PATIENCE = 1000  # steps without an answer, after which the events are given up
 
 
 class PassEvent(NamedTuple):
-    """An event where a backward pass begins or has ended; fields as of `StepEvent`."""
+    """An event where a backward pass begins or has ended; fields as in `StepEvent`."""
 
     event: Any
     stream: int
@@ -46,10 +46,10 @@ class StepEvent(NamedTuple):
     """An event at a step's end, or where the next one begins.
 
     Attributes:
-        stream: which it was recorded on.
+        stream: the stream that it was recorded on.
         time_ns: when the host recorded it.
         step: steps ended by then.
-        is_end: whether a step lies between the event before it and this one, or several.
+        is_end: whether one step or several lie between the previous event and this one.
         passes: events of backward passes between this one and the next.
     """
 
@@ -62,12 +62,12 @@ class StepEvent(NamedTuple):
 
 
 class DeviceApi(NamedTuple):
-    """What is asked of a device.
+    """The calls of a device that are used.
 
     Attributes:
-        current_stream: the stream that the calling thread enqueues work on.
-        selected: makes it the current device for a while. What is asked of an event may claim memory on the
-            current device, and a job that names its device everywhere may have another one there.
+        current_stream: returns the stream that the calling thread enqueues work on.
+        selected: makes it the current device for a while. A query of an event may claim memory on the current
+            device, and a job that names its device everywhere may have another one there.
     """
 
     event: Callable[[], Any]
@@ -76,7 +76,7 @@ class DeviceApi(NamedTuple):
 
 
 def interface_of(device: torch.device) -> DeviceApi | None:
-    """Events and streams of a device: of its own module as for CUDA and ROCm, else of any accelerator.
+    """Return events and streams of a device: from its module for CUDA and ROCm, else from the accelerator's.
 
     None for a device that has neither.
     """
@@ -98,7 +98,7 @@ class GpuSteps:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._left: list[Any] = []  # events of the parent of a fork: to destroy them would call the device
+        self._left: list[Any] = []  # events of the parent of a fork: destroying them would call the device
         self._waiting: deque[StepEvent] = deque()
         self._free: list[Any] = []
         self._forget()
@@ -108,10 +108,10 @@ class GpuSteps:
         self._waiting, self._free = deque(), []
         self._is_gap = True  # the step that ends now has no event at its beginning
         self._is_full = False
-        self._thread = self._looks = 0  # that recorded the latest event; for a device
+        self._thread = self._looks = 0  # thread of the latest event; looks for a device
 
     def on_fork(self) -> None:
-        """This is a forked child, which must not touch its parent's device."""
+        """Forget the parent's device in a forked child, which must not touch it."""
         self._left += [*self._waiting, *self._free]
         self._forget()
 
@@ -143,13 +143,13 @@ class GpuSteps:
                 passes.append(PassEvent(*self._recorded(device), time_ns))
 
     def _is_capturing(self) -> bool:
-        """Whether a graph is being captured on the selected device: then a gap begins."""
+        """Return whether a graph is captured on the selected device: then a gap begins."""
         is_capturing = captures.is_capturing_here()
         self._is_gap |= is_capturing
         return is_capturing
 
     def on_end(self) -> None:
-        """Read what has been answered; whatever has not stays unknown.
+        """Read the events that have happened; the others stay unknown.
 
         Where a thread of ours ends the recording, since the job's own hangs, the device is left alone.
         """
@@ -163,7 +163,7 @@ class GpuSteps:
         self._is_gap = True
 
     def _find(self) -> DeviceApi | None:
-        """The device that trains, if it may be called; while none is known, looked for ever more rarely."""
+        """Return the device that trains, if it may be called; while unknown, look for it ever more rarely."""
         if self._device is None:
             self._looks += 1
             device = self._find_device() if self._looks & (self._looks - 1) == 0 else None
@@ -174,9 +174,9 @@ class GpuSteps:
         return self._device
 
     def _find_device(self) -> Any:
-        """The device that trains: where parameters are, or where the allocator holds memory.
+        """Return the device that trains: where parameters are, or where the allocator holds memory.
 
-        Of a device that this process does not compute on, even the current one, an event would claim memory.
+        On a device that this process does not compute on, even the current one, an event would claim memory.
         """
         device = self._recorder.device
         if device is None and torch.cuda.is_initialized():
@@ -196,14 +196,14 @@ class GpuSteps:
         self._is_gap, self._thread = False, get_ident()
 
     def _recorded(self, device: DeviceApi) -> tuple[Any, int]:
-        """An event on the stream that this thread enqueues work on, and which stream that is."""
+        """Record an event on this thread's current stream; return it and the stream."""
         stream = device.current_stream()
         event = self._free.pop() if self._free else device.event()
         event.record(stream)
         return event, stream.stream_id
 
     def _read(self, until: int, most: int) -> bool:
-        """Ask for the oldest events, up to those of a step, and write down the time between them.
+        """Query the oldest events, up to those of a step, and record the time between them.
 
         Returns:
             Whether one of them has yet to happen: the host is ahead.
@@ -225,7 +225,7 @@ class GpuSteps:
         return False
 
     def _write_passes(self, writer: records.RecordWriter, begun: StepEvent) -> None:
-        """Write down when the device came to the events of passes of a step; it is beyond them."""
+        """Record when the device reached the events of passes of a step that it has finished."""
         for event, stream, time_ns in begun.passes:
             if stream == begun.stream:
                 elapsed_ns = round(begun.event.elapsed_time(event) * 1e6)

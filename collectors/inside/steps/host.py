@@ -1,8 +1,9 @@
 """What the host does to a training process: garbage collection, CPU time, waiting for a core.
 
-In: the ends of steps, collections. Out: per step a record of everything so far that the recorder counts, one
-more where a DataLoader hands over batches; two where the clocks of the process are read, as `sampling` has
-it; and one for each long collection. Long work of ours between two steps is measured: it counts for neither.
+Takes the ends of steps, and collections. Writes per step a record of all totals that the recorder counts, one
+more where a DataLoader returns batches, two more where the clocks of the process are read, as `sampling`
+decides; and one for each long collection. Long work of ours between two steps is measured: it counts for
+neither.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from ..threads import get_ident, get_native_id
 from . import data
 
 LONG_NS = 1_000_000
-BLOCK_BYTES = 512  # of which the kernel counts what a process wrote
-MAX_COLLECTIONS = 4096  # that are kept from one step to the next
+BLOCK_BYTES = 512  # the kernel's unit of what a process wrote
+MAX_COLLECTIONS = 4096  # collections kept from one step to the next
 CLOCK_OF_THREAD = 6  # CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED of Linux
 
 
@@ -39,7 +40,7 @@ class HostFacts:
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child: its threads are others."""
+        """Start with no thread and no totals in a forked child: its threads are others."""
         self._close_schedstat()
         self._thread = self._native = 0  # whose CPU time is measured
         self._clock = 0
@@ -47,7 +48,7 @@ class HostFacts:
         self._collected_ns = 0
 
     def on_resume(self, step: int) -> None:
-        """All calls for the step have returned; what they took belongs to no step."""
+        """Read all again after the calls for a step, whose time belongs to no step."""
         writer = self._recorder.records
         if writer is not None and self._read_at != step:
             # Nothing was read before that work, which must not count for the steps before.
@@ -58,7 +59,7 @@ class HostFacts:
         self.on_step(step)
 
     def on_step(self, _step: int) -> None:
-        """Record what was counted until the step that ends now."""
+        """Record the totals up to the step that ends now."""
         recorder = self._recorder
         writer = recorder.records
         if writer is None:
@@ -137,18 +138,18 @@ def install(recorder: Recorder) -> None:
 
 
 def _children_and_writes() -> tuple[int, int]:
-    """CPU time of programs that this process started and waited for, ns; what it wrote to disks, bytes."""
+    """Return the CPU time of programs that were waited for, in ns, and the bytes written to disks."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     blocks = resource.getrusage(resource.RUSAGE_SELF).ru_oublock
     return int(1e9 * (children.ru_utime + children.ru_stime)), BLOCK_BYTES * blocks
 
 
 def timed_collections() -> tuple[deque[int], deque[int]]:
-    """Have the start and the end of each garbage collection noted from now on, both ns.
+    """Return the start and the end of each garbage collection from now on, both in ns.
 
     Python that runs within a collection lets other threads run wherever the job allocates, and an exception
-    that a handler of a signal raises there is lost. So none does: `gc.callbacks` gets `getattr` of an object
-    whose `start` and `stop` have getters made of functions in C. The latest are kept.
+    that a signal handler raises there is lost. So none does: `gc.callbacks` gets `getattr` of an object whose
+    `start` and `stop` have getters made of functions in C. The latest are kept.
     """
     begun_ns: deque[int] = deque(maxlen=MAX_COLLECTIONS)
     ended_ns: deque[int] = deque(maxlen=MAX_COLLECTIONS)

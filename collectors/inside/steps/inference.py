@@ -1,15 +1,15 @@
 """Jobs that never step: each call of the outermost model is a step.
 
-In: a model put into evaluation mode, or a process group; then, twenty times a second, where the main thread
-is, which it looks up itself. Out: steps. A hook on every module would slow every job, so the outermost model
+Begins with a model put into evaluation mode, or a process group; then the main thread looks, twenty times a
+second, which model it is in. Ends steps. A hook on every module would slow every job, so the outermost model
 is looked for on the stack, only while the job has computed no gradients; the first that is met twice, however
 far apart, is the only one watched from then on. Where the main thread calls no model, another thread may:
-then it is the one that was put into evaluation mode last. Ranks find it at different calls: the same step
-has different numbers on them.
+then the model is the one that was put into evaluation mode last. Ranks find it at different calls: the same
+step has different numbers on them.
 
-A training job may have said nothing yet when its model is found: its first step is long, and it may ask the
-engine itself for gradients, as Megatron's pipelines do. So calls that build a graph are taken for training at
-first, and the first update of an optimizer ends the watch.
+A training job may have shown no sign of it yet when its model is found: its first step is long, and it may
+ask the engine itself for gradients, as Megatron's pipelines do. So calls that build a graph count as training
+at first, and the first update of an optimizer ends the watch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .model_calls import LookingThread, outermost_call
 PATIENCE_S = 5.0  # without gradients or updates: a training job has had its first step by then, or is in none
 GRAPHS_S = 120.0  # for this long, calls that build a graph are not counted: the first update may come yet
 LOOK_S = 0.05  # a call of 10 ms, once a second, is met every five seconds
-ELSEWHERE_LOOKS = 400  # looks without a model in the main thread, after which it is called in another one
+ELSEWHERE_LOOKS = 400  # looks without a model in the main thread, after which another thread must call it
 
 
 class ModelCalls:
@@ -46,7 +46,7 @@ class ModelCalls:
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child: the thread that looks stayed behind."""
+        """Start in a forked child without the thread that looks."""
         self._thread.on_fork()
         self._watched: Any = None
         self._compiled: Any = None  # what `torch.nn.Module.compile` had put there
@@ -54,7 +54,7 @@ class ModelCalls:
         self._evaluated: weakref.ref[Any] | None = None
 
     def on_eval(self, module: Any) -> None:
-        """A model is evaluated; it may be all that this job does."""
+        """Look for models that are called: evaluating this one may be all that the job does."""
         self._evaluated = weakref.ref(module)
         self._recorder.guarded(self._recorder.on_work)
         self.search()
@@ -65,7 +65,7 @@ class ModelCalls:
             self._thread.start(self._search_until_found)
 
     def on_exit(self) -> None:
-        """Called before the interpreter exits: end our thread first."""
+        """End our thread before the interpreter exits."""
         self._thread.end()
 
     def _trains(self) -> bool:
@@ -83,7 +83,7 @@ class ModelCalls:
                 self._watch(self._evaluated())
 
     def _look(self) -> None:
-        """In the main thread: watch the model that it calls, if it was met before."""
+        """Watch the model that the main thread calls, if it was met before; called there."""
         module = outermost_module()
         if module is None or self._watched is not None or self._trains():
             return
@@ -109,7 +109,7 @@ class ModelCalls:
         self._watched = module
 
     def on_call(self, builds_graph: bool) -> None:
-        """The outermost model has returned."""
+        """End a step as the outermost model returns, or the watch where the process trains."""
         if self._watched is None:
             return
         if self._recorder.training_thread:  # it trains, after all
@@ -124,9 +124,9 @@ class ModelCalls:
 def install(recorder: Recorder) -> None:
     """Record the model calls of a job that does not train."""
     calls = ModelCalls(recorder)
-    # `train(False)` is noticed, since `eval` calls it, also that of a class which has its own.
+    # `train(False)` is noticed, since `eval` calls it, also that of a class that has its own.
     original = Module.train
-    within = Local()  # it is called anew for each module within the model
+    within = Local()  # `train` is called again for each module within the model
 
     @functools.wraps(original)
     def train(module: Any, mode: Any = True, *args: Any, **kwargs: Any) -> Any:
@@ -147,6 +147,6 @@ def install(recorder: Recorder) -> None:
 
 
 def outermost_module() -> Any:
-    """The model that the calling thread is in, the outermost of those within each other; None for none."""
+    """Return the outermost model that the calling thread is in; None for none."""
     call = outermost_call(sys._getframe(), module_calls())
     return None if call is None else call.f_locals.get("self")

@@ -1,10 +1,10 @@
-"""Losses and norms of gradients: the numbers that say whether the training goes well.
+"""Losses and norms of gradients: the numbers that show whether the training goes well.
 
-In: calls of `backward` on one number, and what functions of torch that clip gradients return. Out: a record
-for each, of any step, unless none was asked for. Nothing is computed for it, and nothing waits for a device:
-there a number is copied into pinned memory, in the order of its stream, and read once it has come. That it
-has shows in the memory itself, which held the bits of no number before; no event is asked for. Of a loss that
-a GradScaler has scaled the number before that counts.
+Watches calls of `backward` on one number, and the results of torch's functions that clip gradients. Writes a
+record for each, of any step, where that was asked for. Nothing is computed for it, and nothing waits for a
+device: there a number is copied into pinned memory, in the order of its stream, and read once it has come.
+Its arrival shows in the memory itself, which had the bits of no number before; no event is queried. Where a
+GradScaler has scaled a loss, the number before that counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..recorder import Recorder
 from ..torch_internals import NO_TASK, task_reader
 from ..unseen import defined, unseen
 
-SLOTS = 1024  # numbers that a device has yet to deliver; while there are more, others are left out
+SLOTS = 1024  # numbers that a device has yet to deliver; beyond these, others are left out
 NONE_YET = 0x7FA5A5A5  # the bits of a NaN that no computation makes
 MAX_EARLY = 1024  # numbers before there was a file
 FLOAT, INTEGER, FLOAT32 = struct.Struct("<d"), struct.Struct("<q"), struct.Struct("<f")
@@ -36,7 +36,7 @@ _is_cpu = torch.Tensor.is_cpu.__get__
 
 
 class Noted(NamedTuple):
-    """A number, but for its value: when it was there, which it is, and whether a GradScaler was used."""
+    """A number without its value: when it was there, its kind, and whether a GradScaler was used."""
 
     time_ns: int
     kind: int
@@ -55,11 +55,11 @@ class Delivered:
 
     @staticmethod
     def _made() -> Any:
-        """Only what is pinned is copied into without a wait."""
+        """Return pinned memory: a copy into any other waits."""
         return torch.full((SLOTS,), NONE_YET, dtype=torch.int32, device="cpu", pin_memory=True)
 
     def copy(self, number: Any, noted: Noted) -> None:
-        """Have a number copied here, behind what its stream has to do."""
+        """Have a number copied here, behind the work of its stream."""
         if len(self._waiting) < SLOTS:
             slot = next(self._next) % SLOTS
             number = unseen(torch.Tensor.reshape, unseen(torch.Tensor.to, number, torch.float32), ())
@@ -67,7 +67,7 @@ class Delivered:
             self._waiting.append((slot, noted))
 
     def take(self) -> list[tuple[Noted, float]]:
-        """The oldest numbers that have come."""
+        """Remove and return the oldest numbers that have come."""
         taken = []
         while self._waiting and (bits := self._seen[self._waiting[0][0]]) != NONE_YET:
             slot, noted = self._waiting.popleft()
@@ -81,12 +81,12 @@ class Losses:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder, self._backward_task = recorder, task_reader()
-        self._left: list[Delivered | None] = []  # of the parent of a fork: to free it would call the device
+        self._left: list[Delivered | None] = []  # of the parent of a fork: freeing it would call the device
         self._delivered: Delivered | None = None
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child: its numbers are its own."""
+        """Start without numbers in a forked child."""
         self._left.append(self._delivered)
         self._early: deque[tuple[Noted, float]] = deque(maxlen=MAX_EARLY)
         self._delivered = None
@@ -94,15 +94,15 @@ class Losses:
         self._is_scaled = False
 
     def on_scaled(self, before: Any, after: Any) -> None:
-        """A GradScaler has scaled a loss; one that is switched off returns it as it is."""
+        """Remember a loss that a GradScaler has scaled; one that is switched off returns it as it is."""
         if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor) and after is not before:
             self._scaled, self._is_scaled = (weakref.ref(after), unseen(torch.Tensor.detach, before)), True
 
     def on_backward(self, tensors: Any, gradients: Any) -> None:
-        """Gradients are asked for.
+        """Record a loss as gradients are asked for.
 
         Args:
-            gradients: of those, where the caller gives them: then it is no loss.
+            gradients: those of `tensors`, where the caller gives them: then it is not a loss.
         """
         if isinstance(tensors, (tuple, list)) and len(tensors) == 1:
             (tensors,) = tensors
@@ -112,13 +112,13 @@ class Losses:
             self._note(LOSS, scaled[1] if scaled is not None and is_of_scaled else tensors)
 
     def on_norm(self, norm: Any) -> None:
-        """A function that computes the norm of gradients has returned it."""
+        """Record the norm of gradients that a function has returned."""
         if isinstance(norm, torch.Tensor):
             self._note(GRAD_NORM, norm)
 
     def _note(self, kind: int, number: Any) -> None:
         if type(number) is not torch.Tensor:
-            # Of a tensor that is spread over ranks the part of this one: the whole would take communication.
+            # Of a tensor sharded over ranks, this rank's part: the whole would take communication.
             part, _ = defined(type(number), "_local_tensor")
             number = part.__get__(number) if type(part) is MemberDescriptorType else number
             if defined(type(number), "__torch_dispatch__")[1] is not torch.Tensor:
@@ -145,7 +145,7 @@ class Losses:
             writer.write(records.LOSS, time_ns, bits, kind, int(is_scaled))
 
     def on_end(self) -> None:
-        """Record the numbers that devices have delivered; those that have not come are not waited for."""
+        """Record the numbers that devices have delivered, without waiting for others."""
         for noted, value in self._delivered.take() if self._delivered is not None else ():
             self._write(noted, value)
 
@@ -185,7 +185,7 @@ def install(recorder: Recorder) -> None:
 
 
 def _watch_norm(recorder: Recorder, losses: Losses, name: str, *owners: Any) -> None:
-    """Note what a function returns, wherever it is under its name."""
+    """Record what a function returns, wherever it is under its name."""
     original = getattr(owners[0], name, None)
     if original is None:
         return

@@ -1,12 +1,12 @@
-"""What model the job trains, and what its calls are given, seen without touching it.
+"""Which models the job trains, and what their calls are given, seen without touching them.
 
-In: where the main thread stands if it trains, which it looks up itself between two bytecodes, twenty times a
-second until a dozen calls of a model were met. Out: `model.json`: the models that were met (how many elements
-their weights have), and the shapes of the tensors that each call was given. Hooks on modules would have
-compiled models compiled anew; nothing is set here, and no element of a tensor is read.
+The main thread, if it trains, looks between two bytecodes which model it is in, twenty times a second until a
+dozen calls of a model were met. Writes `model.json`: the models that were met (how many elements their
+weights have), and the shapes of the tensors that each call was given. Hooks on modules would make compiled
+models compile again; nothing is set here, and no element of a tensor is read.
 
 Only calls of models in training mode count, the outermost of those within each other, and none that a
-backward makes to compute activations again.
+backward makes to recompute activations.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ class TrainedModels:
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child: the thread that looks stayed behind."""
+        """Start in a forked child without the thread that looks."""
         self._thread.on_fork()
         self._models: list[weakref.ref[Any]] = []
         self._calls: dict[tuple[int, int], dict[str, Any]] = {}  # by model and backward calls before it
         self._saved = False
 
     def on_step(self, step: int) -> object:
-        """Steps take their usual course now."""
+        """Begin to look once steps take their usual course."""
         if step < KNOWN_AT_STEP or self._recorder.training_thread != main_thread_ident():
             return None
         self._thread.start(self._search)
         return ENOUGH
 
     def on_end(self) -> None:
-        """Save what was met so far, where the job ends before that was enough."""
+        """Save what was met, if the job ends before that was enough."""
         self._thread.end(JOIN_S)
         self.save()
 
@@ -89,13 +89,13 @@ class TrainedModels:
             self.save()
 
     def _look(self, codes: tuple[Any, ...]) -> None:
-        """In the main thread: note the call that it is in."""
+        """Record the call that the main thread is in; called there."""
         call = outermost_call(sys._getframe(), codes)
         if call is not None:
             self._meet(call.f_locals)
 
     def _meet(self, names: Any) -> None:
-        """Note a call, by the names of its frame."""
+        """Record a call, given the names of its frame."""
         module = names.get("self")
         if not is_a(module, Module) or not is_training(module):
             return
@@ -129,7 +129,7 @@ class TrainedModels:
 
 
 def install(recorder: Recorder) -> None:
-    """Record what model is trained, and what it is given."""
+    """Record which models are trained, and what they are given."""
     models = TrainedModels(recorder)
     recorder.listen("step", models.on_step)
     recorder.listen("end", models.on_end)
@@ -137,7 +137,7 @@ def install(recorder: Recorder) -> None:
 
 
 def outermost_call(frame: FrameType | None, codes: tuple[Any, ...]) -> FrameType | None:
-    """The outermost call of a module that a frame is in, outside of a backward; None if there is none."""
+    """Return the outermost call of a module that a frame is in, outside a backward; None for none."""
     outermost: FrameType | None = None
     while frame is not None:
         if frame.f_code in codes:
@@ -153,16 +153,16 @@ def describe(model: Any) -> dict[str, Any]:
 
     Returns:
         `name`; `parameters`, all elements, -1 where they are not known; `matrices`, those of weights with two
-        dimensions that are no embeddings (once for each module that uses them), and `trained_matrices`, those
-        of them that get gradients; `tensors`, those of weights with more dimensions; `experts`, whether
-        modules are called so.
+        dimensions except embeddings (once for each module that uses them), and `trained_matrices`, those of
+        them that get gradients; `tensors`, those of weights with more dimensions; `experts`, whether the path
+        of a module says so.
     """
     kinds = {path: type(module).__name__ for path, module in modules_of(model)}
     every: dict[int, int] = {}
     matrices = trained = tensors = 0
     is_sharded = bool(fsdp_states())
     for path, parameter in parameters_of(model, every=True):
-        of_deepspeed = attributes(parameter).get("ds_shape")  # before it was shared out
+        of_deepspeed = attributes(parameter).get("ds_shape")  # before it was sharded
         shape = shape_of(parameter) if of_deepspeed is None else of_deepspeed
         elements = math.prod(shape) // _tensor_parallel(parameter, is_sharded)
         every[id(parameter)] = elements
@@ -174,7 +174,7 @@ def describe(model: Any) -> dict[str, Any]:
             trained += elements * wants_gradient(parameter)
         elif len(shape) > 2:
             tensors += elements
-    is_known = "FullyShardedDataParallel" not in kinds.values()  # its parameters are flat, and shared out
+    is_known = "FullyShardedDataParallel" not in kinds.values()  # its parameters are flat, and sharded
     return {
         "name": type(_unwrapped(model)).__name__,
         "parameters": sum(every.values()) if is_known else -1,
@@ -186,10 +186,10 @@ def describe(model: Any) -> dict[str, Any]:
 
 
 def _tensor_parallel(parameter: Any, is_sharded: bool) -> int:
-    """How many ranks each compute with a part of a parameter.
+    """Return how many ranks each compute with a part of a parameter.
 
     Args:
-        is_sharded: whether FSDP2 shards the model: an axis without a name is then its.
+        is_sharded: whether FSDP2 shards the model: an axis without a name is then FSDP2's.
     """
     mesh, placements = mesh_of(parameter)
     if mesh is None:
@@ -204,7 +204,7 @@ def _tensor_parallel(parameter: Any, is_sharded: bool) -> int:
 
 
 def _unwrapped(model: Any) -> Any:
-    """The model within DDP and what the compiler makes of a module."""
+    """Return the model within DDP, and within the compiler's wrapper of a module."""
     while True:
         children = children_of(model)
         if len(children) != 1 or children[0][0] not in _WRAPPED:
@@ -212,18 +212,18 @@ def _unwrapped(model: Any) -> Any:
         [(_, model)] = children
 
 
-# A thread of ours that looks, again and again, where the threads of the job stand.
+# A thread of ours that looks, again and again, where the threads of the job are.
 
 
 class LookingThread:
-    """One such thread: started once in a process, ended once."""
+    """A thread that looks: started once in a process, ended once."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.on_fork()
 
     def on_fork(self) -> None:
-        """This is a forked child: the thread stayed behind."""
+        """Start without the thread in a forked child."""
         self._thread: Thread | None = None
         self._end, self._has_to_end = Bell(), False
 
@@ -234,16 +234,16 @@ class LookingThread:
 
     @property
     def is_started(self) -> bool:
-        """Whether it runs, or has run."""
+        """Whether the thread runs, or has run."""
         return self._thread is not None
 
     def sleep(self, seconds: float = 0.0) -> bool:
-        """Wait until the next look is due; whether the thread has to end."""
+        """Wait until the next look is due; return whether the thread has to end."""
         self._end.wait(seconds)
         return self._has_to_end
 
     def end(self, patience_s: float = -1) -> None:
-        """Have the thread end, and wait for it, at most this long; it may call this itself."""
+        """Have the thread end, and wait at most this long; the thread may call this itself."""
         self._has_to_end = True
         self._end.ring()
         if self._thread is not None and not self._thread.is_current():

@@ -1,7 +1,7 @@
 """Steps that the user names: a range called `dpro::step`, or a function whose returns end steps.
 
-In: the ends of `torch.profiler.record_function` ranges; the option `--step MODULE:FUNCTION`. Out: steps.
-A script that uses the range needs no dpro, and runs as before without it.
+Watches the ends of `torch.profiler.record_function` ranges, and the function of option `--step
+MODULE:FUNCTION`. Ends steps. A script that uses the range needs no dpro, and runs as before without it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class NamedFunction:
     """The function that the user named."""
 
     def __init__(self, recorder: Recorder, target: str) -> None:
-        """It need not exist yet."""
+        """Keep the name of the function, which need not exist yet."""
         self._recorder = recorder
         self._target = target
         self._module, _, self._path = target.partition(":")
         self._original: Any = None
 
     def look(self) -> None:
-        """Find it, once its module has come so far, and have each of its returns end a step."""
+        """Find the function, once its module has defined it, and make each of its returns end a step."""
         if self._original is not None:
             return
         *path, name = self._path.split(".")
@@ -63,7 +63,7 @@ class NamedFunction:
         return named
 
     def on_end(self) -> None:
-        """Say so if there was no such function."""
+        """Raise if there was no such function."""
         if self._original is None and self._recorder.enabled:
             raise LookupError(f"the job had no {self._target} when it asked for data or gradients")
 
@@ -88,7 +88,7 @@ def install(recorder: Recorder) -> None:
 
 
 def _module(name: str) -> Any:
-    """A module by its name; the script also by the name of its file, or the one given to `python -m`."""
+    """Return a module by its name; the script also by its file's name, or as given to `python -m`."""
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if name in ("__main__", spec and spec.name, file and Path(file).stem):

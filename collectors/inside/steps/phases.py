@@ -1,8 +1,8 @@
-"""Phases of reinforcement learning by TRL: ranges in deep windows for what it measures of itself.
+"""Phases of reinforcement learning by TRL: ranges in deep windows for the phases that TRL itself times.
 
-In: the contexts in which TRL times rollouts, rewards, losses and weight syncs, and the training steps of its
-trainers, once the job itself has imported it. Out: ranges of `record_function` by the names that TRL gives,
-such as `GRPOTrainer._calculate_rewards`. Which phase a name says is not decided here.
+Watches the contexts in which TRL times rollouts, rewards, losses and weight syncs, and the training steps of
+its trainers, once the job itself has imported it. Marks ranges of `record_function` by TRL's names, such as
+`GRPOTrainer._calculate_rewards`. Which phase a name means is not decided here.
 """
 
 from __future__ import annotations

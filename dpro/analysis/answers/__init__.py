@@ -1,4 +1,4 @@
-"""What the commands that read a run answer, as typed documents: for `--json`, notebooks and `dpro mcp`.
+"""Answers of the commands that read a run, as typed documents for `--json`, notebooks and `dpro mcp`.
 
-Each module computes one answer from an `Analysis` or a run, prints nothing, and declares its document:
+Each module computes one answer from an `Analysis` or a run, and declares its document. None prints.
 """

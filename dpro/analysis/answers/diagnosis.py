@@ -1,7 +1,7 @@
-"""What is slow or broken, and on what that rests: dumps alone, always-on tables, or the replay.
+"""The answer of `dpro diagnose`: what is slow or broken, from dumps, always-on tables, or the replay.
 
-In: an `Analysis`, or dumps. Out: a `Diagnosis`, and its document. A job that hangs is diagnosed from its
-calls; one without deep windows from steps and calls; any other from the replay of its graph.
+Takes an `Analysis`, or dumps; returns a `Diagnosis` and its document. A job that hangs is diagnosed from its
+calls, one without deep windows from steps and calls, and any other from the replay of its graph.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ LOGS, CALLS, STEPS_AND_CALLS, REPLAY = "logs", "calls", "steps and calls", "repl
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is slow or broken.
+    """The diagnosis of a run or of dumps.
 
     Attributes:
-        label: the run or the folder, as it was named.
-        basis: `LOGS` without a run, `CALLS` for what hangs, `STEPS_AND_CALLS` without windows, or `REPLAY`.
-        findings: costliest first; of what hangs, surest first.
+        label: the run or the folder, as the user named it.
+        basis: `LOGS` without a run, `CALLS` for hangs, `STEPS_AND_CALLS` without deep windows, or `REPLAY`.
+        findings: findings, the costliest first; on hangs, the surest first.
         unknown: what the records cannot show, one line each.
-        notes: what is worth a sentence though it is no finding.
-        while_it_ran: what `dpro watch` found while the job ran.
-        answerable: whether the replay fits, where the diagnosis rests on it.
-        slowdown: against evenly fast operations; None unless the run consists of operations.
+        notes: remarks that are worth a line without being findings.
+        while_it_ran: findings of `dpro watch` while the job ran.
+        answerable: whether the replay fits; True if the diagnosis does not rest on it.
+        slowdown: slowdown against equally fast operations; None unless the run has whole operations.
     """
 
     label: str
@@ -63,16 +63,16 @@ class DiagnosisDocument(AccountedDocument, frozen=True, kw_only=True):
     """What is slow or broken, with evidence and cost.
 
     Attributes:
-        run: as it was named.
-        findings: costliest first; of what hangs, surest first.
-        healthy: whether nothing is wrong and the run could have shown it.
-        step_time: how long a step takes; null where none was timed, absent where the job hangs.
-        answerable: whether the replay fits; true where the diagnosis does not rest on it.
+        run: the run, as the user named it.
+        findings: findings, the costliest first; on hangs, the surest first.
+        healthy: whether nothing is wrong, and the run could have shown it.
+        step_time: time of a step; null if no step was timed, absent if the job hangs.
+        answerable: whether the replay fits; true if the diagnosis does not rest on it.
         reasons: what the run cannot show.
-        notes: what is worth a sentence though it is no finding; absent of dumps and of jobs that hang.
-        while_it_ran: what `dpro watch` found while the job ran.
+        notes: remarks that are worth a line without being findings; absent for dumps and hanging jobs.
+        while_it_ran: findings of `dpro watch` while the job ran.
         end: how the job ended.
-        slowdown: ratios of step times, of traces of whole operations only.
+        slowdown: ratios of step times; only for traces of whole operations.
     """
 
     run: str
@@ -88,7 +88,7 @@ class DiagnosisDocument(AccountedDocument, frozen=True, kw_only=True):
 
 
 def diagnose_dumps(label: str, frames: Mapping[str, pl.DataFrame], manifest: Manifest) -> Diagnosis:
-    """What hangs, from flight recorder dumps and nothing else: no run is made of them."""
+    """Diagnose hangs from flight recorder dumps alone, without making a run of them."""
     findings = find_hangs(records_of(frames, manifest.world_size))
     end = replace(NOT_WATCHED, hung=any(finding.class_.startswith("hang.") for finding in findings))
     unknown = not_read(manifest)
@@ -96,10 +96,10 @@ def diagnose_dumps(label: str, frames: Mapping[str, pl.DataFrame], manifest: Man
 
 
 def diagnose_tables(analysis: Analysis) -> Diagnosis | None:
-    """What hangs, else what steps and calls show; None where the graph is to be replayed.
+    """Diagnose hangs, else faults from steps and calls; None if the run needs the replay.
 
     Raises:
-        Unanswerable: its ranks were pretended.
+        Unanswerable: the run's ranks were pretended.
     """
     refuse_pretended(analysis.run)
     if analysis.verdict_on_hangs is not None:
@@ -111,10 +111,10 @@ def diagnose_tables(analysis: Analysis) -> Diagnosis | None:
 
 
 def diagnose_replay(analysis: Analysis) -> Diagnosis:
-    """What the replay shows.
+    """Diagnose a run from the replay of its graph.
 
     Raises:
-        Unanswerable: the run holds no spans.
+        Unanswerable: the run has no spans.
     """
     findings, unknown = analysis.verdict_by_replay
     return _diagnosis(
@@ -145,7 +145,7 @@ def _diagnosis(
 
 
 def diagnosis_document(diagnosis: Diagnosis) -> DiagnosisDocument:
-    """A diagnosis for programs; a run is healthy only if it could have shown that it is not."""
+    """Return the document of a diagnosis; a run is healthy only if it could have shown a fault."""
     hangs = diagnosis.basis in (LOGS, CALLS)
     return DiagnosisDocument(
         run=diagnosis.label,

@@ -1,7 +1,7 @@
-"""What a run holds and what it lacks.
+"""The answer of `dpro info`: what a run contains, and what it lacks.
 
-In: a run. Out: `ContentsDocument` after an import, `InfoDocument` for `dpro info`, and of that what telemetry
-sampled beside a job. It judges nothing: clocks that a power cap holds down, say, are normal for many jobs.
+Takes a run; returns a `ContentsDocument` after an import, or an `InfoDocument`, which includes a summary of
+telemetry. Does not judge: for many jobs, clocks held down by a power cap are normal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, WORKERS
 from dpro.store import AppliedChange, Run
 from dpro.units import format_bytes, us
 
-_HEARTBEAT = "telemetry_cpu_s"  # of every sample of a node there is a row
+_HEARTBEAT = "telemetry_cpu_s"  # counter with one row per sample of a host
 _GPU_HEARTBEAT = "sampling_us"
 _SERIES = ["rank", "host", "device", "counter"]
 _ALLOCATED = "memory_allocated_bytes"
@@ -51,8 +51,8 @@ class NetworkPort(DocumentPart, frozen=True):
     """A network port.
 
     Attributes:
-        host: of the port.
-        device: its name.
+        host: host of the port.
+        device: name of the port.
     """
 
     host: str
@@ -60,12 +60,12 @@ class NetworkPort(DocumentPart, frozen=True):
 
 
 class MemoryPeak(DocumentPart, frozen=True):
-    """The most memory that a rank has had allocated.
+    """Peak allocated memory of a rank.
 
     Attributes:
         rank: the rank.
         device: the GPU; empty for the host's memory.
-        peak_bytes: how much.
+        peak_bytes: peak allocated bytes.
     """
 
     rank: int
@@ -74,19 +74,19 @@ class MemoryPeak(DocumentPart, frozen=True):
 
 
 class GpuDocument(DocumentPart, frozen=True):
-    """What was sampled of a GPU, and what was wrong with it.
+    """Telemetry of a GPU, and its errors.
 
     Attributes:
-        host: where it is.
-        gpu: its uuid.
-        ranks: ranks that use it.
-        ranks_by: what those were inferred from; empty without any.
-        samples: how often it was sampled.
-        clocks_held_s: for how many seconds each reason held its clocks down.
-        xids: how often each XID was reported.
-        errors: how many errors of each kind were counted meanwhile.
-        remapped_rows_pending: whether rows of its memory are to be remapped at the next reset.
-        lost: whether it was lost.
+        host: host of the GPU.
+        gpu: uuid of the GPU.
+        ranks: ranks that use the GPU.
+        ranks_by: what `ranks` was inferred from; empty without ranks.
+        samples: number of samples.
+        clocks_held_s: seconds for which its clocks were held down, by reason.
+        xids: number of reports of each XID.
+        errors: number of errors of each kind while it was sampled.
+        remapped_rows_pending: whether memory rows will be remapped at the next reset.
+        lost: whether the GPU was lost.
     """
 
     host: str
@@ -102,15 +102,15 @@ class GpuDocument(DocumentPart, frozen=True):
 
 
 class TelemetryDocument(DocumentPart, frozen=True):
-    """What was sampled beside the job.
+    """Telemetry sampled beside the job.
 
     Attributes:
-        hosts: that were sampled.
-        samples: of all hosts.
-        ports: network ports that were sampled.
-        ranks: ranks of which the host's memory was sampled.
-        gpus: that were sampled.
-        memory_peaks: of allocators, in deep windows.
+        hosts: sampled hosts.
+        samples: number of samples of all hosts.
+        ports: sampled network ports.
+        ranks: ranks whose process memory was sampled.
+        gpus: sampled GPUs.
+        memory_peaks: peaks of allocated memory in deep windows.
     """
 
     hosts: list[str]
@@ -122,10 +122,11 @@ class TelemetryDocument(DocumentPart, frozen=True):
 
 
 def summarize(parts: Iterable[pl.DataFrame], workers: pl.DataFrame) -> TelemetryDocument:
-    """What was sampled beside the job; of GPUs, also what was wrong.
+    """Summarise telemetry, including errors of GPUs.
 
     Args:
-        parts: `counters`, part by part: of a long job there are many.
+        parts: table `counters`, part by part, since it is large for a long job.
+        workers: table `workers`, which links ranks to GPUs.
     """
     summarized = pl.col("counter").str.starts_with(_REASON) | pl.col("counter").is_in(
         [*_ERRORS, "xid", "ras", "lost", "remapped_rows_pending", PCI, _GPU_HEARTBEAT, _HEARTBEAT]
@@ -160,11 +161,11 @@ def summarize(parts: Iterable[pl.DataFrame], workers: pl.DataFrame) -> Telemetry
 
 
 def _gpus(rows: pl.DataFrame, owned: pl.DataFrame) -> Iterator[GpuDocument]:
-    """One summary per GPU, in the order of hosts and uuids.
+    """Yield one summary per GPU, in the order of hosts and uuids.
 
     Args:
-        rows: of `counters`.
-        owned: as `gpus_of_ranks` gives them.
+        rows: rows of `counters`.
+        owned: frame of `gpus_of_ranks`.
     """
     sampled = rows.filter(pl.col("device") != "")
     for host, device in sampled.select("host", "device").unique().sort("host", "device").iter_rows():
@@ -186,7 +187,7 @@ def _gpus(rows: pl.DataFrame, owned: pl.DataFrame) -> Iterator[GpuDocument]:
 
 
 def _seconds_held(rows: pl.DataFrame) -> dict[str, float]:
-    """For how long each reason held the clocks of a GPU down: a value holds until the next, or the end."""
+    """Return the seconds for which each reason held a GPU's clocks down; a value lasts until the next one."""
     end = rows["time_ns"].max()
     reasons = rows.filter(
         pl.col("counter").str.starts_with(_REASON) & ~pl.col("counter").is_in(_HARMLESS)
@@ -200,14 +201,14 @@ def _seconds_held(rows: pl.DataFrame) -> dict[str, float]:
 
 
 def _growth(rows: pl.DataFrame, counter: str) -> int:
-    """By how much a count has grown while it was watched, through resets."""
+    """Return the growth of a counter over its samples; after a reset it starts from 0."""
     values = rows.filter(counter=counter)["value"]
     steps = values.diff().drop_nulls()
     return int(sum(step if step >= 0 else value for step, value in zip(steps, values[1:])))
 
 
 def telemetry_in_words(summary: TelemetryDocument) -> list[str]:
-    """The same for people: what was sampled, GPUs in trouble, and which ranks use most memory."""
+    """Word a summary of telemetry: samples, GPUs with errors, ranks with the most and least memory."""
     if not summary.samples:
         return list(_peaks(summary.memory_peaks))
     counts = {
@@ -235,7 +236,7 @@ def telemetry_in_words(summary: TelemetryDocument) -> list[str]:
 
 
 def _peaks(peaks: Sequence[MemoryPeak]) -> Iterator[str]:
-    """The largest and the smallest peak of the ranks, on GPUs and on CPUs."""
+    """Word the largest and the smallest peak of all ranks, on GPUs and on CPUs."""
     for where, peaks_there in (
         ("GPUs", [peak for peak in peaks if peak.device]),
         ("CPUs", [peak for peak in peaks if not peak.device]),
@@ -261,16 +262,16 @@ def _troubles(gpu: GpuDocument) -> Iterator[str]:
         yield f"clocks held down by {reason.replace('_', ' ')} for {held_s:.1f} s"
 
 
-# Where the ranks of a run stand on the axes of parallelism.
+# Layout of the ranks of a run along the axes of parallelism.
 
 
 class OverlayDocument(DocumentPart, frozen=True):
-    """Experts, laid over axes that hold all ranks already.
+    """Expert parallelism within the axes of the layout.
 
     Attributes:
         name: ep.
-        size: ranks that hold all experts together.
-        over: the axes along which those differ.
+        size: number of ranks that share all experts.
+        over: axes along which these ranks differ.
     """
 
     name: str
@@ -279,15 +280,15 @@ class OverlayDocument(DocumentPart, frozen=True):
 
 
 class MeshDocument(DocumentPart, frozen=True):
-    """Where each rank stands.
+    """The layout of ranks along the axes of parallelism.
 
     Attributes:
-        line: the layout in words; empty where it is unknown.
-        axes: those that are longer than one.
-        coordinates: of each rank, by its number: its place on each axis; -1 where unknown.
-        source: stated, mesh, descriptions or algebra; empty where nothing implies it.
+        line: the layout in words; empty where unknown.
+        axes: axes longer than one.
+        coordinates: coordinates of each rank along the axes, by number of the rank; -1 where unknown.
+        source: stated, mesh, descriptions or algebra; empty if the layout is unknown.
         ambiguity: what remains open.
-        overlays: experts that are laid over the axes.
+        overlays: expert parallelism within the axes.
     """
 
     line: str
@@ -299,7 +300,7 @@ class MeshDocument(DocumentPart, frozen=True):
 
 
 def layout_document(run: Run) -> MeshDocument:
-    """Where each rank of a run stands."""
+    """Return the layout of the ranks of a run."""
     mesh = mesh_of_run(run)
     return MeshDocument(
         in_words(mesh),
@@ -315,13 +316,13 @@ _KERNELS_NAMED = 5
 
 
 class Unclassified(DocumentPart, frozen=True):
-    """Kernels of no known class.
+    """Kernels of unknown class.
 
     Attributes:
-        kernels: how many.
-        time_ms: their time.
-        share: of GPU time; null without kernels.
-        names: those that take most of it.
+        kernels: number of kernels.
+        time_ms: total time.
+        share: share of the GPU time; null without kernels.
+        names: names of the kernels with most time.
         classes: version of the table of classes.
     """
 
@@ -333,24 +334,24 @@ class Unclassified(DocumentPart, frozen=True):
 
 
 class KernelCoverage(DocumentPart, frozen=True):
-    """What dpro understands.
+    """What dpro understands of a run.
 
     Attributes:
-        unclassified: kernels of no known class.
+        unclassified: kernels of unknown class.
     """
 
     unclassified: Unclassified
 
 
 class InfoCoverage(KernelCoverage, frozen=True):
-    """What dpro understands, as shares; null where there is nothing to take a share of.
+    """What dpro understands of a run; shares are null without the collectives or kernels that they refer to.
 
     Attributes:
-        collective_bytes_known: collectives whose bytes are known.
-        collective_group_known: collectives whose process group is known.
-        kernel_time_classified: GPU time in kernels of a known class.
-        windows: deep windows.
-        steps_in_windows: steps in deep windows.
+        collective_bytes_known: share of collectives whose bytes are known.
+        collective_group_known: share of collectives whose process group is known.
+        kernel_time_classified: share of the GPU time in kernels of a known class.
+        windows: number of deep windows.
+        steps_in_windows: number of steps in deep windows.
     """
 
     collective_bytes_known: float | None
@@ -361,17 +362,17 @@ class InfoCoverage(KernelCoverage, frozen=True):
 
 
 class ContentsDocument(Document, frozen=True, kw_only=True):
-    """What a run holds.
+    """What a run contains.
 
     Attributes:
-        run: as it was named.
-        ranks: ranks that were recorded.
-        world_size: ranks of the job.
+        run: the run, as the user named it.
+        ranks: recorded ranks.
+        world_size: number of ranks of the job.
         missing_ranks: ranks of the job that left no record.
-        rows: by table.
-        warnings: of the recorder or the importer.
-        skipped: what was left out: how many, by reason.
-        coverage: what dpro understands.
+        rows: number of rows by table.
+        warnings: warnings of the recorder or the importer.
+        skipped: number of records left out, by reason.
+        coverage: what dpro understands of the run.
     """
 
     run: str
@@ -385,13 +386,13 @@ class ContentsDocument(Document, frozen=True, kw_only=True):
 
 
 class ClocksDocument(DocumentPart, frozen=True):
-    """How many clocks the ranks had, and how they were compared.
+    """The clocks of the ranks, and how they were compared.
 
     Attributes:
-        distinct: clocks; null where that is unknown.
-        compared: pairs of ranks whose clocks were compared.
-        samples: comparisons.
-        round_trip_us: median round trip of a comparison; null without any.
+        distinct: number of distinct clocks; null if unknown.
+        compared: number of pairs of ranks whose clocks were compared.
+        samples: number of comparisons.
+        round_trip_us: median round trip of a comparison; null without comparisons.
     """
 
     distinct: int | None
@@ -405,10 +406,10 @@ class RankEnd(DocumentPart, frozen=True):
 
     Attributes:
         rank: the rank.
-        host: where it ran.
-        exit_code: of its process; -1 where a signal ended it or it is unknown.
-        exit_signal: that ended it; -1 where none did or it is unknown.
-        how: both, in words.
+        host: host of the rank.
+        exit_code: exit code of its process; -1 if a signal ended it, or if unknown.
+        exit_signal: signal that ended its process; -1 for none or unknown.
+        how: the end in words.
     """
 
     rank: int
@@ -419,12 +420,12 @@ class RankEnd(DocumentPart, frozen=True):
 
 
 class WindowCosts(DocumentPart, frozen=True, forbid_unknown_fields=False):
-    """What deep windows cost the rank that they slowed most; empty where they cannot be compared with steps.
+    """The cost of deep windows on the rank that they slowed most; empty without other steps to compare with.
 
     Attributes:
-        count: windows.
-        cost_ms: median cost of one.
-        share: of the time of all steps that they cost.
+        count: number of windows.
+        cost_ms: median cost of a window.
+        share: total cost as a share of the time of all steps.
     """
 
     count: float | UnsetType = UNSET
@@ -433,31 +434,33 @@ class WindowCosts(DocumentPart, frozen=True, forbid_unknown_fields=False):
 
 
 class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
-    """What a run holds and what it lacks.
+    """What a run contains, and what it lacks.
 
     Attributes:
-        cache: where traces were imported to; null for a run.
-        kind: whether it trains, is compiled, is launched from CUDA graphs.
-        layout: where each rank stands on the axes of parallelism.
-        steps: that were recorded.
-        step_time: how long a step takes; null where none was timed.
-        hosts, gpus: of the job.
-        clocks: how they were compared.
-        telemetry: what was sampled beside the job.
-        no_window: why there is no deep window; empty where there is one.
-        on_request: whether deep windows were recorded on request only.
+        cache: folder that traces were imported to; null for a run.
+        kind: whether the job trains, is compiled, is launched from CUDA graphs.
+        layout: layout of ranks along the axes of parallelism.
+        steps: number of recorded steps.
+        step_time: time of a step; null if no step was timed.
+        hosts: hosts of the job.
+        gpus: models of its GPUs.
+        clocks: clocks of the ranks, and how they were compared.
+        telemetry: telemetry sampled beside the job.
+        no_window: why there is no deep window; empty if there is one.
+        on_request: whether deep windows were recorded only on request.
         ended: how each rank ended.
-        exit_status: of the job's command; null if unknown.
-        applied: what became of each change that `dpro try` made, by rank.
-        role: the worker group that the ranks are, as Ray's actors are called; empty without groups.
-        attempts: runs of the job before it was restarted.
-        while_it_ran: what `dpro watch` found while the job ran.
-        windows: what deep windows cost.
-        recording: what recording cost in all; null where nothing shows it.
-        after_first_window: how steps changed with the first deep window; null where they did not.
+        exit_status: exit status of the job's command; null if unknown.
+        applied: outcome of each change that `dpro try` made, by rank.
+        role: worker group of the ranks, by the name of its Ray actors; empty without groups.
+        attempts: runs of earlier attempts, before the job was restarted.
+        while_it_ran: findings of `dpro watch` while the job ran.
+        windows: cost of deep windows.
+        recording: total cost of recording; null where unknown.
+        after_first_window: change of the step with the first deep window; null if not significant.
         end: how the job ended.
-        pretended: that its ranks ran one after the other on one machine; empty where they did not.
-        account: of the job, the same in the documents of all commands; null where the run cannot be judged.
+        pretended: how many ranks were pretended, one by one on one machine; empty if none were.
+        account: account of the job, equal in the documents of all commands; null where the run cannot be
+            judged.
     """
 
     coverage: InfoCoverage
@@ -487,12 +490,12 @@ class InfoDocument(ContentsDocument, frozen=True, kw_only=True):
 
 
 def contents_document(run: Run) -> ContentsDocument:
-    """What a run holds."""
+    """Return what a run contains."""
     return ContentsDocument(**_contents(run), coverage=KernelCoverage(_unclassified(run)))
 
 
 def _contents(run: Run) -> dict[str, Any]:
-    """The fields of `ContentsDocument`, but for what dpro understands."""
+    """Return the fields of `ContentsDocument`, except `coverage`."""
     manifest = run.manifest
     return {
         "run": run.label,
@@ -506,7 +509,7 @@ def _contents(run: Run) -> dict[str, Any]:
 
 
 def info_document(analysis: Analysis) -> InfoDocument:
-    """What a run holds and what it lacks."""
+    """Return what a run contains, and what it lacks; without the account, which the caller adds."""
     run, manifest, steps = analysis.run, analysis.run.manifest, analysis.steps
     return InfoDocument(
         **_contents(run),
@@ -537,7 +540,6 @@ def info_document(analysis: Analysis) -> InfoDocument:
 
 
 def _clocks(run: Run) -> ClocksDocument:
-    """How many clocks the ranks had, and how often and how well those were compared."""
     distinct = run.table(WORKERS).filter(pl.col("clock") != "")["clock"].n_unique()
     between = run.table(CLOCK_SAMPLES).filter(pl.col("peer_rank") >= 0)
     return ClocksDocument(
@@ -549,7 +551,7 @@ def _clocks(run: Run) -> ClocksDocument:
 
 
 def _ends(run: Run) -> list[RankEnd]:
-    """How each rank ended; none where nothing watched them."""
+    """Return how each rank ended; empty if no process was watched."""
     ends = run.table(WORKERS).select("rank", "host", "exit_code", "exit_signal")
     return [
         RankEnd(rank, host, code, number, how_ended(code, number))
@@ -558,11 +560,11 @@ def _ends(run: Run) -> list[RankEnd]:
 
 
 def how_ended(code: int, number: int) -> str:
-    """How a process ended: `exit code 3`, `killed by SIGKILL`.
+    """Return how a process ended: `exit code 3`, `killed by SIGKILL`.
 
     Args:
-        code: its exit code; negative where it had none.
-        number: the signal that ended it; negative if unknown.
+        code: exit code; negative for none.
+        number: number of the signal that ended the process; negative if unknown.
     """
     if code >= 0:
         return f"exit code {code}"
@@ -586,7 +588,7 @@ def _coverage(run: Run, steps: pl.DataFrame) -> InfoCoverage:
 
 
 def _unclassified(run: Run) -> Unclassified:
-    """Kernels that the table of classes does not know: how many, their time, and which take most of it."""
+    """Return the number, time and names of the kernels that the table of classes does not know."""
     counts, times = _kernels_by_name(run)
     unknown = [name for name in times if classify(name).kind == OTHER]
     time_ns, total_ns = sum(times[name] for name in unknown), sum(times.values())
@@ -601,7 +603,7 @@ def _unclassified(run: Run) -> Unclassified:
 
 
 def _kernels_by_name(run: Run) -> tuple[Counter[str], Counter[str]]:
-    """How often each kernel ran, and for how many ns, with one part in memory at a time."""
+    """Return the count and the time in ns of each kernel, with one part in memory at a time."""
     counts, times = Counter[str](), Counter[str]()
     for part in run.part_by_part(SPANS, ["kind", "name", "duration_ns"]):
         kernels = part.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= 0))

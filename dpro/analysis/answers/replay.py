@@ -1,6 +1,6 @@
-"""How well the graph explains what was measured, and what decides the step time.
+"""The answer of `dpro replay`: how well the graph explains the measurements, and what decides the step time.
 
-In: an `Analysis`, and the steps to report. Out: a `ReplayDocument`.
+Takes an `Analysis`, and the steps to report; returns a `ReplayDocument`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from dpro.replay.timeline import critical_path, critical_path_of_steps
 from dpro.selection import Ranges, Selection
 from dpro.units import ms, us
 
-MAX_NAMED = 20  # steps that a refusal names
+MAX_NAMED = 20  # steps that an error message lists
 
 
 class StepFit(DocumentPart, frozen=True):
     """A step, measured and replayed.
 
     Attributes:
-        step: its number.
-        window: the deep window that it is in.
-        measured_ms, replayed_ms: how long it took.
-        error_pct: replayed against measured.
+        step: number of the step.
+        window: its deep window.
+        measured_ms: measured duration.
+        replayed_ms: replayed duration.
+        error_pct: deviation of the replayed from the measured duration.
     """
 
     step: int
@@ -53,11 +54,11 @@ class StepFit(DocumentPart, frozen=True):
 
 
 class RankStarts(DocumentPart, frozen=True):
-    """Errors of the starts of one rank.
+    """Errors of the derived starts of one rank.
 
     Attributes:
-        p50: median, us; null where no start is derived.
-        p95: 95th percentile, us; likewise.
+        p50: median, us; null if no start is derived.
+        p95: 95th percentile, us; null if no start is derived.
     """
 
     p50: float | None
@@ -69,8 +70,8 @@ class RankFit(DocumentPart, frozen=True):
 
     Attributes:
         rank: the rank.
-        error_pct: mean absolute error of its steps; null where it has none.
-        span_start_error_us: errors of its starts.
+        error_pct: mean absolute error of its steps; null if it has none.
+        span_start_error_us: errors of its derived starts.
     """
 
     rank: int
@@ -79,17 +80,17 @@ class RankFit(DocumentPart, frozen=True):
 
 
 class LinkCostDocument(DocumentPart, frozen=True):
-    """What communication of one operation in one group costs, as fitted.
+    """Fitted cost of one communication operation in one process group.
 
     Attributes:
         op: the operation.
         group: the process group.
-        latency_us: time that does not depend on bytes; null where sizes vary too little.
-        latency_error_us: half of its 95% interval.
-        gbps: payload per time, 1e9 bytes per second; null where bytes cost nothing.
-        gbps_error: half of its 95% interval.
-        transfers: number of transfers it is fitted to.
-        misfit: median distance of a transfer from the fit, as a share of its time.
+        latency_us: time independent of the bytes; null if sizes vary too little.
+        latency_error_us: half of the 95% interval of `latency_us`.
+        gbps: payload per time, 1e9 bytes per second; null if bytes cost nothing.
+        gbps_error: half of the 95% interval of `gbps`.
+        transfers: number of transfers in the fit.
+        misfit: median deviation of a transfer from the fit, as a share of its time.
     """
 
     op: str
@@ -107,9 +108,9 @@ class ClockOffset(DocumentPart, frozen=True):
 
     Attributes:
         rank: the rank.
-        offset_ns: by how much it is ahead of the reference.
-        uncertainty_ns: how far that may be wrong; -1 unknown.
-        source: what it was inferred from.
+        offset_ns: its lead over the reference clock.
+        uncertainty_ns: uncertainty of the offset; -1 unknown.
+        source: what the offset was inferred from.
     """
 
     rank: int
@@ -119,17 +120,17 @@ class ClockOffset(DocumentPart, frozen=True):
 
 
 class HostClock(DocumentPart, frozen=True):
-    """One clock against the reference, in one window.
+    """One clock against the reference clock, in one window.
 
     Attributes:
-        clock: its name.
+        clock: name of the clock.
         window: the deep window.
-        ranks: ranks that use it.
-        reference_ns: a time on this clock.
-        offset_ns: by how much it is ahead then.
-        drift_ppm: by how much that grows, us per second.
-        uncertainty_ns: how far the offset may be wrong; -1 unknown.
-        source: what it was inferred from.
+        ranks: ranks that use the clock.
+        reference_ns: a time on this clock, at which the offset holds.
+        offset_ns: lead of this clock over the reference at that time.
+        drift_ppm: growth of the lead, us per second.
+        uncertainty_ns: uncertainty of the offset; -1 unknown.
+        source: what the offset was inferred from.
     """
 
     clock: str
@@ -143,13 +144,13 @@ class HostClock(DocumentPart, frozen=True):
 
 
 class PathPart(DocumentPart, frozen=True):
-    """Work on the critical path, longest first.
+    """Work on the critical path, the longest first.
 
     Attributes:
-        rank: on which rank.
-        name: of the work.
-        kind: of node.
-        ms: how long it is on the path.
+        rank: rank of the work.
+        name: name of the work.
+        kind: kind of node.
+        ms: its time on the path.
     """
 
     rank: int
@@ -159,28 +160,28 @@ class PathPart(DocumentPart, frozen=True):
 
 
 class ReplayDocument(AccountedDocument, frozen=True, kw_only=True):
-    """How well the graph explains what was measured, and what decides the step time.
+    """How well the graph explains the measurements, and what decides the step time.
 
     Attributes:
-        run: as it was named.
-        step_time: how long a step takes; null where none was timed.
+        run: the run, as the user named it.
+        step_time: time of a step; null if no step was timed.
         steps: measured and replayed steps in deep windows.
-        ranks: measured and replayed, by rank.
+        ranks: measured against replayed, by rank.
         error_pct: mean absolute error of the steps.
-        span_start_error_us: percentiles of the errors of derived starts, us; null where none is derived.
-        coverage: what the trace shows.
-        evidence: what the replay rests on.
-        overlap_slowdown: of kernels by communication; null where the trace does not show it.
-        communication: what communication costs.
-        clock_offsets: each rank's clock in its first window.
+        span_start_error_us: percentiles of the errors of derived starts, us; null if none is derived.
+        coverage: shares of the work that the trace covers.
+        evidence: the data that the replay rests on.
+        overlap_slowdown: slowdown of kernels beside communication; null if the trace does not show it.
+        communication: fitted costs of communication.
+        clock_offsets: clock of each rank in its first window.
         clocks: each clock against the reference, by window.
-        critical_path: what decides the step time.
+        critical_path: the work that decides the step time.
         answerable: whether detectors and predictions may start from this replay.
-        trust: how far to believe predictions.
+        trust: how far to trust predictions.
         reasons: what the trace cannot answer, and where the replay fits less well.
-        assumed: what was taken for granted.
+        assumed: assumptions behind the graph.
         end: how the job ended.
-        pretended: what a step of the job takes whose ranks were pretended; null where they were there.
+        pretended: step of the job whose ranks were pretended; null if they were not.
     """
 
     run: str
@@ -207,15 +208,15 @@ class ReplayDocument(AccountedDocument, frozen=True, kw_only=True):
 def chosen_steps(
     analysis: Analysis, step: int | None, window: int | None, ranges: Ranges = ()
 ) -> pl.DataFrame | None:
-    """The steps that were asked for, as rows of `Trust.steps`; None for all.
+    """Return the requested steps as rows of `Trust.steps`; None for all.
 
     Args:
-        step: a step number, or None for any.
-        window: a deep window, or None for any.
-        ranges: step numbers; empty for any.
+        step: number of a step; None for any.
+        window: number of a deep window; None for any.
+        ranges: numbers of steps; empty for any.
 
     Raises:
-        UsageError: there are none.
+        UsageError: no step matches.
     """
     if step is None and window is None and not ranges:
         return None
@@ -230,10 +231,10 @@ def chosen_steps(
 
 
 def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> ReplayDocument:
-    """How well the replay fits, and what decides the step time.
+    """Return how well the replay fits, and what decides the step time.
 
     Args:
-        chosen: the steps to report; None for all.
+        chosen: steps to report, from `chosen_steps`; None for all.
     """
     trust = analysis.trust
     steps = trust.steps if chosen is None else chosen
@@ -280,7 +281,7 @@ def _us_or_none(ns: float | None) -> float | None:
 
 
 def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, float | None]:
-    """Percentiles of the errors of derived starts of the chosen steps, us; None where none is derived."""
+    """Return percentiles of the errors of derived starts of the chosen steps, us; None if none is derived."""
     errors = analysis.trust.starts_ns
     if chosen is not None:
         errors = start_errors(start_misses(analysis).join(chosen, on=["window", "step"], how="semi"))
@@ -291,7 +292,6 @@ def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, 
 
 
 def _communication(analysis: Analysis) -> list[LinkCostDocument]:
-    """Latency and bandwidth of each operation and group, as far as the run shows them."""
     return [
         LinkCostDocument(
             op=op,
@@ -308,13 +308,12 @@ def _communication(analysis: Analysis) -> list[LinkCostDocument]:
 
 
 def _first_clocks(analysis: Analysis) -> dict[int, Clock]:
-    """Each rank's clock in its first window."""
     alignment = analysis.outline.alignment
     return {rank: alignment.of(rank) for rank in sorted({rank for rank, _ in alignment.clocks})}
 
 
 def _clocks(analysis: Analysis) -> list[HostClock]:
-    """Each host's clock against the reference, by window."""
+    """Return each clock against the reference, sorted by window."""
     clocks: dict[tuple[int, str], HostClock] = {}
     for (rank, window), clock in sorted(
         analysis.outline.alignment.clocks.items(), key=lambda item: item[0][::-1]
@@ -341,11 +340,11 @@ def _critical_path(analysis: Analysis, chosen: pl.DataFrame | None) -> list[Path
     ]
 
 
-# What a replay shows of nodes inside ranks, be the graph held as a whole or its ranks condensed.
+# Replay results on nodes inside ranks, for whole graphs and condensed ranks.
 
 
 def start_misses(analysis: Analysis) -> pl.DataFrame:
-    """By how much starts are off that are judged, as `dpro.replay.fidelity.accuracy.counted` has it."""
+    """Return the errors of the starts that count, with columns of `dpro.replay.fidelity.accuracy.counted`."""
     if analysis.condensed is not None:
         return analysis.condensed.misses
     built = analysis.built
@@ -354,10 +353,10 @@ def start_misses(analysis: Analysis) -> pl.DataFrame:
 
 
 def deciding_work(analysis: Analysis, steps: pl.DataFrame | None = None) -> pl.DataFrame:
-    """What decides when windows end, or when some steps do, as `dpro.replay.timeline.critical_path` has it.
+    """Return the work on the critical path, with columns of `dpro.replay.timeline.critical_path`.
 
     Args:
-        steps: `window` and `step` of each; None for whole windows.
+        steps: `window` and `step` of the steps to explain; None for whole windows.
     """
     timeline, condensed = analysis.outline_timeline, analysis.condensed
     path_to = None if condensed is None else path_of_run(analysis.run, condensed, timeline)

@@ -1,6 +1,6 @@
-"""Where the time of each step went, on which kernels, on which collectives, and what the host did.
+"""The answer of `dpro report`: time by step, kernel, collective and phase, and the activity of the host.
 
-In: an `Analysis`. Out: the tables that `dpro report` prints, and their document, in ms.
+Takes an `Analysis`; returns the tables that `dpro report` prints, in ns, and their document, in ms.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from dpro.units import NS_PER_MS
 
 
 class StepParts(DocumentPart, frozen=True):
-    """Where a step of a rank went: compute, exposed communication, copies, host bound and idle add up to it.
+    """A step of a rank, the sum of compute, copies, exposed communication, host bound and idle time.
 
     Attributes:
-        step: its number; 0 where a trace has no steps.
+        step: number of the step; 0 if a trace has no steps.
         rank: the rank.
-        duration_ms: how long it took.
-        compute_ms: kernels that are not communication; on a CPU job, operators.
+        duration_ms: duration of the step.
+        compute_ms: kernels that are not communication; operators in a job on CPUs.
         copy_ms: copies and fills of a GPU while nothing computes or communicates.
         exposed_comm_ms: communication while nothing computes, the sum of the next two.
-        exposed_wait_ms: before all members of the collective had arrived; null where more than a twentieth of
-            the exposed communication is of collectives that were not found on all of their ranks.
-        exposed_transfer_ms: after they had; null likewise.
+        exposed_wait_ms: exposed communication before all members of the collective had arrived; null if more
+            than 5% of it belongs to collectives that were not found on all of their ranks.
+        exposed_transfer_ms: exposed communication after that; null if `exposed_wait_ms` is.
         overlapped_comm_ms: communication while something computes; part of `compute_ms`.
-        host_bound_ms: nothing runs, and the work that ends it was launched too late.
-        idle_ms: nothing runs, for another reason or for an unrecorded one.
-        data_wait_ms: the training thread waited for its DataLoader; null where that was not recorded.
-        gc_ms: Python collected garbage; likewise.
+        host_bound_ms: time in which nothing runs because the next work was launched too late.
+        idle_ms: time in which nothing runs for another or an unrecorded reason.
+        data_wait_ms: time for which the training thread waited for its DataLoader; null if not recorded.
+        gc_ms: time in Python's garbage collection; null if not recorded.
     """
 
     step: int
@@ -65,12 +65,12 @@ class StepParts(DocumentPart, frozen=True):
 
 
 class KernelTotal(DocumentPart, frozen=True):
-    """A kernel, or without GPU work a CPU operator by its own time, over all ranks.
+    """A kernel over all ranks; without GPU work, a CPU operator by its self time.
 
     Attributes:
-        name: of the kernel.
-        count: how often it ran.
-        total_ms: its time.
+        name: name of the kernel or operator.
+        count: number of executions.
+        total_ms: total time.
     """
 
     name: str
@@ -79,13 +79,13 @@ class KernelTotal(DocumentPart, frozen=True):
 
 
 class ModuleTotal(DocumentPart, frozen=True):
-    """The kernels of one operator of a module, over all ranks; layers count together.
+    """The kernels of one operator of a module, over all ranks and layers.
 
     Attributes:
-        module: its path or class, numbers as `*`; empty where none was recorded, or it is not known.
-        operator: that launched them; empty where it is not known.
-        count: how many ran.
-        total_ms: their time.
+        module: path or class of the module, numbers as `*`; empty if not recorded or unknown.
+        operator: operator that launched the kernels; empty if unknown.
+        count: number of kernels.
+        total_ms: total time.
     """
 
     module: str
@@ -95,15 +95,16 @@ class ModuleTotal(DocumentPart, frozen=True):
 
 
 class LayerLoad(DocumentPart, frozen=True):
-    """How work that is sent to ranks or experts is spread in one layer.
+    """The distribution of work over ranks or experts in one layer.
 
     Attributes:
-        source: what says it: all_to_all, grouped products, or products of experts.
+        source: what the load was read from: all_to_all, grouped products, or products of experts.
         layer: module, or number of the call or the product in a step.
-        members: how many ranks, or experts, it is spread over.
-        mean, most: of one member in a step: bytes of all_to_all, else rows.
-        busiest: which rank or expert has most, typically.
-        imbalance: the most of a member over the mean, averaged over steps.
+        members: number of ranks or experts that share the work.
+        mean: mean load of a member in a step: bytes of all_to_all, else rows.
+        most: largest load of a member in a step, in the same unit.
+        busiest: rank or expert that typically has the largest load.
+        imbalance: largest load over the mean, averaged over steps.
     """
 
     source: str
@@ -120,11 +121,11 @@ class PhasePart(DocumentPart, frozen=True):
 
     Attributes:
         phase: rollout, reward, log probabilities, advantage, training, weight sync, or rest.
-        duration_ms: its time in a step.
-        share: of the step.
-        limit: what most of it is: compute, communication, transfer, waiting, host, idle, or copies.
-        limit_share: how much of it that is.
-        latest: the rank that others wait for; -1 where they do not.
+        duration_ms: time of the phase in a step.
+        share: share of the step.
+        limit: its largest part: compute, communication, transfer, waiting, host, idle, or copies.
+        limit_share: share of the phase that this part takes.
+        latest: rank that the others wait for; -1 if they do not wait.
     """
 
     phase: str
@@ -140,12 +141,13 @@ class CollectiveTotal(DocumentPart, frozen=True):
 
     Attributes:
         op: the operation.
-        bytes: the payload, of a gather and a scatter the whole buffer; -1 unknown.
-        hosts: how many hosts the members are on; null if unknown.
-        count: how many there are.
-        total_ms: their time.
-        matched: how many of them were found on all of their ranks.
-        wait_ms, transfer_ms: the time of those, split; null without any.
+        bytes: payload, for gather and scatter the whole buffer; -1 unknown.
+        hosts: number of hosts of the members; null if unknown.
+        count: number of collectives.
+        total_ms: total time.
+        matched: number of collectives found on all of their ranks.
+        wait_ms: time of matched collectives before all members had arrived; null if none is matched.
+        transfer_ms: time of matched collectives after that; null if none is matched.
         busbw_gbps: bus bandwidth as in the NCCL tests, 1e9 bytes per second; null if unknown.
     """
 
@@ -161,21 +163,21 @@ class CollectiveTotal(DocumentPart, frozen=True):
 
 
 class HostMeans(DocumentPart, frozen=True):
-    """What the host of a rank did in its mean step, pauses included; null where it was not recorded.
+    """Activity of a rank's host in its mean step, pauses included; null where not recorded.
 
     Attributes:
         rank: the rank.
-        steps: that the means are of.
+        steps: number of steps in the means.
         duration_ms: mean step.
-        data_wait_ms: the training thread waited for its DataLoader.
-        gc_ms: Python collected garbage.
-        run_queue_ms: the training thread was ready to run and had no core.
+        data_wait_ms: time for which the training thread waited for its DataLoader.
+        gc_ms: time in Python's garbage collection.
+        run_queue_ms: time for which the training thread was ready to run without a core.
         training_thread_cpu_ms: CPU time of the training thread.
         cpu_ms: CPU time of the process.
-        backward_calls: micro-batches.
-        checkpoint_ms: in checkpoints.
-        no_grad_ms: under `torch.no_grad`.
-        compile_ms: in compilation.
+        backward_calls: number of micro-batches.
+        checkpoint_ms: time in checkpoints.
+        no_grad_ms: time under `torch.no_grad`.
+        compile_ms: time in compilation.
     """
 
     rank: int
@@ -196,13 +198,13 @@ class StageBubble(DocumentPart, frozen=True):
     """The bubble of a pipeline stage, averaged over steps and the ranks of the stage.
 
     Attributes:
-        stage: its number.
-        ranks: ranks of the stage.
-        steps: that the means are of.
-        pipeline_ms: from the first forward on any stage to the last backward on any.
-        compute_ms: forward and backward.
-        bubble_ms: the rest.
-        bubble_share: the rest as a share.
+        stage: number of the stage.
+        ranks: number of ranks of the stage.
+        steps: number of steps in the means.
+        pipeline_ms: time from the first forward to the last backward on any stage.
+        compute_ms: time in forward and backward.
+        bubble_ms: `pipeline_ms` without `compute_ms`.
+        bubble_share: bubble as a share of `pipeline_ms`.
     """
 
     stage: int
@@ -219,20 +221,20 @@ class ReportDocument(AccountedDocument, frozen=True, kw_only=True):
 
     Attributes:
         steps: every step of every rank in deep windows, as recorded.
-        kernels: the largest total first.
+        kernels: kernels, the largest total first.
         modules: kernels by module and operator, the largest total first; empty without a GPU.
-        attribution: kernels by how their operator is known: `launch`, or of CUDA graphs `eager`, by the same
-            kernels in the same order that operators launched elsewhere; else `ambiguous` or `unknown`.
-        layers: in which work is sent to ranks or experts, the most uneven first.
-        phases: of reinforcement learning, the longest first; empty where none are named.
-        collectives: the largest total first.
-        host: what the host did, by rank; empty where it was not recorded.
-        pipeline: the bubble of each stage, of traces of whole operations only.
-        step_time: how long a step takes; null where none was timed.
-        mean_step: where the usual step of a rank goes.
+        attribution: number of kernels by how their operator was found: `launch`; for CUDA graphs `eager`, by
+            an equal sequence of kernels that operators launched elsewhere; else `ambiguous` or `unknown`.
+        layers: layers that distribute work over ranks or experts, the most uneven first.
+        phases: phases of reinforcement learning, the longest first; empty if none are named.
+        collectives: collectives by operation and size, the largest total first.
+        host: activity of the host, by rank; empty if not recorded.
+        pipeline: bubble of each stage; only for traces of whole operations.
+        step_time: time of a step; null if no step was timed.
+        mean_step: the usual step of a rank by its parts; null if unknown.
         end: how the job ended.
-        selection: the steps and ranks that all but `end` is of; absent where it is of all.
-        pretended: what a step of the job takes whose ranks were pretended; null where they were there.
+        selection: selected steps and ranks, which all keys but `end` cover; absent for all.
+        pretended: step of the job whose ranks were pretended; null if they were not.
     """
 
     steps: list[StepParts]
@@ -252,11 +254,11 @@ class ReportDocument(AccountedDocument, frozen=True, kw_only=True):
 
 
 class ReportFilesDocument(Document, frozen=True, kw_only=True):
-    """Reports that were written.
+    """Written report files.
 
     Attributes:
-        run: as it was named.
-        files: where they are.
+        run: the run, as the user named it.
+        files: paths of the files.
     """
 
     run: str
@@ -265,19 +267,19 @@ class ReportFilesDocument(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class ReportTables:
-    """What `dpro report` prints, times in ns.
+    """The tables that `dpro report` prints, times in ns.
 
     Attributes:
-        steps: as `step_breakdown`.
-        kernels: as `kernel_totals`.
-        modules: kernels as `totals` of `dpro.replay.attribution` has them.
-        attribution: how many of them by `how`.
-        layers: as `imbalances`.
-        phases: as `phases`.
-        collectives: as `collective_totals`.
-        facts: as `host_facts`.
-        host: the same by rank.
-        stages: as `pipeline_bubbles`.
+        steps: frame of `step_breakdown`.
+        kernels: frame of `kernel_totals`.
+        modules: kernels by module and operator: frame of `dpro.replay.attribution.totals`.
+        attribution: number of kernels by `how` their operator was found.
+        layers: frame of `imbalances`.
+        phases: frame of `phases`.
+        collectives: frame of `collective_totals`.
+        facts: frame of `host_facts`, by step.
+        host: frame of `per_rank`, the means of `facts` by rank.
+        stages: frame of `pipeline_bubbles`.
         on_gpu: whether `kernels` are kernels rather than CPU operators.
     """
 
@@ -295,13 +297,13 @@ class ReportTables:
 
 
 def report_tables(analysis: Analysis, selection: Selection = ALL) -> ReportTables:
-    """Where the time went.
+    """Return the tables of the report.
 
     Args:
-        analysis: of the selected steps and ranks, as from `dpro.analysis.selected.select`.
+        analysis: analysis of the selected steps and ranks, from `dpro.analysis.selected.select`.
 
     Raises:
-        Unanswerable: the run holds no spans.
+        Unanswerable: the run has no spans.
     """
     facts, attributed = analysis.host, attributed_kernels(analysis.spans, analysis.steps)
     return ReportTables(
@@ -322,10 +324,10 @@ def report_tables(analysis: Analysis, selection: Selection = ALL) -> ReportTable
 def report_document(
     analysis: Analysis, tables: ReportTables, top: int | None = None, selection: Selection = ALL
 ) -> ReportDocument:
-    """The tables for programs.
+    """Return the tables of the report as a document.
 
     Args:
-        top: how many kernels and modules to list; None for all.
+        top: number of kernels and of modules to list; None for all.
     """
     waits = tables.facts.select("rank", "step", "data_wait_ns", "gc_ns")
     steps = tables.steps.join(waits, on=["rank", "step"], how="left", maintain_order="left")
@@ -359,7 +361,7 @@ def report_document(
 
 
 def _in_ms(frame: pl.DataFrame) -> list[dict[str, Any]]:
-    """Rows with nanosecond columns as float milliseconds, renamed to say so."""
+    """Return rows as dictionaries, with columns `*_ns` converted to float columns `*_ms`."""
     times = [name for name in frame.columns if name.endswith("_ns")]
     renamed = {name: name.removesuffix("_ns") + "_ms" for name in times}
     return frame.with_columns((pl.col(times) / NS_PER_MS).round(6)).rename(renamed).to_dicts()

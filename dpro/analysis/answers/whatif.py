@@ -1,10 +1,11 @@
-"""What changes would do to the step time: given edits, a search, sensitivity, time against memory.
+"""The answers of `dpro whatif`: given edits, a search, sensitivity, and time against memory.
 
-In: an `Analysis`, and edits. Out: documents, and the predictions that they are of.
+Takes an `Analysis`, and edits; returns documents, and the predictions behind them.
 
-Of time against memory, points are ways to run the job: larger batches, recomputed activations, accumulated
-gradients. Some are best: none other takes less time for a batch of today's size and no more memory. Memory is
-what a step has allocated at most beyond what it found; time that of a batch of the size that was recorded.
+Time against memory compares ways to run the job: larger batches, recomputed activations, accumulated
+gradients. A point is best if no other one takes less time without more memory, or less memory without more
+time. Memory is the peak that a step allocates beyond what was allocated at its start; time is that of a batch
+of the recorded size.
 """
 
 from __future__ import annotations
@@ -60,20 +61,20 @@ if TYPE_CHECKING:
     from dpro.replay.whatif.predict import Prediction
 
 FACTORS = (2, 4)
-ANOTHER_TIME = 0.05  # of a step: from there on steps outside deep windows are said to take another time
-UNLIMITED_GB = 1e6  # whether it fits is said, not refused
+ANOTHER_TIME = 0.05  # share of a step: a larger difference of steps outside deep windows is reported
+UNLIMITED_GB = 1e6  # so that edits are not refused: `ParetoPoint.fits` says whether the memory suffices
 
 
 class ParetoPoint(DocumentPart, frozen=True):
     """One way to run the job: its time and its memory.
 
     Attributes:
-        edits: what is changed; empty for the job as it is.
-        ms_per_batch: mean time for a batch of the size that was recorded.
-        speedup: of throughput, samples per second, to the job as it is.
-        within_step_bytes: the most that a step allocates beyond what it found.
-        fits: whether there is so much memory; null where the run does not show it.
-        best: whether no other point takes less of one and no more of the other.
+        edits: edits; empty for the job as it is.
+        ms_per_batch: mean time for a batch of the recorded size.
+        speedup: throughput in samples per second over that of the job as it is.
+        within_step_bytes: peak that a step allocates beyond what was allocated at its start.
+        fits: whether the memory suffices; null if the run does not show it.
+        best: whether no other point takes less time or memory without more of the other.
     """
 
     edits: list[str]
@@ -85,17 +86,17 @@ class ParetoPoint(DocumentPart, frozen=True):
 
 
 def pareto(graph: Graph, trust: Trust) -> list[ParetoPoint]:
-    """Time against memory, the least memory first.
+    """Return time against memory for several ways to run the job, the least memory first.
 
     Raises:
-        Unanswerable: the run holds no allocations, or no whole step.
+        Unanswerable: the run has no allocations, or no whole step.
     """
     footprint = footprint_of(graph.run)
     baseline = baseline_steps(graph)
     base = float(durations_of(baseline)["duration_ns"].to_numpy().mean())
     ways: list[tuple[tuple[Edit, ...], float, int]] = [((), base, footprint.within_step_bytes)]
     for edits, within in _ways(graph, footprint.within_step_bytes):
-        with suppress(Unanswerable):  # what it needs is not in this run
+        with suppress(Unanswerable):  # the run lacks what an edit needs
             predicted = predict(graph, baseline, edits, trust)
             ways.append((tuple(edits), predicted.predicted_ns / predicted.samples, within))
     free = footprint.free_bytes
@@ -118,7 +119,7 @@ def _beats(one: tuple[float, int], other: tuple[float, int]) -> bool:
 
 
 def _ways(graph: Graph, within: int) -> list[tuple[list[Edit], int]]:
-    """Edits, and what a step allocates with them."""
+    """Return edits with the bytes that a step allocates under them; `within` are those of a step today."""
     larger = {factor: Batch(factor, memory_gb=UNLIMITED_GB) for factor in FACTORS}
     ways: list[tuple[list[Edit], int]] = [([Accumulate(factor)], within) for factor in FACTORS]
     ways += [([batch], factor * within) for factor, batch in larger.items()]
@@ -131,28 +132,27 @@ def _ways(graph: Graph, within: int) -> list[tuple[list[Edit], int]]:
 
 
 class PredictionDocument(DocumentPart, frozen=True):
-    """What edits together would make of the mean step.
+    """The predicted mean step under all edits together.
 
     Attributes:
-        edits: as `--edit` accepts them, in the order in which they apply.
+        edits: edits in the syntax of `--edit`, in order of application.
         predicted_ms: mean step under the edits.
-        speedup: of throughput, samples per second; null where nothing is left of the step.
+        speedup: throughput in samples per second over that of the job as it is; null if no time is left of
+            the step.
         proven: whether recordings before and after such changes have confirmed such predictions.
         block: proven, unproven or bound.
-        effect: faster, slower, or unclear where the interval of the gain holds none.
+        effect: faster, slower, or unclear if the interval of the gain includes 0.
         low, high: interval of the predicted time, ms.
-        how: how to make the change to the job, and what is assumed.
-        notes: what the edits found in the run, one line each.
-        samples: how many times as many samples a step works on.
-        speedup_low, speedup_high: interval of the speedup; null where nothing may be left of the step.
-        gain_ms: what is saved of the time for as many samples as a step works on now; null where nothing is
-            left of the step.
-        gain_low_ms, gain_high_ms: interval of that.
-        samples_per_s: elements of batches per second, all ranks; null where they were not counted.
-        effort: what it takes: flag, line (of code), code, money, or none where it cannot be done.
-        training: what changes in the training itself, one line each: what that does to how much a sample
-            teaches is not predicted.
-        best: whether nothing else that is advice gains as much for less effort.
+        how: how to change the job, and the assumptions.
+        notes: findings of the edits in the run, one line each.
+        samples: samples of a step, as a multiple of today's.
+        speedup_low, speedup_high: interval of the speedup; null if possibly no time is left of the step.
+        gain_ms: time saved for the samples of today's step; null if no time is left of the step.
+        gain_low_ms, gain_high_ms: interval of `gain_ms`.
+        samples_per_s: predicted elements of batches per second, all ranks; null where not counted.
+        effort: effort of the change: flag, line (of code), code, money, or none if it cannot be made.
+        training: changes of the training itself, one line each; their effect on convergence is not predicted.
+        best: whether no other advice gains as much for less effort, or more for as much.
     """
 
     edits: list[str]
@@ -178,7 +178,7 @@ class PredictionDocument(DocumentPart, frozen=True):
 
 
 def undominated(predictions: Sequence[Prediction]) -> list[bool]:
-    """[P] whether nothing else that is advice gains as much for less effort, or more for as much."""
+    """Return [P] whether no other advice gains as much for less effort, or more for as much."""
     advice = [prediction for prediction in predictions if prediction.is_advice and prediction.speedup > 1]
     efforts = list(EFFORTS)
 
@@ -194,11 +194,11 @@ def undominated(predictions: Sequence[Prediction]) -> list[bool]:
 def prediction_document(
     prediction: Prediction, best: bool = False, samples_per_s: float | None = None
 ) -> PredictionDocument:
-    """A prediction for programs.
+    """Return the document of a prediction.
 
     Args:
-        best: whether nothing else gains as much for less effort.
-        samples_per_s: elements of batches per second as it is; None where not known.
+        best: the prediction's value of `undominated`.
+        samples_per_s: elements of batches per second today; None where unknown.
     """
     speedup = finite(prediction.speedup)
     return PredictionDocument(
@@ -229,11 +229,11 @@ class TrustedDocument(Document, frozen=True, kw_only=True):
     """An answer that rests on the replay.
 
     Attributes:
-        run: as it was named.
+        run: the run, as the user named it.
         answerable: whether predictions may start from this replay.
-        trust: how far to believe them.
+        trust: how far to trust predictions.
         reasons: what the trace cannot answer.
-        assumed: what was taken for granted.
+        assumed: assumptions behind the graph.
     """
 
     run: str
@@ -244,10 +244,10 @@ class TrustedDocument(Document, frozen=True, kw_only=True):
 
 
 class SensitivityDocument(TrustedDocument, frozen=True, kw_only=True):
-    """How much faster each part of the machine has to be until something else is the limit.
+    """The step time against the speed of each part of the machine.
 
     Attributes:
-        sensitivity: a curve for each part.
+        sensitivity: one curve per part.
     """
 
     sensitivity: list[Curve]
@@ -264,30 +264,30 @@ class ParetoDocument(TrustedDocument, frozen=True, kw_only=True):
 
 
 class WhatIfDocument(AccountedDocument, frozen=True, kw_only=True):
-    """What edits would make of throughput, and of the usual step.
+    """Predicted throughput and usual step under edits.
 
     Attributes:
-        run: as it was named.
-        baseline_ms: the usual step as the job runs: replayed, without what recording cost it.
-        measured_ms: the same steps, as recorded.
-        recording: what was taken out since recording cost it, and how long steps outside deep windows take
-            where that is another time, one line each.
-        of_operations: whether both are of whole operations, outside deep windows where there are such steps.
-        other_steps_ms: the typical step outside deep windows; null where there are no such steps.
+        run: the run, as the user named it.
+        baseline_ms: the usual step as the job runs: replayed, without the recorder's cost.
+        measured_ms: the same steps as recorded.
+        recording: the recorder's cost taken out of the baseline, and the time of steps outside deep windows
+            if it differs, one line each.
+        of_operations: whether both times are of whole operations, outside deep windows if such steps exist.
+        other_steps_ms: typical step outside deep windows; null if there are no such steps.
         answerable: whether predictions may start from this replay.
-        trust: how far to believe them.
+        trust: how far to trust predictions.
         reasons: what the trace cannot answer.
-        assumed: what was taken for granted.
-        predictions: proven ones first, then unproven ones, then bounds; of each the fastest first.
+        assumed: assumptions behind the graph.
+        predictions: predictions: proven, then unproven, then bounds; within each, the fastest first.
         widened: intervals that the ledger of `dpro try` has widened, one line each.
         interactions: pairs of the best edits whose gains do not add up.
-        untried: edits that the budget left no room for.
+        untried: edits beyond the budget of the search.
         refused: edits that the run cannot answer.
         little: edits that gain next to nothing, or make the job slower.
-        samples_per_s: elements of batches per second as it is, all ranks; null where they were not counted.
+        samples_per_s: elements of batches per second today, all ranks; null where not counted.
         end: how the job ended.
-        selection: the steps whose mean is measured and predicted; absent where it is that of all.
-        pretended: what a step of the job takes whose ranks were pretended; null where they were there.
+        selection: steps whose mean is measured and predicted; absent for all.
+        pretended: step of the job whose ranks were pretended; null if they were not.
     """
 
     run: str
@@ -313,7 +313,7 @@ class WhatIfDocument(AccountedDocument, frozen=True, kw_only=True):
 
 
 class WhatIf(NamedTuple):
-    """A document, and the predictions that it is of."""
+    """A what-if document, and the predictions behind it."""
 
     document: WhatIfDocument
     predictions: list[Prediction]
@@ -327,16 +327,17 @@ def what_if(
     progress: Progress = ignore,
     selection: Selection = ALL,
 ) -> WhatIf:
-    """Predict edits together, or search where there are none.
+    """Predict edits together; without edits, search for changes that would help.
 
     Args:
-        edits: applied in this order.
-        budget: how many predictions a search may make; None for the usual number.
-        progress: called with how many predictions were made, and how many there will be at most.
+        edits: edits, applied in this order.
+        budget: largest number of predictions of a search; None for the default.
+        progress: called with the predictions made, and their largest number.
+        selection: steps whose mean is predicted.
 
     Raises:
-        UsageError: no such steps were recorded in depth.
-        Unanswerable: the run holds no whole step.
+        UsageError: no deep window covers the selected steps.
+        Unanswerable: the run has no whole step.
     """
     whole = analysis
     analysis = _looked_at(whole, edits)
@@ -378,7 +379,7 @@ def what_if(
 
 @cached
 def search_once(analysis: Analysis) -> SearchResult:
-    """Search for all that would help the mean of all steps, within the usual budget."""
+    """Search for changes that would help the mean of all steps, within the default budget."""
     elsewhere = analysis.run.num_rows(SPANS) >= analysis.min_searched_elsewhere and analysis.condensed is None
     return search_of_all(analysis, elsewhere=elsewhere)
 
@@ -390,12 +391,15 @@ def search_of_all(
     selection: Selection = ALL,
     elsewhere: bool = False,
 ) -> SearchResult:
-    """What would help a run, of all that could; other arguments and errors as of `what_if`.
-
-    Of a job that hung nothing is searched: no change of its speed ends the hang.
+    """Search all edits for those that would help; find none for a job that hung, which speed does not fix.
 
     Args:
-        elsewhere: whether a process makes it that ends, and with it what it took.
+        elsewhere: whether to search in another process, whose memory is freed when it ends.
+
+    Raises:
+        UsageError: no deep window covers the selected steps.
+        Unanswerable: the run has no whole step.
+        DproError: the other process was killed.
     """
     if analysis.end.hung:
         return SearchResult([], [], [], [])
@@ -413,7 +417,7 @@ def search_of_all(
 
 
 def _looked_at(analysis: Analysis, edits: Sequence[Edit]) -> Analysis:
-    """The run as whole operations, where edits are of those or nothing else was recorded; else as it is."""
+    """Return the analysis by whole operations if an edit needs it, or no spans were recorded; else itself."""
     view = analysis.operations
     if view is None or (analysis.run.num_rows(SPANS) and not any(edit.on_operations() for edit in edits)):
         return analysis
@@ -429,7 +433,7 @@ def _predicted(analysis: Analysis, edits: Sequence[Edit], selection: Selection) 
 
 
 def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Refusal]:
-    """Refusals for want of whole operations, with why those that were recorded are not replayed."""
+    """Replace refusals for lack of whole operations by the reason why the recorded ones do not replay."""
     if not refused:
         return []
     from dpro.replay.whatif.edits.pipeline import NOT_OPERATIONS
@@ -449,10 +453,10 @@ def explored(
     trust: Trust,
     baseline: pl.DataFrame,
 ) -> SearchResult:
-    """What a search finds: edits of whole operations in their graph, where the run has both, and all others.
+    """Search without the cache: edits of whole operations in their own graph, if the run has one.
 
     Args:
-        progress: called with how many were made, and how many there will be at most.
+        progress: called with the predictions made, and their largest number.
     """
     view = analysis.operations
     if view is None or view is analysis:
@@ -481,10 +485,10 @@ def _explored_in(
     baseline: pl.DataFrame,
     kinds: Collection[type[Edit]] | None = None,
 ) -> SearchResult:
-    """What a search finds in one graph: the whole, or condensed ranks where that does not fit into memory.
+    """Search one graph: the whole one, or condensed ranks if that does not fit into memory.
 
     Args:
-        kinds: the edits to consider, all where None.
+        kinds: kinds of edits to consider; None for all.
     """
     run, condensed, suspects = analysis.run, analysis.condensed, analysis.suspects
     if condensed is None or not why_too_large(run):
@@ -496,7 +500,7 @@ def _explored_in(
 def _explored_elsewhere(
     analysis: Analysis, budget: int, _progress: Progress, trust: Trust, baseline: pl.DataFrame
 ) -> SearchResult:
-    """Explore in another process, which gives back its memory when it ends.
+    """Search in another process, whose memory is freed when it ends.
 
     Raises:
         DproError: the process was killed.
@@ -521,10 +525,11 @@ def _explored_run(
 
 
 def scaled(prediction: Prediction, scale: float, view: Analysis) -> Prediction:
-    """A prediction by whole operations, as of the mean step of the graph that others start from.
+    """Scale a prediction by whole operations to the mean step of the other predictions' graph.
 
     Args:
-        view: the run by its whole operations.
+        scale: mean step of that graph over the mean step of whole operations.
+        view: analysis of the run by whole operations.
     """
     steps = view.trust.steps.height
     note = (
@@ -543,13 +548,13 @@ def scaled(prediction: Prediction, scale: float, view: Analysis) -> Prediction:
 
 
 def _step_outside_windows_ms(analysis: Analysis) -> float | None:
-    """The typical step where no deep window slowed it down; None where there are no such steps."""
+    """Return the typical step outside deep windows, in ms; None if there are no such steps."""
     series = series_outside(analysis.steps)
     return None if series is None else ms(series.typical_ns)
 
 
 def recording_lines(analysis: Analysis) -> list[str]:
-    """What was taken out of the recorded job, and that other steps take another time, a line each."""
+    """Return the recorder's cost taken out of steps, and a differing time of other steps, one line each."""
     taken_out, outside_ms = taken_out_in_words(analysis.trust), _step_outside_windows_ms(analysis)
     lines = [taken_out] if taken_out else []
     usual_ms = ms(analysis.baseline_ns)
@@ -560,27 +565,27 @@ def recording_lines(analysis: Analysis) -> list[str]:
 
 
 def sensitivity_of(analysis: Analysis) -> SensitivityDocument:
-    """How the step follows the speed of each part of the machine.
+    """Return the step time against the speed of each part of the machine.
 
     Raises:
-        Unanswerable: the run holds no whole step.
+        Unanswerable: the run has no whole step.
     """
     curves = sensitivity(analysis.built.predictive)
     return SensitivityDocument(**_trusted(analysis), sensitivity=curves)
 
 
 def pareto_of(analysis: Analysis) -> ParetoDocument:
-    """Time against memory, the least memory first.
+    """Return time against memory for several ways to run the job, the least memory first.
 
     Raises:
-        Unanswerable: the run holds no allocations, or no whole step.
+        Unanswerable: the run has no allocations, or no whole step.
     """
     points = pareto(analysis.built.predictive, analysis.trust)
     return ParetoDocument(**_trusted(analysis), pareto=points)
 
 
 def _trusted(analysis: Analysis) -> dict[str, Any]:
-    """The fields of a `TrustedDocument`."""
+    """Return the fields of a `TrustedDocument`."""
     trust = analysis.trust
     return {
         "run": analysis.run.label,
@@ -591,18 +596,18 @@ def _trusted(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-# What an earlier search found, kept beside the graphs, so that asking again of an unchanged run is free.
+# Results of earlier searches, cached on disk, so that repeating one on an unchanged run is free.
 
-KEPT = 64  # of the searches used last; one takes some ten kilobytes
+KEPT = 64  # last-used searches; each takes some ten kilobytes
 
 
 def searched(
     analysis: Analysis, selection: Selection, budget: int, search: Callable[[], SearchResult]
 ) -> SearchResult:
-    """What a search finds, or has found before.
+    """Return the cached result of a search, or run `search` and cache its result.
 
     Raises:
-        Unanswerable: as of the search.
+        Unanswerable: the search raised it.
     """
     graph, _ = _searched(analysis)
     if graph.num_nodes < graphs.WORTH_SAVING:
@@ -614,10 +619,10 @@ def searched(
     file = folder / f"{_name(analysis, selection, budget)}.json"
     with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, DproError):
         result = _read(json.loads(file.read_text(encoding="utf-8")))
-        file.touch()  # used just now
+        file.touch()  # mark as used
         return result
     result = search()
-    with suppress(OSError, TypeError, DproError):  # a full disk, say: the answer is there all the same
+    with suppress(OSError, TypeError, DproError):  # such as a full disk: the answer exists all the same
         text = json.dumps(_written(result))
         if _read(json.loads(text)) == result:
             content = text.encode()
@@ -628,16 +633,16 @@ def searched(
 
 
 def _searched(analysis: Analysis) -> tuple[Graph, bool]:
-    """The graph that is searched, and whether it is the condensed one: the whole may be too large."""
+    """Return the graph to search, and whether it is the condensed one, since the whole is too large."""
     by_rank = analysis.condensed is not None and bool(why_too_large(analysis.run))
     return (analysis.outline if by_rank else analysis.built).predictive, by_rank
 
 
 def _name(analysis: Analysis, selection: Selection, budget: int) -> str:
-    """Changes with anything that a search depends on."""
+    """Return a hash of everything that a search depends on."""
     digest = hashlib.blake2b(fingerprint(analysis.run).encode(), digest_size=16)
     digest.update(COEFFICIENTS.read_bytes())
-    for name in (TOPOLOGY, PATHS):  # may come to the run later
+    for name in (TOPOLOGY, PATHS):  # files that the user may add to the run later
         kept = analysis.run.path / name
         digest.update(kept.read_bytes() if kept.is_file() else b"\0")
     graph, by_rank = _searched(analysis)
@@ -648,7 +653,7 @@ def _name(analysis: Analysis, selection: Selection, budget: int) -> str:
 
 
 def _written(result: SearchResult) -> dict[str, Any]:
-    """As JSON holds it, edits as `--edit` takes them."""
+    """Return a result as JSON values, with edits in the syntax of `--edit`."""
     predictions = [
         {name: getattr(prediction, name) for name in Prediction.__dataclass_fields__}
         | {"edits": list(map(str, prediction.edits))}
@@ -664,7 +669,7 @@ def _written(result: SearchResult) -> dict[str, Any]:
 
 
 def _read(kept: Mapping[str, Any]) -> SearchResult:
-    """What `_written` has written."""
+    """Return the result in a document of `_written`."""
     predictions = [
         prediction
         | {"edits": tuple(map(parse_edit, prediction["edits"])), "notes": tuple(prediction["notes"])}

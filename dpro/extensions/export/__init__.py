@@ -1,4 +1,4 @@
-"""Timelines for other tools: what to draw, and one file per format."""
+"""Export of timelines to other viewers: the content, and one writer per format."""
 
 from dpro.plugins import Command, Extension
 

@@ -1,4 +1,4 @@
-"""`dpro export`: the run's timelines in a file that other viewers open."""
+"""`dpro export`: write the timelines of a run to a file for other viewers."""
 
 from __future__ import annotations
 
@@ -144,13 +144,13 @@ def _send(run: str, otlp: str, steps: Ranges, ranks: RankChoice, as_json: bool) 
 
 
 def drawing_of(analysis: Analysis, selection: Selection | None = None) -> Drawing:
-    """What viewers are shown of a run.
+    """Return the content of an exported timeline of a run.
 
     Args:
         selection: steps and ranks to draw; None for all.
 
     Raises:
-        UsageError: it selects nothing.
+        UsageError: the selection is empty.
     """
     from dpro.analysis.selected import replayed_steps
     from dpro.extensions.export.drawing import drawing

@@ -1,4 +1,7 @@
-"""What is written for other viewers: slices and what is known of them, arrows between them, counters."""
+"""The content of exported timelines: slices with their arguments, arrows between slices, and counters.
+
+Takes a replayed graph, findings and a selection; returns a `Drawing`. Writes no files.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ _NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 class Arrow(StrEnum):
-    """What an arrow says."""
+    """Kinds of arrows."""
 
     LAUNCH = "launch"
     GRADIENT = "forward to backward"
@@ -46,14 +49,14 @@ class Arrow(StrEnum):
 def arrows(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
     """Return arrows between the slices of a timeline.
 
-    Launches, gradients and rendezvous are shown where they were measured; the critical path on both sides.
+    Launches, gradients and rendezvous join measured slices; the critical path is drawn on both sides.
 
     Args:
-        rows: as from `dpro.timelines.slices.slices`.
+        rows: frame of `dpro.timelines.slices.slices`.
 
     Returns:
-        `kind` (of `Arrow`), `source` and `target` (row of the slices), `leaves_ns` and `arrives_ns`: within
-        both, and not backwards. Sorted by kind and time.
+        `kind` (of `Arrow`), `source` and `target` (rows of the slices), `leaves_ns` and `arrives_ns`: times
+        within the two slices, never backwards. Sorted by kind and time.
     """
     graph = timeline.graph
     drawn = {side: _row_of_node(rows, side, graph.num_nodes) for side in (MEASURED, REPLAYED)}
@@ -76,7 +79,7 @@ def arrows(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _row_of_node(rows: pl.DataFrame, side: str, num_nodes: int) -> Ints:
-    """Return [N] the row of the slice that each node has on a side among the lanes, -1 for none."""
+    """Return [N] row of each node's slice in the lanes of a side; -1 for none."""
     lane = pl.col("group").str.ends_with(side) & (pl.col("kind") != WAIT)
     of_side = rows.with_row_index("row").filter(lane)
     place = np.full(num_nodes, -1, np.int64)
@@ -85,7 +88,7 @@ def _row_of_node(rows: pl.DataFrame, side: str, num_nodes: int) -> Ints:
 
 
 def _path(timeline: Timeline) -> tuple[Ints, Ints]:
-    """From each piece of the critical path that is drawn to the next, window by window."""
+    """Return pairs of consecutive drawn nodes on the critical path, window by window."""
     nodes = timeline.graph.nodes
     drawn = (nodes.duration > 0) & ~np.isin(nodes.kind, (NodeKind.ARRIVE, NodeKind.RENDEZVOUS))
     paths = [critical_nodes(timeline, window) for window in np.unique(nodes.window).tolist()]
@@ -94,7 +97,10 @@ def _path(timeline: Timeline) -> tuple[Ints, Ints]:
 
 
 def _launches(graph: Graph) -> tuple[Ints, Ints]:
-    """From calls to the work they put on a stream or worker; of a CUDA graph to the first on each stream."""
+    """Return pairs of a call and the work it launched on a stream or worker.
+
+    The launch of a CUDA graph is paired with the first work on each stream.
+    """
     if graph.run is None:
         return _NOTHING
     columns = ["rank", "window", "span_id", "kind", "start_ns", "device", "stream", "correlation"]
@@ -114,7 +120,7 @@ def _launches(graph: Graph) -> tuple[Ints, Ints]:
 
 
 def _rendezvous(graph: Graph) -> tuple[Ints, Ints]:
-    """From the transfer of each collective's last member to those of its other members."""
+    """Return pairs of the transfers of each collective's last member and of every other member."""
     nodes = graph.nodes
     parts = {}
     for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER):
@@ -130,7 +136,7 @@ def _rendezvous(graph: Graph) -> tuple[Ints, Ints]:
 
 
 def _gradients(graph: Graph) -> tuple[Ints, Ints]:
-    """From operators to the first backward operators that autograd made of them, by its sequence numbers."""
+    """Return pairs of an operator and its first backward operator, by autograd's sequence numbers."""
     if graph.run is None:
         return _NOTHING
     columns = [*PLACE, "span_id", "start_ns", "tid", "sequence_number", "forward_thread"]
@@ -143,7 +149,7 @@ def _gradients(graph: Graph) -> tuple[Ints, Ints]:
 
 
 def _between_spans(graph: Graph, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
-    """The first nodes of spans that last, where both ends have one."""
+    """Return the first nodes of both spans of each pair, dropping pairs in which a span has none."""
     nodes = _first_node_of_span(graph)
     ends = []
     for end in ("source", "target"):
@@ -154,7 +160,7 @@ def _between_spans(graph: Graph, pairs: pl.DataFrame) -> tuple[Ints, Ints]:
 
 
 def _first_node_of_span(graph: Graph) -> pl.DataFrame:
-    """`rank`, `window`, `span` and its first `node` that lasts."""
+    """Return `rank`, `window`, `span`, and its first `node` with a duration."""
     nodes = graph.nodes
     (lasting,) = np.nonzero((nodes.span >= 0) & (nodes.measured_end > nodes.measured_start))
     by_start = lasting[np.argsort(nodes.measured_start[lasting], kind="stable")]
@@ -164,7 +170,7 @@ def _first_node_of_span(graph: Graph) -> pl.DataFrame:
 
 
 def _forwards(ends: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Arrows between slices that are drawn, from the beginning of one to the other at or after that."""
+    """Return arrows between drawn slices, from the start of the source to the target, never backwards."""
     numbered = rows.with_row_index("row").select(pl.col("row").cast(pl.Int64), "start_ns", "end_ns")
     target = numbered.rename({"start_ns": "begins", "end_ns": "over"})
     return (
@@ -177,12 +183,12 @@ def _forwards(ends: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 class Drawing(NamedTuple):
-    """What is drawn.
+    """The content of an exported timeline.
 
     Attributes:
-        rows: as of `dpro.timelines.slices.slices`, with the columns of `ARGUMENTS`.
-        arrows: as of `arrows`.
-        counters: as of `dpro.timelines.counters.sampled_counters`, from the first slice to the last.
+        rows: frame of `dpro.timelines.slices.slices`, with the columns of `ARGUMENTS`.
+        arrows: frame of function `arrows`.
+        counters: frame of `dpro.timelines.counters.sampled_counters`, from the first slice to the last.
     """
 
     rows: pl.DataFrame
@@ -199,7 +205,7 @@ def drawing(
     """Return the drawing of a replayed graph.
 
     Args:
-        ahead: by how many ns each host's clock is ahead of the timeline's; all agree if None.
+        ahead: lead of each host's clock over the timeline's, in ns; None if all clocks agree.
     """
     rows = slices(timeline, findings, selection)
     described = rows.join(arguments_of(timeline.graph), on="node", how="left", maintain_order="left")
@@ -218,11 +224,11 @@ def _counters(
     return within(values, int(rows["start_ns"].to_numpy().min()), int(rows["end_ns"].to_numpy().max()))
 
 
-# What is known of a span except its times: shapes, bytes, and the communication it is part of.
+# Arguments of spans besides their times: shapes, bytes, and communication.
 
 MAX_TEXT = 200  # characters of an argument
 SPAN = ["rank", "window", "span"]
-# What a slice may say, and what it is; null where it is not known, or does not apply.
+# Argument of a slice -> type; null where unknown or not applicable.
 ARGUMENTS = {
     "shapes": pl.String,
     "bytes": pl.Int64,
@@ -240,12 +246,11 @@ _COMMUNICATION = (NodeKind.ARRIVE, NodeKind.TRANSFER)
 
 
 def arguments_of(graph: Graph) -> pl.DataFrame:
-    """Return what is known of the nodes of a graph.
+    """Return the arguments of the nodes of a graph.
 
     Returns:
-        `node` and the columns of `ARGUMENTS`, in order of the nodes; only of nodes of which one is known. For
-        spans of communication `bytes` is the larger of what its rank puts in and gets; for others it is what
-        is copied or set.
+        `node` and the columns of `ARGUMENTS`, in order of the nodes, without nodes that have none. `bytes` is
+        the larger of input and output for communication, and the bytes copied or set for other spans.
     """
     schema = pl.Schema({"node": pl.Int64, **ARGUMENTS})
     empty = schema.to_frame()
@@ -276,7 +281,7 @@ def _of_spans(graph: Graph) -> pl.DataFrame:
 
 
 def _of_communication(graph: Graph) -> pl.DataFrame:
-    """Return what `collectives` says of spans; of several messages in one span the first, and all bytes."""
+    """Return arguments from `collectives` by span; of several messages, those of the first, and all bytes."""
     assert graph.run is not None
     rows = graph.run.table(COLLECTIVES).filter((pl.col("span_id") >= 0) & (pl.col("window") >= 0))
     payload = _if_known(pl.max_horizontal("bytes_in", "bytes_out"))
@@ -304,7 +309,7 @@ def _of_communication(graph: Graph) -> pl.DataFrame:
 
 
 def _buckets(graph: Graph) -> pl.DataFrame:
-    """Return `node` and `bucket` of transfers that reduce gradients: their order within the pass."""
+    """Return `node` and `bucket` of transfers that reduce gradients; `bucket` is their order in the pass."""
     buckets: dict[int, int] = {}
     with suppress(Unanswerable):
         for of_pass in _passes(graph):
@@ -316,7 +321,7 @@ def _buckets(graph: Graph) -> pl.DataFrame:
 
 
 def _passes(graph: Graph) -> list[Pass]:
-    """Return the passes of DDP, also with a communication hook, else those of any framework."""
+    """Return the backward passes of DDP, even with a communication hook, else those of any framework."""
     with suppress(Unanswerable):
         return passes_of(graph, parameters_of(graph.run))
     return gradient_passes(graph)
@@ -327,7 +332,7 @@ def _ranks_in_words(text: str) -> str | None:
 
 
 def in_ranges(ranks: Sequence[int]) -> str:
-    """Return ranks as text: `0-7`, `0-56 by 8`, or a list, cut off where it is long."""
+    """Return ranks as text: `0-7`, `0-56 by 8`, or a list, shortened if it is long."""
     steps = set(np.diff(ranks).tolist())
     if len(ranks) > 2 and len(steps) == 1 and (step := steps.pop()) > 0:
         return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
@@ -339,20 +344,20 @@ def _if_known(number: pl.Expr) -> pl.Expr:
 
 
 def _short(text: pl.Expr) -> pl.Expr:
-    """Return text of at most `MAX_TEXT` characters; null for none."""
+    """Return an expression: the text cut to `MAX_TEXT` characters; null if empty."""
     cut = pl.concat_str(text.str.slice(0, MAX_TEXT - 1), pl.lit("…"))
     return pl.when(text.str.len_chars() > MAX_TEXT).then(cut).when(text != "").then(text)
 
 
-# What was written, for programs.
+# Documents on written files.
 
 
 class FileDocument(DocumentPart, frozen=True):
-    """A file that was written.
+    """A written file.
 
     Attributes:
         format: chrome or perfetto.
-        path: where it is.
+        path: path of the file.
     """
 
     format: str
@@ -360,11 +365,11 @@ class FileDocument(DocumentPart, frozen=True):
 
 
 class PathOffset(DocumentPart, frozen=True):
-    """By how much the critical path lies elsewhere in the replay than as measured.
+    """Replayed minus measured starts of spans on the critical path.
 
     Attributes:
-        earliest_ms: the least, negative where it is earlier.
-        latest_ms: the most.
+        earliest_ms: smallest difference, negative if the replay is earlier.
+        latest_ms: largest difference.
     """
 
     earliest_ms: float
@@ -372,15 +377,15 @@ class PathOffset(DocumentPart, frozen=True):
 
 
 class ExportDocument(Document, frozen=True, kw_only=True):
-    """Timelines that were written.
+    """Written timelines.
 
     Attributes:
-        run: as it was named.
-        slices: in each file.
-        arrows: likewise.
-        files: that were written.
-        critical_path_replayed_later: by how much.
-        selection: the steps and ranks that were written; absent where all were.
+        run: the run, as the user named it.
+        slices: number of slices in each file.
+        arrows: number of arrows in each file.
+        files: the written files.
+        critical_path_replayed_later: how much later the replay begins spans of the critical path.
+        selection: selected steps and ranks; absent for all.
     """
 
     run: str

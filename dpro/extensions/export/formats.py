@@ -1,6 +1,6 @@
-"""Drawings as files that viewers open: Perfetto's own protobuf, and Chrome's trace JSON.
+"""Writers of drawings as Perfetto's protobuf, and as Chrome's trace JSON.
 
-In: a drawing, and a path. Out: the file, compressed where its format or its name says so.
+Take a drawing and a path; write the file, always compressed for Perfetto, by the suffix `.gz` for Chrome.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from isal import igzip
 from dpro.errors import MissingExtra
 from dpro.extensions.export.drawing import ARGUMENTS, Drawing
 
-SEQUENCE = 1  # all packets come from one writer
+SEQUENCE = 1  # one sequence, since one writer makes all packets
 _FIRST_PACKET, _NEEDS_NAMES = 1, 2  # TracePacket.SequenceFlags
 _OF_SLICE = ("step", "node", "rank", "slack_ns", "later_ns", "lane")
 
 
 def write_perfetto(drawn: Drawing, path: Path) -> None:
-    """Write a drawing as Perfetto's own protobuf: exact nanoseconds, arguments, arrows and counters.
+    """Write a drawing as Perfetto's protobuf: exact nanoseconds, arguments, arrows and counters.
 
-    Trace packets are slices in order of time, then counters; https://ui.perfetto.dev and Perfetto's trace
-    processor open the compressed file as it is. An arrow is a flow: a number that two slices share, from the
-    one written first to the other.
+    Packets are slices in order of time, then counters; https://ui.perfetto.dev and Perfetto's trace processor
+    open the compressed file directly. An arrow is a flow: an id that two slices share, leading from the one
+    written first to the other.
 
     Raises:
-        OSError: it cannot be written.
-        MissingExtra: the library that knows Perfetto's format is not installed.
+        OSError: the file cannot be written.
+        MissingExtra: the library `perfetto` is not installed.
     """
     try:
         from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
@@ -39,7 +39,7 @@ def write_perfetto(drawn: Drawing, path: Path) -> None:
         path.open("wb") as written,
         igzip.IGzipFile(
             "", "wb", 1, written, mtime=0
-        ) as file,  # no time in it: a run is the same bytes again
+        ) as file,  # no timestamp, so that a run always gives the same bytes
     ):
         builder = StreamingTraceProtoBuilder(file)
         names = _write_names(builder, drawn.rows)
@@ -49,7 +49,7 @@ def write_perfetto(drawn: Drawing, path: Path) -> None:
 
 
 def _write_names(builder: Any, rows: pl.DataFrame) -> dict[str, int]:
-    """Names of slices and categories are written once and then numbered."""
+    """Write the names of slices once, and return the number by which slices refer to each."""
     packet = builder.create_packet()
     packet.trusted_packet_sequence_id = SEQUENCE
     packet.sequence_flags = _FIRST_PACKET
@@ -61,7 +61,7 @@ def _write_names(builder: Any, rows: pl.DataFrame) -> dict[str, int]:
 
 
 def _write_tracks(builder: Any, rows: pl.DataFrame) -> dict[tuple[str, str], int]:
-    """A process per group, a track per lane; the number of each track."""
+    """Write a process per group and a track per lane; return the number of each track."""
     tracks = rows.select("group", "track").unique(maintain_order=True)
     groups = {
         group: number for number, group in enumerate(tracks["group"].unique(maintain_order=True), start=1)
@@ -88,7 +88,7 @@ def _write_tracks(builder: Any, rows: pl.DataFrame) -> dict[tuple[str, str], int
 def _write_slices(
     builder: Any, drawn: Drawing, names: dict[str, int], tracks: dict[tuple[str, str], int]
 ) -> None:
-    """A packet where each slice begins and one where it ends."""
+    """Write a packet at the begin and one at the end of each slice."""
     moments = _moments(drawn)
     rows = drawn.rows.with_columns(_arrows(drawn))[moments["row"]]
     for fact in rows.with_columns(moments["begins"]).iter_rows(named=True):
@@ -102,7 +102,7 @@ def _write_slices(
 
 
 def _write_counters(builder: Any, counters: pl.DataFrame, first: int) -> None:
-    """A process per host, a track per counter and series, numbered from `first`; a packet per value."""
+    """Write a process per host, a track per counter and series, numbered from `first`, a packet per value."""
     hosts = {host: first + number for number, host in enumerate(counters["host"].unique(maintain_order=True))}
     for host, number in hosts.items():
         packet = builder.create_packet()
@@ -128,9 +128,9 @@ def _write_counters(builder: Any, counters: pl.DataFrame, first: int) -> None:
 
 
 def _moments(drawn: Drawing) -> pl.DataFrame:
-    """When slices begin and end: `begins` and `row`, in order of time.
+    """Return begins and ends of slices, as `begins` and `row`, in order of time.
 
-    What ends at a moment goes before what begins then, and where an arrow leaves before where it arrives.
+    At equal times, ends come before begins, and slices without an incoming arrow before those with one.
     """
     rows = drawn.rows.with_row_index("row").select(pl.col("row").cast(pl.Int64), "start_ns", "end_ns")
     target = pl.col("row").is_in(drawn.arrows["target"].unique().implode())
@@ -140,7 +140,6 @@ def _moments(drawn: Drawing) -> pl.DataFrame:
 
 
 def _begin(packet: Any, fact: dict[str, Any], names: dict[str, int]) -> None:
-    """What a slice is called, what is known of it, and the arrows at it."""
     packet.sequence_flags = _NEEDS_NAMES
     event = packet.track_event
     event.type = event.TYPE_SLICE_BEGIN
@@ -158,13 +157,13 @@ def _begin(packet: Any, fact: dict[str, Any], names: dict[str, int]) -> None:
 def _packet(builder: Any, time_ns: int, track: int) -> Any:
     packet = builder.create_packet()
     packet.trusted_packet_sequence_id = SEQUENCE
-    packet.timestamp = max(time_ns, 0)  # the format has no earlier time; an unknown one is -1
+    packet.timestamp = max(time_ns, 0)  # the format has no negative times; -1 is an unknown one
     packet.track_event.track_uuid = track
     return packet
 
 
 def _arrows(drawn: Drawing) -> pl.Series:
-    """Numbers of the arrows that leave each slice or arrive there, from 1."""
+    """Return [S] lists of the numbers of arrows, from 1, that leave each slice or arrive there."""
     numbered = drawn.arrows.with_row_index("arrow", offset=1)
     ends = pl.concat([numbered.select("arrow", row=end) for end in ("source", "target")])
     of_row = ends.group_by("row").agg(arrows=pl.col("arrow").sort())
@@ -180,17 +179,17 @@ _OF_EVENT = ("rank", "lane", "step", "node", "waited_for", "slack_ns", "later_ns
 def write_chrome(drawn: Drawing, path: Path) -> None:
     """Write a drawing as Chrome's trace JSON, which Perfetto, chrome://tracing and most other viewers open.
 
-    Times are microseconds since `baseTimeNanoseconds`, as in the traces of torch.profiler: a double cannot
-    hold nanoseconds since 1970. Slices are complete events (`X`). An arrow is a flow: a start (`s`) within
-    one slice and a finish (`f`) within another that share category, name and id (Trace Event Format, "Flow
-    Events"). `bp: e` binds the finish to the slice that it lies in. Telemetry is counter events (`C`) in a
-    process per host.
+    Times are microseconds since `baseTimeNanoseconds`, as in the traces of torch.profiler, since a double
+    cannot represent nanoseconds since 1970. Slices are complete events (`X`). An arrow is a flow: a start
+    (`s`) within one slice and a finish (`f`) within another that share category, name and id (Trace Event
+    Format, "Flow Events"); `bp: e` binds the finish to its enclosing slice. Telemetry is counter events (`C`)
+    in a process per host.
 
     Args:
         path: the file; compressed if its name ends in `.gz`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     rows = drawn.rows
     origin = int(rows["start_ns"].to_numpy().min()) if rows.height else 0
@@ -212,7 +211,7 @@ def write_chrome(drawn: Drawing, path: Path) -> None:
 
 
 def _metadata(groups: dict[str, int], tracks: pl.DataFrame) -> list[dict[str, Any]]:
-    """Names of groups and tracks, and the order to show them in."""
+    """Return metadata events: names of groups and tracks, and their order."""
     events = []
     for group, pid in groups.items():
         events.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": group}})
@@ -225,7 +224,7 @@ def _metadata(groups: dict[str, int], tracks: pl.DataFrame) -> list[dict[str, An
 
 
 def _events(rows: pl.DataFrame, origin: int) -> list[str]:
-    """One line of JSON per slice."""
+    """Return one line of JSON per slice."""
     line = pl.format(
         '{{"ph":"X","pid":{},"tid":{},"ts":{},"dur":{},"name":{},"cat":{},"args":{{{}}}}}',
         "pid",
@@ -242,13 +241,13 @@ def _events(rows: pl.DataFrame, origin: int) -> list[str]:
 
 
 def _argument(rows: pl.DataFrame, name: str) -> pl.Expr:
-    """`"name":value`; null where there is none."""
+    """Return an expression: `"name":value`; null without a value."""
     value = _quoted(rows, name) if rows[name].dtype == pl.String else pl.col(name).cast(pl.String)
     return pl.when(pl.col(name).is_not_null()).then(pl.format('"{}":{}', pl.lit(name), value))
 
 
 def _flows(arrows: pl.DataFrame, rows: pl.DataFrame, origin: int) -> list[str]:
-    """Two lines of JSON per arrow, one after the other: where it leaves and where it arrives."""
+    """Return two consecutive lines of JSON per arrow: its start and its finish."""
     places = rows.with_row_index("row").select(pl.col("row").cast(pl.Int64), "pid", "tid")
     flows = arrows.with_row_index("id")
     ends = []
@@ -266,7 +265,7 @@ def _flows(arrows: pl.DataFrame, rows: pl.DataFrame, origin: int) -> list[str]:
 
 
 def _counter_events(counters: pl.DataFrame, origin: int, first: int) -> list[str]:
-    """One line of JSON per value, after the names of the hosts' processes, numbered from `first`."""
+    """Return one line of JSON per value, after the names of the hosts' processes, numbered from `first`."""
     hosts = {host: pid for pid, host in enumerate(counters["host"].unique(maintain_order=True), start=first)}
     named = _metadata({f"telemetry {host}": pid for host, pid in hosts.items()}, _NO_TRACKS)
     values = counters.with_columns(
@@ -281,13 +280,13 @@ def _counter_events(counters: pl.DataFrame, origin: int, first: int) -> list[str
 
 
 def _title() -> pl.Expr:
-    """Label of a counter with its unit: this format has no other place for units."""
+    """Return an expression: a counter's label with its unit, which this format has no field for."""
     unit = pl.col("unit")
     return pl.concat_str("label", pl.when(unit != "").then(pl.format(", {}", unit)).otherwise(pl.lit("")))
 
 
 def _quoted(rows: pl.DataFrame, column: str) -> pl.Expr:
-    """Text as JSON has it; each different one is quoted once."""
+    """Return an expression: texts as JSON strings, each distinct text encoded once."""
     texts = rows[column].drop_nulls().unique().to_list()
     return pl.col(column).replace_strict(
         texts, [json.dumps(text) for text in texts], default=None, return_dtype=pl.String
@@ -295,5 +294,5 @@ def _quoted(rows: pl.DataFrame, column: str) -> pl.Expr:
 
 
 def _microseconds(ns: pl.Expr) -> pl.Expr:
-    """Nanoseconds as microseconds with three decimals."""
+    """Return an expression: nanoseconds as microseconds with three decimals."""
     return pl.format("{}.{}", ns // 1000, (ns % 1000).cast(pl.String).str.zfill(3))

@@ -1,8 +1,8 @@
-"""Steps and findings for what receives OpenTelemetry: a span of the run, and one for each step of each rank.
+"""Export of steps and findings to an OpenTelemetry receiver: one span for the run, and one per step and rank.
 
-In: a run, and what was found. Out: spans, posted by OTLP over HTTP. Findings are events of the span of the
-run, which is an error where something hangs or is dead. Ids follow from the run: sent again, it is the same
-trace.
+Takes a run and its findings; posts spans by OTLP over HTTP. Findings are events of the run's span, whose
+status is an error if something hangs or is dead. Ids are derived from the run, so sending it again gives the
+same trace.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from dpro.timed import with_times
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-BATCH = 512  # spans of a request
-MAX_LINES = 1000  # of OpenTelemetry's log, after which its handler drops them
-TIMEOUT_S = 10.0  # of a request, with all its tries
-PATH = "/v1/traces"  # of the specification of OTLP, for a URL that names none
+BATCH = 512  # spans per request
+MAX_LINES = 1000  # of OpenTelemetry's log, after which the buffering handler drops them
+TIMEOUT_S = 10.0  # of a request, including retries
+PATH = "/v1/traces"  # by the OTLP specification, for a URL without a path
 
 
 class SentDocument(Document, frozen=True, kw_only=True):
-    """A trace that was sent.
+    """A sent trace.
 
     Attributes:
-        run: as it was named.
-        url: where it was sent.
-        trace_id: in hexadecimal digits.
-        spans: that were sent.
-        findings: that are events of the span of the run.
+        run: the run, as the user named it.
+        url: URL of the receiver.
+        trace_id: id of the trace, in hexadecimal digits.
+        spans: number of spans.
+        findings: number of findings, as events of the run's span.
     """
 
     run: str
@@ -54,10 +54,10 @@ class SentDocument(Document, frozen=True, kw_only=True):
 
 
 def receiver_of(url: str) -> str:
-    """The whole URL of a receiver: `http://host:4318` has the path that OTLP says.
+    """Return the full URL of a receiver; one without a path gets that of the OTLP specification.
 
     Raises:
-        UsageError: it is no URL of HTTP.
+        UsageError: the URL is not one of HTTP or HTTPS.
         MissingExtra: OpenTelemetry is not installed.
     """
     parts = urlsplit(url)
@@ -76,13 +76,13 @@ def send(
     """Send a run's steps and findings.
 
     Args:
-        url: as from `receiver_of`.
-        ahead: by how many ns the clock of each host is ahead of the timeline's.
-        selection: of steps and ranks.
+        url: URL from `receiver_of`.
+        ahead: lead of each host's clock over the timeline's, in ns.
+        selection: steps and ranks to send.
 
     Raises:
-        InputError: the receiver does not take them; or the run has no steps.
-        UsageError: nothing is selected.
+        InputError: the receiver does not accept the spans, or the run has no steps.
+        UsageError: the selection is empty.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SpanExportResult
@@ -94,7 +94,7 @@ def send(
     said = BufferingHandler(MAX_LINES)
     logger = logging.getLogger("opentelemetry")
     logger.addHandler(said)
-    logger.propagate = False  # its own lines are the reason of ours
+    propagates, logger.propagate = logger.propagate, False  # its lines become the reason in our error
     exporter = OTLPSpanExporter(url, timeout=TIMEOUT_S)
     try:
         while batch := list(islice(spans, BATCH)):
@@ -104,13 +104,14 @@ def send(
     finally:
         exporter.shutdown()  # type: ignore[no-untyped-call]
         logger.removeHandler(said)
+        logger.propagate = propagates
     return SentDocument(
         run=run.label, url=url, trace_id=f"{trace:032x}", spans=steps.height + 1, findings=len(findings)
     )
 
 
 def _steps(run: Run, ahead: Mapping[str, int]) -> pl.DataFrame:
-    """Steps on the timeline's clock, with `end_ns`; `step_ns` is what a step took, null where not known."""
+    """Return steps on the timeline's clock, with `end_ns`, and the step's time `step_ns`, null if unknown."""
     steps = with_times(run.table(STEPS))
     hosts = run.table(WORKERS).select("rank", "host").unique("rank")
     moved = pl.col("start_ns") - pl.col("host").replace_strict(ahead, default=0, return_dtype=pl.Int64)
@@ -123,7 +124,7 @@ def _steps(run: Run, ahead: Mapping[str, int]) -> pl.DataFrame:
 
 
 def _spans(run: Run, trace: int, steps: pl.DataFrame, findings: Sequence[Finding]) -> Iterator[ReadableSpan]:
-    """The span of the run, and those of its steps."""
+    """Yield the span of the run, then those of its steps."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -162,7 +163,7 @@ def _spans(run: Run, trace: int, steps: pl.DataFrame, findings: Sequence[Finding
 
 
 def _of_finding(finding: Finding) -> dict[str, Any]:
-    """The attributes of a finding's event; the cost is absent where no step follows."""
+    """Return the attributes of a finding's event; the cost is absent where unknown."""
     cost = {} if finding.cost_ms is None else {"dpro.cost_ms_per_step": finding.cost_ms}
     return {
         "dpro.class": finding.class_, "dpro.component": finding.component, "dpro.ranks": list(finding.ranks),

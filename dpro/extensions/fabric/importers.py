@@ -294,7 +294,7 @@ def _tiers(path: Path, switches: dict[str, tuple[list[str], list[str]]]) -> dict
 # `graph/topo.h` has the payload bandwidth).
 NVLINK_GBPS = {60: 20.0, 70: 25.0, 80: 25.0, 86: 14.0, 90: 25.0, 100: 50.0, 103: 50.0, 120: 50.0}
 # Bandwidth of one link between AMD's GPUs, by the number of their architecture (AMD's data sheets).
-XGMI_GBPS = {906: 46.0, 908: 46.0, 910: 50.0, 942: 64.0, 950: 76.8}
+XGMI_GBPS = {0x906: 46.0, 0x908: 46.0, 0x90A: 50.0, 0x942: 64.0, 0x950: 76.8}
 PCIE_LANE_GBPS = {2.5: 0.25, 5.0: 0.5, 8.0: 0.985, 16.0: 1.97, 32.0: 3.94, 64.0: 7.56}
 MAX_BYTES = 4 << 20  # of the file; that of a host of 16 GPUs has 20,000
 MAX_DEVICES = 1024
@@ -384,8 +384,11 @@ def _gpu_gbps(path: Path, gpu: ElementTree.Element, pci: ElementTree.Element | N
     between = sum(_number(path, link, "count", 1) for link in gpu.iter("xgmi") if link.get("target"))
     if between:
         model = (gpu.get("gcn") or "").removeprefix("gfx").partition(":")[0]
-        number = int(model) if re.fullmatch(r"[0-9]{1,9}", model) else max(XGMI_GBPS)
-        return between * XGMI_GBPS[max((version for version in XGMI_GBPS if version <= number), default=906)]
+        # The last digit is hexadecimal: gfx90a is newer than gfx908, and older than gfx942.
+        number = int(model, 16) if re.fullmatch(r"[0-9a-f]{1,9}", model) else max(XGMI_GBPS)
+        return (
+            between * XGMI_GBPS[max((version for version in XGMI_GBPS if version <= number), default=0x906)]
+        )
     links = sum(_number(path, link, "count", 1) for link in gpu.iter("nvlink"))
     capability = int(_number(path, gpu, "sm", 90))
     if links:

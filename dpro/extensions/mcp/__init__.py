@@ -1,4 +1,4 @@
-"""The answers about runs as tools of an MCP server, for agents: read-only, and confined to given folders."""
+"""MCP server with the answers about runs as tools for agents: read-only, and confined to given folders."""
 
 from dpro.plugins import Command, Extension
 

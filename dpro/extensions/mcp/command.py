@@ -1,4 +1,4 @@
-"""`dpro mcp`: the answers about runs as tools for agents."""
+"""`dpro mcp`: serve answers about runs to AI agents."""
 
 from __future__ import annotations
 

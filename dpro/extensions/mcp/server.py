@@ -1,8 +1,8 @@
-"""The protocol: tools over standard input and output, by the `mcp` package.
+"""The MCP server: tools over standard input and output, with the `mcp` package.
 
-In: the folders that may be read. Out: a server that runs until its client is gone. Errors that a user can act
-on are errors of the tool, in one line. One call runs at a time, in a process that keeps what it has read for
-the next one, and that is killed where a call takes too long.
+Takes the folders that may be read; serves until its client is gone. Errors that a user can act on are errors
+of the tool, in one line. One call runs at a time, in a process that keeps its analyses for the next call, and
+is killed if a call takes too long.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ async def _serve(server: Server[Any]) -> None:
 
 
 def make_server(folders: Sequence[Path], limit_s: float) -> Server[Any]:
-    """A server of the tools."""
+    """Return a server of the tools, which ends a call after `limit_s` seconds."""
     one_at_a_time = anyio.Lock()
 
     async def list_tools(_context: Any, _params: Any) -> types.ListToolsResult:
@@ -78,7 +78,7 @@ def _declared() -> list[types.Tool]:
 
 
 def _result(name: str, arguments: dict[str, Any], folders: Sequence[Path]) -> types.CallToolResult:
-    """What a call answers; an error that a user can act on is one line."""
+    """Answer a call; return errors that a user can act on, and defects of dpro, as one line."""
     try:
         return _answered(call(name, arguments, folders))
     except (DproError, InternalError) as error:

@@ -1,6 +1,6 @@
-"""What can be asked of a server: tools with typed arguments and typed answers, the same as `--json` has them.
+"""The tools of the MCP server, with typed arguments, and the documents of `--json` as answers.
 
-In: a tool's name and its arguments. Out: a document. Nothing is written but the user's cache.
+Takes a tool's name and its arguments; returns a document. Writes only to the user's cache.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from dpro.replay.whatif.registry import help_rows, parse_edit
 from dpro.selection import parse_selection
 from dpro.verdict.verdict import Explanation, account_of, explain, with_account
 
-KEPT = 4  # analyses of the runs that were asked about last
+KEPT = 4  # analyses of the most recent runs
 KERNELS = 15
 
 
@@ -71,9 +71,10 @@ class OfReport(OfRun, frozen=True, kw_only=True):
 
     Attributes:
         run: a run directory or traces.
-        top: how many kernels to list.
-        steps: only these, as `3-8` or `3,5,7-9`; empty for all.
-        ranks: only these, as `0,2-3`, or by their places in the layout, as `tp=0`; empty for all.
+        top: number of kernels to list.
+        steps: steps to report, such as `3-8` or `3,5,7-9`; empty for all.
+        ranks: ranks to report, such as `0,2-3`, or by coordinates in the layout, such as `tp=0`; empty for
+            all.
     """
 
     top: int = KERNELS
@@ -86,9 +87,9 @@ class OfReplay(OfRun, frozen=True, kw_only=True):
 
     Attributes:
         run: a run directory or traces.
-        step: only this step; null for all.
-        window: only the steps of this deep window; null for all.
-        steps: only these, as `3-8` or `3,5,7-9`; empty for all.
+        step: number of a single step to report; null for all.
+        window: number of a deep window whose steps to report; null for all.
+        steps: steps to report, such as `3-8` or `3,5,7-9`; empty for all.
     """
 
     step: int | None = None
@@ -101,9 +102,10 @@ class OfWhatIf(OfRun, frozen=True, kw_only=True):
 
     Attributes:
         run: a run directory or traces.
-        edits: predicted together, in order, such as `heal:rank=1`; empty to search for what would help.
-        budget: how many predictions a search may make; null for the usual number.
-        steps: the steps whose mean is predicted, as `3-8` or `3,5,7-9`; empty for all.
+        edits: edits to predict together, in order, such as `heal:rank=1`; empty to search for what would
+            help.
+        budget: largest number of predictions of a search; null for the default.
+        steps: steps whose mean is predicted, such as `3-8` or `3,5,7-9`; empty for all.
     """
 
     edits: tuple[str, ...] = ()
@@ -116,9 +118,9 @@ class OfTwoRuns(DocumentPart, frozen=True):
 
     Attributes:
         a: the first run, such as the one before a change.
-        b: the second.
-        steps: the steps to compare, as `3-8` or `3,5,7-9`; empty for all.
-        ranks: the ranks whose work to compare, as `0,2-3` or `tp=0`; empty for all.
+        b: the second run.
+        steps: steps to compare, such as `3-8` or `3,5,7-9`; empty for all.
+        ranks: ranks whose work to compare, such as `0,2-3` or `tp=0`; empty for all.
     """
 
     a: str
@@ -128,11 +130,11 @@ class OfTwoRuns(DocumentPart, frozen=True):
 
 
 class RunsDocument(Document, frozen=True, kw_only=True):
-    """What is served.
+    """The runs that the server can answer questions about.
 
     Attributes:
-        folders: that may be read.
-        runs: run directories in them; folders of traces can be named, too.
+        folders: folders that may be read.
+        runs: run directories in these folders; folders of traces can be named, too.
     """
 
     folders: list[str]
@@ -143,8 +145,8 @@ class EditExample(DocumentPart, frozen=True):
     """An edit that `whatif` accepts.
 
     Attributes:
-        example: as it is written.
-        meaning: what it changes.
+        example: the edit, as text.
+        meaning: what the edit changes.
     """
 
     example: str
@@ -152,10 +154,10 @@ class EditExample(DocumentPart, frozen=True):
 
 
 class EditsDocument(Document, frozen=True, kw_only=True):
-    """All edits, one example of each.
+    """All edits, with one example each.
 
     Attributes:
-        edits: examples.
+        edits: one example per edit.
     """
 
     edits: list[EditExample]
@@ -163,7 +165,7 @@ class EditsDocument(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Tool:
-    """One thing that can be asked."""
+    """A tool: description, types of arguments and answer, and the function that answers."""
 
     meaning: str
     takes: type[DocumentPart]
@@ -175,8 +177,8 @@ def call(name: str, arguments: Mapping[str, Any], folders: Sequence[Path]) -> Do
     """Answer one call.
 
     Raises:
-        UsageError: there is no such tool, or its arguments are not understood.
-        DproError: as the command of the same name.
+        UsageError: no tool has this name, or the arguments are invalid.
+        DproError: the command of that name would raise it.
     """
     if name not in TOOLS:
         raise UsageError(f"no tool {name!r}; there are {', '.join(TOOLS)}")
@@ -192,7 +194,8 @@ def call(name: str, arguments: Mapping[str, Any], folders: Sequence[Path]) -> Do
 def _analysis(path: str, folders: Sequence[Path]) -> Analysis:
     place = readable(path, folders)
     manifest = place / "manifest.json"
-    return _analysed(place, manifest.stat().st_mtime_ns if manifest.is_file() else -1)
+    files = [manifest] if manifest.is_file() else [place, *place.rglob("*")]
+    return _analysed(place, max(file.lstat().st_mtime_ns for file in files))
 
 
 @lru_cache(KEPT)
@@ -316,19 +319,19 @@ TOOLS: dict[str, Tool] = {
 }
 
 
-# Which paths a server may read: those below the folders that its user named. Whatever leads out of them is
-# refused: a path, a link anywhere below it, a URL. A run that is not finished is refused too, since reading
-# it would write into it.
+# A server reads only paths below the folders that its user named, and refuses everything that leads out of
+# them: a path, a link anywhere below it, a URL. It also refuses an unfinished run, since reading one would
+# write into it.
 
 MAX_LISTED = 200  # runs
-MAX_DEPTH = 6  # below a folder, where runs are searched for
+MAX_DEPTH = 6  # levels below a folder in which runs are searched
 
 
 def named_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]:
-    """The folders that may be read, links followed; the working directory where none is named.
+    """Return the folders that may be read, with links resolved; the working directory if none is named.
 
     Raises:
-        UsageError: one of them is no folder.
+        UsageError: a path is not a folder, or does not exist.
     """
     named = tuple(Path(folder).resolve() for folder in folders or (".",))
     for folder in named:
@@ -340,13 +343,14 @@ def named_folders(folders: Sequence[str | os.PathLike[str]]) -> tuple[Path, ...]
 
 
 def readable(path: str, folders: Sequence[Path]) -> Path:
-    """The path of a run, of traces, or of a file that an edit names, links followed.
+    """Return the path of a run, of traces, or of a file that an edit names, with links resolved.
 
     Args:
-        folders: as `named_folders` returns them.
+        path: an absolute path, or one relative to any of the folders.
+        folders: folders from `named_folders`.
 
     Raises:
-        InputError: it does not exist, leads out of the folders, or is a run that is not finished.
+        InputError: the path does not exist, leads out of the folders, or is an unfinished run.
     """
     if is_url(path):
         raise InputError(f"{path}: is a URL; only what lies in {_named(folders)} is read")
@@ -368,7 +372,7 @@ def readable(path: str, folders: Sequence[Path]) -> Path:
 
 
 def runs_in(folders: Sequence[Path]) -> list[str]:
-    """Run directories below the folders, sorted; of many the first."""
+    """Return run directories below the folders, sorted, at most `MAX_LISTED`."""
     from dpro.store import is_run
 
     runs: list[str] = []
@@ -398,7 +402,7 @@ def _is_below(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def _links(path: Path) -> Iterator[Path]:
-    """Links below a path, and below the folders that they lead to."""
+    """Yield the links below a path, and below the folders that these lead to."""
     waiting, seen = [path], set[Path]()
     while waiting:
         top = waiting.pop()

@@ -1,4 +1,4 @@
-"""GPU memory: what held it at its peak, by snapshots of PyTorch's allocator."""
+"""GPU memory by origin at its peak, from snapshots of PyTorch's allocator."""
 
 from dpro.plugins import Command, Extension
 

@@ -1,6 +1,6 @@
 """The answers of `dpro memory`: documents for programs, lines for people.
 
-In: what `snapshot` and `peak` found on each GPU. Out: one document of a snapshot, or of two.
+Takes the results of `snapshot` and `peak` on each GPU; returns one document on a snapshot, or on two.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class DeviceMemoryDocument(DocumentPart, frozen=True, kw_only=True):
     """The memory of one GPU.
 
     Attributes:
-        device: its number in the process.
-        peak_bytes: most that was allocated in the history.
-        end_bytes: allocated at the end.
-        reserved_bytes: what the allocator had of the GPU at the end, in use or not.
-        num_events: allocations and frees in the history; 0 where none was recorded.
-        peak_event: the event after which most was allocated; -1 where that was before the history.
-        refused: the last allocation that was refused; null where none was.
-        held: at the peak, largest first.
-        growing: what grew with each step, fastest first.
-        remedy: what to do about what holds most; empty where that is not known.
+        device: number of the GPU in the process.
+        peak_bytes: peak allocated bytes in the history.
+        end_bytes: bytes allocated at the end.
+        reserved_bytes: bytes of the GPU that the allocator had reserved at the end, in use or not.
+        num_events: number of allocations and frees in the history; 0 without a history.
+        peak_event: event after which the peak was reached; -1 if it was before the history.
+        refused: the last refused allocation; null if there is none.
+        held: memory at the peak by origin, the largest first.
+        growing: origins that grew with each step, the fastest first.
+        remedy: how to reduce the largest part; empty where unknown.
     """
 
     device: int
@@ -73,10 +73,10 @@ class DeviceMemoryDocument(DocumentPart, frozen=True, kw_only=True):
 
 
 class MemoryDocument(Document, frozen=True, kw_only=True):
-    """What held the memory of GPUs, by a snapshot.
+    """Memory of GPUs by origin, from a snapshot.
 
     Attributes:
-        devices: the GPUs on which anything was allocated.
+        devices: GPUs on which memory was allocated.
     """
 
     devices: list[DeviceMemoryDocument]
@@ -86,8 +86,9 @@ class ChangeDocument(DocumentPart, frozen=True):
     """Memory of one origin at the peaks of two snapshots.
 
     Attributes:
-        origin: of it.
-        before_bytes, after_bytes: in the first and in the second.
+        origin: the origin.
+        before_bytes: bytes in the first snapshot.
+        after_bytes: bytes in the second snapshot.
     """
 
     origin: Origin
@@ -99,9 +100,10 @@ class DeviceChangeDocument(DocumentPart, frozen=True, kw_only=True):
     """The memory of one GPU in two snapshots.
 
     Attributes:
-        device: its number in the process of the second.
-        before_bytes, after_bytes: the peak of each.
-        changed: origins that hold more or less, the largest change first.
+        device: number of the GPU in the process of the second snapshot.
+        before_bytes: peak of the first snapshot.
+        after_bytes: peak of the second snapshot.
+        changed: origins whose memory changed, the largest change first.
     """
 
     device: int
@@ -111,20 +113,20 @@ class DeviceChangeDocument(DocumentPart, frozen=True, kw_only=True):
 
 
 class MemoryChangeDocument(Document, frozen=True, kw_only=True):
-    """What holds more or less memory at the peak in one snapshot than in another.
+    """Changes of memory by origin between the peaks of two snapshots.
 
     Attributes:
-        devices: the GPUs that both have, by number; or the one of each.
+        devices: GPUs in both snapshots, matched by number; or the only GPU of each.
     """
 
     devices: list[DeviceChangeDocument]
 
 
 def memory_document(file: Path) -> MemoryDocument:
-    """What held memory in a snapshot.
+    """Return the memory in a snapshot by origin.
 
     Raises:
-        InputError: the file is no snapshot.
+        InputError: the file is not a snapshot.
     """
     return MemoryDocument(devices=[_device_document(memory) for memory in read_snapshot(file)])
 
@@ -140,10 +142,10 @@ def _device_document(memory: DeviceMemory) -> DeviceMemoryDocument:
 
 
 def _remedy(memory: DeviceMemory, peak: Peak) -> str:
-    """What to do about pieces too small where one was refused, else about the phase that holds most."""
+    """Return advice against fragmentation if that explains a refusal, else on the phase with most memory."""
     if memory.refused is not None:
         in_use, wanted = memory.refused.allocated_bytes, memory.refused.requested_bytes
-        if memory.reserved_bytes - in_use >= wanted:  # by what was reserved at the end, later
+        if memory.reserved_bytes - in_use >= wanted:  # snapshots only have the reserved bytes at the end
             return ADVICE[FREE]
     by_phase: Counter[str] = Counter()
     for one in peak.held:
@@ -153,11 +155,11 @@ def _remedy(memory: DeviceMemory, peak: Peak) -> str:
 
 
 def memory_change_document(before: Path, after: Path) -> MemoryChangeDocument:
-    """What holds more or less in a second snapshot.
+    """Return the changes of memory by origin from one snapshot to another.
 
     Raises:
-        InputError: a file is no snapshot.
-        UsageError: no GPU is in both.
+        InputError: a file is not a snapshot.
+        UsageError: no GPU is in both snapshots.
     """
     old, new = read_snapshot(before), read_snapshot(after)
     if len(old) == len(new) == 1:
@@ -182,10 +184,10 @@ def _change_document(old: DeviceMemory, new: DeviceMemory) -> DeviceChangeDocume
 
 
 def lines_of_memory(document: MemoryDocument, most: int) -> Iterator[str]:
-    """What held memory, in words.
+    """Yield the lines on a snapshot, first those of GPUs with a refused allocation.
 
     Args:
-        most: rows of a GPU.
+        most: largest number of rows per GPU.
     """
     for one in sorted(document.devices, key=lambda one: one.refused is None):
         yield from _head_of(one)
@@ -226,13 +228,13 @@ def _head_of(one: DeviceMemoryDocument) -> Iterator[str]:
 
 
 def origin_in_words(origin: Origin) -> str:
-    """`forward: attend (model.py:12), softmax`."""
+    """Return an origin in words: `forward: attend (model.py:12), softmax`."""
     place = origin.place.in_words if origin.place else ""
     return ": ".join(filter(None, [_WORDS[origin.phase], ", ".join(filter(None, [place, origin.operator]))]))
 
 
 def _aligned(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int) -> Iterator[str]:
-    """Columns of text: numbers at their right, the last one as it is; and how many rows are left out."""
+    """Yield rows with all columns but the last right-aligned, then the number of rows left out."""
     shown = [head, *rows[:most]] if rows else []
     widths = [max(map(len, column)) for column in zip(*shown)]
     for row in shown:
@@ -243,10 +245,10 @@ def _aligned(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int) 
 
 
 def lines_of_change(document: MemoryChangeDocument, most: int) -> Iterator[str]:
-    """What holds more or less, in words.
+    """Yield the lines on the changes between two snapshots.
 
     Args:
-        most: rows of a GPU.
+        most: largest number of rows per GPU.
     """
     for one in document.devices:
         sizes = f"{format_bytes(one.before_bytes)} before, {format_bytes(one.after_bytes)} after"

@@ -1,4 +1,4 @@
-"""`dpro memory`: what held GPU memory at its peak, or what holds more than before."""
+"""`dpro memory`: show GPU memory at its peak by origin, or its change between two snapshots."""
 
 from __future__ import annotations
 

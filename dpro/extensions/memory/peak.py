@@ -1,7 +1,7 @@
-"""What held a GPU's memory when most of it was allocated, and what grows from step to step.
+"""Memory of a GPU at its peak, by origin, and origins that grow from step to step.
 
-In: a `DeviceMemory`. Out: bytes and blocks by origin. Of equal peaks the first counts; what was allocated and
-freed before the history is in none.
+Takes a `DeviceMemory`; returns bytes and blocks by origin. Of equal peaks, the first counts. Memory that was
+freed before the history began is unknown, and never counted.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import polars as pl
 from dpro.documents import DocumentPart
 from dpro.extensions.memory.snapshot import DeviceMemory, Origin
 
-MIN_UPDATES = 4  # what grows three times in a row does so once in 24 by chance
-MIN_GROWTH = 1 << 20  # bytes in the history: less fills no memory
+MIN_UPDATES = 4  # three increases in a row happen by chance once in 24 times
+MIN_GROWTH = 1 << 20  # bytes over the history: less does not fill a GPU
 
 
 class Held(DocumentPart, frozen=True):
-    """What one origin holds.
+    """Memory of one origin.
 
     Attributes:
-        origin: of it.
-        bytes: that tensors asked for.
-        blocks: how many allocations.
+        origin: the origin.
+        bytes: bytes requested for tensors.
+        blocks: number of allocations.
     """
 
     origin: Origin
@@ -36,13 +36,13 @@ class Held(DocumentPart, frozen=True):
 
 @dataclass(frozen=True)
 class Peak:
-    """When most was allocated.
+    """The peak of allocated memory.
 
     Attributes:
-        event: of the history; -1 where that is what was there before it.
-        bytes: allocated then.
-        end_bytes: allocated at the end.
-        held: by origin, largest first.
+        event: event of the history that reached the peak; -1 if it was before the history.
+        bytes: bytes allocated at the peak.
+        end_bytes: bytes allocated at the end.
+        held: memory at the peak by origin, the largest first.
     """
 
     event: int
@@ -52,12 +52,12 @@ class Peak:
 
 
 class GrowingOrigin(DocumentPart, frozen=True):
-    """What one origin holds more of after each step.
+    """An origin whose memory grows with each step.
 
     Attributes:
-        origin: of it.
-        bytes_per_step: by which it grows, the mean.
-        steps: over which it was seen to grow.
+        origin: the origin.
+        bytes_per_step: mean growth per step.
+        steps: number of steps over which it grew.
     """
 
     origin: Origin
@@ -66,22 +66,22 @@ class GrowingOrigin(DocumentPart, frozen=True):
 
 
 def find_peak(memory: DeviceMemory) -> Peak:
-    """When most was allocated, and what held it."""
+    """Return the peak of allocated memory, with its memory by origin."""
     first, until, sizes = (memory.allocations[name].to_numpy() for name in ("first", "until", "bytes"))
     changes = np.zeros(memory.num_events + 2, np.int64)  # before the history, by its events, after it
     np.add.at(changes, first + 1, sizes)
     np.subtract.at(changes, until + 1, sizes)
-    changes[-1] = 0  # what is there at the end stays
+    changes[-1] = 0  # blocks live at the end are not freed
     allocated = np.cumsum(changes)
     event = int(allocated.argmax()) - 1
     return Peak(event, int(allocated[event + 1]), int(allocated[-1]), held_at(memory, event))
 
 
 def held_at(memory: DeviceMemory, event: int) -> list[Held]:
-    """What is allocated right after an event, by origin, largest first.
+    """Return memory right after an event by origin, the largest first.
 
     Args:
-        event: -1 before all of them.
+        event: number of the event; -1 for the time before the first.
     """
     by_origin = memory.allocated_after(event).group_by("origin").agg(pl.col("bytes").sum(), pl.len())
     rows = by_origin.sort("bytes", "origin", descending=[True, False]).iter_rows()
@@ -89,9 +89,9 @@ def held_at(memory: DeviceMemory, event: int) -> list[Held]:
 
 
 def find_growth(memory: DeviceMemory) -> list[GrowingOrigin]:
-    """Origins that hold more after each update of the optimizer than after the one before; fastest first.
+    """Return the origins whose memory grows from each optimizer update to the next, the fastest first.
 
-    None where fewer than four updates are in the history.
+    Empty if the history has fewer than `MIN_UPDATES` updates.
     """
     updates = memory.updates
     if len(updates) < MIN_UPDATES:

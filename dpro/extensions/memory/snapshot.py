@@ -1,11 +1,11 @@
-"""Snapshots of PyTorch's allocator: what was allocated on each GPU, and where in the code.
+"""Reader of snapshots of PyTorch's allocator: allocations on each GPU, and their origins in the code.
 
-In: a pickle of `torch.cuda.memory._dump_snapshot()` or of `torch.cuda.memory_snapshot()`, plain or gzip. Out:
-for each GPU the allocations that its history shows or that were there at the end. A pickle may run any code:
-only dictionaries, lists, texts and numbers are built from it.
+Takes a pickle of `torch.cuda.memory._dump_snapshot()` or of `torch.cuda.memory_snapshot()`, plain or gzipped;
+returns for each GPU the allocations in its history, and those live at the end. Since a pickle can run any
+code, only dictionaries, lists, strings and numbers are built from it.
 
-The history is a ring: of what was allocated before it begins, only what is freed in it or still there at the
-end is known. Sizes are those that tensors asked for; the allocator rounds them up.
+The history is a ring buffer: of earlier allocations, only those freed in the history or live at the end are
+known. Sizes are those requested for tensors; the allocator rounds them up.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from dpro.documents import DocumentPart
 from dpro.errors import InputError
 
 MAX_BYTES = 4 << 30  # of a file, unpacked
-ALLOCATED = "active_allocated"  # the state of a block that a tensor holds
+ALLOCATED = "active_allocated"  # state of a block in use by a tensor
 MODEL, FORWARD, BACKWARD, OPTIMIZER, ELSEWHERE = "model", "forward", "backward", "optimizer", "elsewhere"
-BEFORE = "before"  # the history began
+BEFORE = "before"  # allocated before the history began
 _OPERATOR = re.compile(r"^at::_ops::(?!empty|new_empty|resize)(\w+?)(?:_[A-Z]\w*)?::")
 _OF_BACKWARD = re.compile(r"^torch::autograd::(?:generated::(\w+)::apply|(AccumulateGrad)::)")
 _MOVES = re.compile(r"torch/nn/modules/module\.py:\d+ (_apply|convert|to)$")
 
 
 class Origin(DocumentPart, frozen=True):
-    """What allocated memory.
+    """The code that allocated memory.
 
     Attributes:
-        phase: `model` where it was moved to the GPU, `forward`, `backward`, `optimizer`, `elsewhere`, or
-            `before` where the history does not show it.
-        place: the innermost call of the job's own code; null where none is known.
-        operator: of PyTorch, or the node of the backward; empty where it is not known.
+        phase: `model` while it was moved to the GPU, `forward`, `backward`, `optimizer`, `elsewhere`, or
+            `before` if the history does not show it.
+        place: innermost call in the job's own code; null where unknown.
+        operator: operator of PyTorch, or node of the backward graph; empty where unknown.
     """
 
     phase: str
@@ -55,12 +55,12 @@ UNKNOWN = Origin(BEFORE)
 
 
 class Refused(DocumentPart, frozen=True):
-    """An allocation that was refused.
+    """A refused allocation.
 
     Attributes:
-        requested_bytes: what was asked for.
-        allocated_bytes: what was in use.
-        free_bytes: what the GPU had free; null where that is not known.
+        requested_bytes: requested bytes.
+        allocated_bytes: bytes in use at that time.
+        free_bytes: free bytes of the GPU; null where unknown.
     """
 
     requested_bytes: int
@@ -70,17 +70,17 @@ class Refused(DocumentPart, frozen=True):
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What a snapshot shows of the memory of one GPU.
+    """The memory of one GPU in a snapshot.
 
     Attributes:
-        device: its number.
-        allocations: `bytes`; `origin`, an index; `first` and `until`, the events with which they begin and
-            end: -1 before the history, `num_events` after it.
-        origins: of allocations.
-        num_events: of the history: allocations and frees.
-        updates: the last event of each update of an optimizer that a forward pass follows.
-        reserved_bytes: what the allocator had of the GPU at the end.
-        refused: the last allocation that was refused; None where the history shows none.
+        device: number of the GPU.
+        allocations: `bytes`; `origin`, an index of `origins`; `first` and `until`, the events of allocation
+            and free: -1 before the history, `num_events` after it.
+        origins: origins of allocations.
+        num_events: number of allocations and frees in the history.
+        updates: last event of each optimizer update that is followed by a forward pass.
+        reserved_bytes: bytes of the GPU that the allocator had reserved at the end.
+        refused: the last refused allocation; None if the history has none.
     """
 
     device: int
@@ -92,22 +92,22 @@ class DeviceMemory:
     refused: Refused | None
 
     def allocated_after(self, event: int) -> pl.DataFrame:
-        """The allocations that are there right after an event; those before all of them for -1."""
+        """Return the allocations live right after an event; for -1, before the first."""
         return self.allocations.filter((pl.col("first") <= event) & (pl.col("until") > event))
 
 
 class _OfData(pickle.Unpickler):
-    """Builds no object of any class."""
+    """Unpickler that refuses objects of any class."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it holds an object of {module}.{name}")
 
 
 def read_snapshot(file: Path) -> list[DeviceMemory]:
-    """The GPUs on which a snapshot shows anything.
+    """Return the memory of each GPU that a snapshot has segments or events of.
 
     Raises:
-        InputError: the file cannot be read, or is no snapshot.
+        InputError: the file cannot be read, or is not a snapshot.
     """
     try:
         content = _OfData(io.BytesIO(_unpacked(file))).load()
@@ -133,7 +133,7 @@ def _unpacked(file: Path) -> bytes:
 
 
 def _parts(content: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The segments, and the events by device; PyTorch before 2.0 has segments alone."""
+    """Return the segments, and the events by device; PyTorch before 2.0 has only segments."""
     segments, traces = (
         (content["segments"], content.get("device_traces", ()))
         if isinstance(content, dict)
@@ -154,7 +154,7 @@ def _devices(segments: Sequence[Any], traces: Sequence[Any]) -> Iterator[DeviceM
 
 
 class _Origins:
-    """Origins of stacks, each stack read once."""
+    """Index of origins, with each stack examined once."""
 
     def __init__(self) -> None:
         self.listed: list[Origin] = [UNKNOWN]
@@ -163,7 +163,7 @@ class _Origins:
         self._updates: set[tuple[int, ...]] = set()
 
     def number(self, frames: Sequence[Any]) -> int:
-        """The index of a stack's origin; 0 of none."""
+        """Return the index of a stack's origin in `listed`; 0 for an empty stack."""
         key = tuple(map(id, frames))
         if key not in self._by_stack:
             calls = [
@@ -177,10 +177,10 @@ class _Origins:
 
 
 def origin_of(calls: Sequence[tuple[str, int, str]]) -> Origin:
-    """What a stack allocates for.
+    """Return the origin of an allocation, by its stack.
 
     Args:
-        calls: file, line and function, innermost first; those of C++ are optional.
+        calls: file, line and function of each call, innermost first; C++ calls are optional.
     """
     python = [f"{file}:{line} {name}" for file, line, name in calls if ".py" in file or file.startswith("<")]
     native = [name for file, _, name in calls if ".py" not in file]
@@ -208,7 +208,7 @@ def _calls_backward(python: Iterable[str]) -> bool:
 def _memory_of(
     device: int, segments: Sequence[Any], events: Sequence[Any], origins: _Origins
 ) -> DeviceMemory:
-    """The allocations of one GPU: each from the event that made it to the one that freed it."""
+    """Return the memory of one GPU, joining each allocation with the event that freed it."""
     first: list[int] = []
     until: list[int] = []
     sizes: list[int] = []
@@ -234,7 +234,7 @@ def _memory_of(
         number = origins.number(event.get("frames") or ())
         row = live.pop(event["addr"], None)
         if action == "alloc":
-            if row is not None:  # its end is not in the history
+            if row is not None:  # the history lacks the free of the previous block at this address
                 until[row] = num_events
             live[event["addr"]] = add(event["size"], number, num_events)
         else:
@@ -264,7 +264,7 @@ def _memory_of(
 
 
 def _allocated(segments: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Blocks that tensors hold, with their address, which older versions leave out."""
+    """Yield the blocks in use by tensors, adding the addresses that older versions leave out."""
     for segment in segments:
         address = segment.get("address", -1)
         for block in segment["blocks"]:
@@ -274,6 +274,6 @@ def _allocated(segments: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]
 
 
 def _frames_of(block: Mapping[str, Any]) -> Sequence[Any]:
-    """The stack of a block; PyTorch before 2.1 keeps it in a list of what the block was used for."""
+    """Return the stack of a block; PyTorch before 2.1 has it in the block's history of uses."""
     history = block.get("history") or [{}]
     return block.get("frames") or history[0].get("frames") or ()

@@ -95,13 +95,13 @@ def layouts_info(job: RecordedJob, times: tuple[int, ...]) -> pl.DataFrame:
     Raises:
         UsageError: no layout divides model and batch.
     """
-    parts = []
+    parts: list[pl.DataFrame] = []
     for factor in times:
         gpus = factor * job.ranks
         try:
             rows = ranked(job, gpus, usual_batch(job, gpus))
         except UsageError:
-            if len(times) == 1:
+            if factor == times[-1] and not parts:
                 raise
             continue  # no layout of this many ranks
         parts.append(rows.with_columns(gpus=pl.lit(gpus, pl.Int64), own=is_own(job)))

@@ -1,4 +1,4 @@
-"""Questions of one's own about a run, in SQL: only its tables can be read."""
+"""SQL queries on a run, which can read only its tables."""
 
 from dpro.plugins import Command, Extension
 

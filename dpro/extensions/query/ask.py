@@ -1,9 +1,9 @@
-"""SQL over the tables of a run, which can read nothing else and change nothing.
+"""SQL over the tables of a run, sandboxed: a query can read nothing else and change nothing.
 
-In: a run and one SELECT, by whoever may see the run. Out: a frame with some of the rows. DuckDB runs it in
-memory, on one thread, in a process of its own with bounded memory and time: it opens no file, loads no
-extension, sees no variable and no table but the run's, and these settings are locked. Only tables that are
-named are read.
+Takes a run, and one SELECT from anyone who may see the run; returns a frame with a limited number of rows.
+DuckDB runs the query in memory, on one thread, in a separate process with bounded memory and time. It opens
+no file, loads no extension, and sees no variable and no table but the run's; these settings are locked. Only
+tables named in the query are read.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from dpro.store import Run
 
 MAX_ROWS = 100_000  # of an answer
 PATIENCE_S = 20.0
-KILLED_AFTER_S = 1.0  # more: a function that does not heed the interrupt
-MEMORY_BYTES = 2 << 30  # of a query: what DuckDB counts as below, and what it does not count
+KILLED_AFTER_S = 1.0  # after `PATIENCE_S`, for functions that ignore DuckDB's interrupt
+MEMORY_BYTES = 2 << 30  # of a query: DuckDB's `memory_limit` below, and memory that DuckDB does not count
 SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "python_enable_replacements": "false",
-    "temp_directory": "",  # nothing is spilled to a disk
-    "memory_limit": "1GB",  # besides the tables themselves
+    "temp_directory": "",  # never spill to disk
+    "memory_limit": "1GB",  # in addition to the tables themselves
     "threads": "1",
     "lock_configuration": "true",
 }
@@ -47,11 +47,11 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 class QueryRows(NamedTuple):
-    """Rows that answer a query.
+    """The result of a query.
 
     Attributes:
-        rows: at most as many as were asked for.
-        is_cut: whether there are more.
+        rows: rows, at most the requested number.
+        is_cut: whether there are more rows.
     """
 
     rows: pl.DataFrame
@@ -59,14 +59,14 @@ class QueryRows(NamedTuple):
 
 
 def ask(run: Run, sql: str, most: int = MAX_ROWS, patience_s: float = PATIENCE_S) -> QueryRows:
-    """QueryRows one SELECT from the tables of a run.
+    """Answer one SELECT from the tables of a run; one query runs at a time.
 
     Raises:
-        UsageError: it is no single SELECT, names what is not there, or takes too long or too much memory.
+        UsageError: the query is not a single SELECT, is invalid, or takes too long or too much memory.
         InputError: a table cannot be read.
         ImportError: DuckDB is not installed.
     """
-    import duckdb  # noqa: F401  the process below needs it
+    import duckdb  # noqa: F401  raises here if missing; the worker process needs it
 
     with _ONE_AT_A_TIME:
         began = time.monotonic()
@@ -80,7 +80,7 @@ def ask(run: Run, sql: str, most: int = MAX_ROWS, patience_s: float = PATIENCE_S
 
 
 def _submitted(run: Run, sql: str, most: int, patience_s: float) -> Future[QueryRows]:
-    """A query that a process has begun; one that ended since the last query is replaced."""
+    """Submit a query to the worker process, replacing one that has died since the last query."""
     try:
         return _process().submit(_answer, run, sql, most, patience_s)
     except BrokenProcessPool:
@@ -90,15 +90,16 @@ def _submitted(run: Run, sql: str, most: int, patience_s: float) -> Future[Query
 
 @cache
 def _process() -> ProcessPoolExecutor:
-    """The process that runs queries, one after the other; what neither ends nor fails is killed with it."""
+    """Return the worker process that runs queries, one after another; a query that does not end kills it."""
     return process_pool(1)
 
 
 def _answer(run: Run, sql: str, most: int, patience_s: float) -> QueryRows:
-    """The rows of a query; what DuckDB cannot interrupt ends this process.
+    """Run a query in the worker process; a query that DuckDB cannot interrupt ends the process.
 
     Raises:
-        UsageError, InputError: as `ask`.
+        UsageError: the query is not a single SELECT, is invalid, or takes too long or too much memory.
+        InputError: a table cannot be read.
     """
     import duckdb
 
@@ -122,7 +123,7 @@ def _answer(run: Run, sql: str, most: int, patience_s: float) -> QueryRows:
 
 @contextmanager
 def _bounded(seconds: float) -> Iterator[None]:
-    """Inside, this process is killed after a time, and gets so much more memory and no more."""
+    """Limit this process inside the block: killed after `seconds`, at most `MEMORY_BYTES` more memory."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     wanted = mapped + MEMORY_BYTES
@@ -138,10 +139,10 @@ def _bounded(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _in_words(run: Run, sql: str, patience_s: float) -> Iterator[None]:
-    """What DuckDB says of a query inside, in one line.
+    """Turn DuckDB's errors inside into one line.
 
     Raises:
-        UsageError: it says something.
+        UsageError: the query failed.
     """
     import duckdb
 
@@ -160,11 +161,11 @@ def _too_long(patience_s: float) -> str:
 
 
 def tables_of(run: Run) -> dict[str, int]:
-    """The tables that have rows, and how many."""
+    """Return the number of rows of each table that has any."""
     return {name: rows for name, rows in run.rows().items() if rows}
 
 
-EXAMPLES = {  # what it answers -> query, and the tables that it needs; "gpus": it is about these
+EXAMPLES = {  # title -> query, and the tables that it needs; "gpus" where it needs GPUs
     "kernels by time": (
         "SELECT name, count(*) AS calls, sum(duration_ns) / 1e6 AS total_ms,\n"
         "max(duration_ns) / 1e3 AS longest_us\n"
@@ -197,10 +198,10 @@ EXAMPLES = {  # what it answers -> query, and the tables that it needs; "gpus": 
 
 
 def plain_value(value: Any) -> Any:
-    """A value of an answer as JSON has it."""
+    """Return a value of an answer as a JSON value; as text if JSON has no such type."""
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 
 def value_in_words(value: object) -> str:
-    """A value of an answer as people read it; nothing where there is none."""
+    """Return a value of an answer as text for people; empty for null."""
     return "" if value is None else f"{value:,.6g}" if isinstance(value, float) else str(value)

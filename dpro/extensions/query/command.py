@@ -53,7 +53,7 @@ def query(run: str, sql: str, as_json: bool) -> None:
 
 
 def _print_rows(rows: DataFrame) -> None:
-    """Rows as a table; one after the other, a column a line, where that is wider than the screen."""
+    """Print rows as a table; if it is wider than the terminal, row by row with one column per line."""
     from rich.table import Table
 
     from dpro.extensions.query.ask import value_in_words

@@ -1,4 +1,4 @@
-"""What `dpro query --json` answers with."""
+"""Documents of `dpro query --json`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ Value = str | int | float | bool | None
 
 
 class QueryDocument(Document, frozen=True, kw_only=True):
-    """Rows that answer a query.
+    """The result of a query.
 
     Attributes:
-        columns: their names, in order.
-        rows: a list of values for each row.
+        columns: names of the columns, in order.
+        rows: list of values of each row.
         is_cut: whether there are more rows.
     """
 
@@ -25,9 +25,9 @@ class TableDocument(DocumentPart, frozen=True):
     """A table of a run.
 
     Attributes:
-        name: in queries.
-        rows: how many.
-        columns: their names; docs/schema.md says what they hold.
+        name: name of the table in queries.
+        rows: number of rows.
+        columns: names of the columns; docs/schema.md describes them.
     """
 
     name: str
@@ -39,7 +39,7 @@ class TablesDocument(Document, frozen=True, kw_only=True):
     """The tables of a run that have rows.
 
     Attributes:
-        tables: in the order of docs/schema.md.
+        tables: the tables, in the order of docs/schema.md.
     """
 
     tables: list[TableDocument]

@@ -1,6 +1,6 @@
-"""What is wrong with a query, in one line: the word that is wrong, and those that may stand there.
+"""Errors of queries in one line: the wrong word, and the valid ones in its place.
 
-In: an error of DuckDB, the query and its run. Out: a line.
+Takes an error of DuckDB, the query, and the tables of its run; returns a line.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SYNTAX = re.compile(r'syntax error at or near "(.+?)"')
 
 
 def tables_in(sql: str) -> list[str]:
-    """Tables of a run that a query names, and words that are called like them."""
+    """Return the tables whose names occur as words in a query, even if not as tables."""
     words = {*re.findall(r"\w+", sql.lower())}
     return [name for name in TABLES if name in words]
 
 
 def in_words(error: Exception, sql: str, there: Sequence[str]) -> str:
-    """What DuckDB refuses, in one line.
+    """Word DuckDB's error as one line.
 
     Args:
         there: tables of the run that have rows.

@@ -1,7 +1,7 @@
-"""Query: a box for SQL over the tables of the run, what they hold, and the rows that answer.
+"""Dashboard view "Query": an input for SQL, the tables of the run with their columns, and the result.
 
-In: the query of the link. Out: a table. Whoever sees the page sees these tables anyway; a query reads nothing
-else, and one runs at a time.
+Takes the query of the link; returns a table. A query can read only the tables, which every user of the page
+may see anyway, and one runs at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHOWN = 1000  # rows on the page
 
 
 def answer_of(loaded: Loaded, link: Link) -> QueryRows:
-    """The rows that answer the query of a link; the latest are kept.
+    """Return the result of a link's query; the latest result is kept.
 
     Raises:
         DproError: the query is refused, or fails.
@@ -54,7 +54,7 @@ def _form(loaded: Loaded, link: Link) -> Any:
 
 
 def _tables(loaded: Loaded, _link: Link) -> Any:
-    """The tables with rows; each unfolds to its columns."""
+    """Return the tables with rows, each of which unfolds to its columns."""
     return [
         html.Details(
             [
@@ -88,7 +88,7 @@ def _rows(loaded: Loaded, link: Link) -> Any:
 
 
 def _extent(rows: int, is_cut: bool) -> str:
-    """How many rows answer, and how many of them the page and the files have."""
+    """Word the number of rows in the result, on the page and in the files."""
     if is_cut:
         return f"the first {SHOWN:,} rows; the first {MAX_ROWS:,} as CSV; there are more"
     if rows > SHOWN:
@@ -97,7 +97,7 @@ def _extent(rows: int, is_cut: bool) -> str:
 
 
 def _first_number(rows: pl.DataFrame) -> int:
-    """The first of the columns of numbers at the end."""
+    """Return the index of the first of the trailing columns of numbers."""
     kinds = [dtype.is_numeric() for dtype in rows.dtypes]
     return len(kinds) - next((n for n, numeric in enumerate(reversed(kinds)) if not numeric), len(kinds))
 

@@ -171,7 +171,7 @@ def fit(samples: Sequence[DeviceSample], start: DeviceFit = ASSUMED, weight: flo
     """Fit one set of numbers to all samples: least squares of log ratios, robust to outliers."""
     from scipy.optimize import least_squares
 
-    drawn = [_drawn(sample, MAX_ROWS // len(samples)) for sample in samples]
+    drawn = [_drawn(sample, max(MAX_ROWS // len(samples), 1)) for sample in samples]
     sizes = [sizes_of(sample.operations) for sample in drawn]
     logs = [np.log(sample.us) for sample in drawn]
 

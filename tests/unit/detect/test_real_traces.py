@@ -8,11 +8,14 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dpro.analysis.analysis import Analysis
 from dpro.analysis.graphs import graph_of
+from dpro.analysis.predictions import predict_edits
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.notes import note_waiting
 from dpro.opening import open_path
+from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS
 from dpro.store import Run, open_run
 from tests.unit.detect.jobs import found_in_graph
@@ -68,6 +71,14 @@ def test_the_rank_that_is_always_last_is_named_though_the_backlog_hides_most_of_
     assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.host", "rank", "2")
     assert 0.065 < finding.severity < 0.08
     assert "came last to 12 of 27 collectives" in finding.evidence[1]
+
+
+@pytest.mark.parametrize("job", [SLEEPER, SHORT_SLEEPER, "torchrec_v100_4r_opt4"])
+def test_a_slow_rank_costs_what_healing_it_is_predicted_to_save(traces, job):
+    analysis = Analysis(imported(traces, job))
+    (finding,) = analysis.verdict[0]
+    healed = predict_edits(analysis, [parse_edit("heal:rank=2")])
+    assert finding.cost_ns == pytest.approx(healed.base_ns - healed.predicted_ns, abs=1000)
 
 
 def test_which_rank_others_of_a_healthy_job_wait_for_is_a_note_with_the_reason(traces):

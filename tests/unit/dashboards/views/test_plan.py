@@ -15,6 +15,7 @@ from dpro.dashboards.app import make_app
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
+from dpro.errors import UsageError
 from dpro.extensions.plan.view import VIEW, _best, job_of, layouts_figure, layouts_info
 from dpro.store import Run, open_run, write_manifest
 from tests.unit.dashboards.test_app import ask, dimmed, navigate
@@ -41,6 +42,17 @@ def test_the_run_s_own_layout_is_a_star_at_its_measured_step(loaded: Loaded) -> 
     line = figure.data[-1]
     assert line.mode == "lines"
     assert list(line.y) == sorted(line.y)
+
+
+def test_a_job_without_a_layout_on_any_multiple_is_refused(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> pl.DataFrame:
+        raise UsageError("no layout divides the model")
+
+    monkeypatch.setattr("dpro.extensions.plan.view.ranked", refuse)
+    with pytest.raises(UsageError, match="no layout divides the model"):
+        layouts_info(job_of(loaded), (1, 2, 4))
 
 
 def test_steps_are_drawn_against_gpus(loaded: Loaded) -> None:

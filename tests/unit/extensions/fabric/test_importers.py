@@ -149,11 +149,14 @@ def test_parts_of_chassis_lines_and_one_port_of_two_that_is_used_are_read(tmp_pa
     }
 
 
-def test_links_between_amds_gpus_count_by_their_architecture(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("gcn", "gbps"), [("gfx942", 64.0), ("gfx90a", 50.0), ("910", 50.0), ("gfx908", 46.0)]
+)
+def test_links_between_amds_gpus_count_by_their_architecture(tmp_path: Path, gcn: str, gbps: float) -> None:
     links = "".join(f'<xgmi target="0000:{at}0:00.0" count="1" tclass="0x038000"/>' for at in range(7))
-    gpu = f'<pci busid="a"><gpu dev="0" sm="94" gcn="gfx942" rank="0">{links}</gpu></pci>'
+    gpu = f'<pci busid="a"><gpu dev="0" sm="94" gcn="{gcn}" rank="0">{links}</gpu></pci>'
     (tmp_path / "rccl.xml").write_text(f'<system version="2"><cpu numaid="0">{gpu}</cpu></system>')
-    assert read_inside(tmp_path / "rccl.xml", "n").gpu_gbps == 7 * 64.0
+    assert read_inside(tmp_path / "rccl.xml", "n").gpu_gbps == 7 * gbps
 
 
 def test_of_a_file_of_several_hosts_one_is_read(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from dpro.extensions.mcp.tools import call, named_folders, readable, runs_in
 from dpro.replay.whatif.grammar import keys_of, with_paths
 from dpro.replay.whatif.registry import all_kinds, parse_edit
 from tests.jobs import ROOT
+from tests.traces import annotation, cpu_op, write
 
 SAMPLE = ROOT / "sample_traces" / "slow_rank"
 
@@ -50,6 +51,18 @@ def test_an_edit_reads_the_file_that_is_meant_in_the_served_folder(served, tmp_p
     monkeypatch.chdir(tmp_path)
     edit = with_paths(parse_edit("paths:file=plan.json,split=no"), lambda path: readable(str(path), served))
     assert str(edit) == f"paths:file={served[0] / 'plan.json'},split=no"
+
+
+def test_traces_that_have_changed_are_read_again(served):
+    folder = served[0] / "traces"
+    folder.mkdir()
+
+    def steps(count):
+        marks = [annotation(f"ProfilerStep#{step}", 100 * step, 100) for step in range(count)]
+        write(folder / "rank0.json", [*marks, cpu_op("aten::mm", 1, 2)])
+        return call("info", {"run": "traces"}, served).steps
+
+    assert (steps(2), steps(4)) == (2, 4)
 
 
 def test_all_keys_that_name_files_say_so():

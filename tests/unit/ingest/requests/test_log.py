@@ -7,7 +7,7 @@ import pytest
 
 from dpro.errors import InputError
 from dpro.ingest.importer import find_traces
-from dpro.ingest.requests import read_requests
+from dpro.ingest.requests import moment_ns, read_requests
 
 MOMENTS = ("arrival_ns", "scheduled_ns", "first_token_ns", "end_ns")
 
@@ -106,6 +106,18 @@ def test_lines_of_a_gateway_with_dates_and_inner_objects(tmp_path):
         (start, start + 20_000_000, start + 1_500_000_000)
     ]
     assert found.select("name", "prompt_tokens", "outcome").rows() == [("x", 8, "finished")]
+
+
+@pytest.mark.parametrize(
+    ("written", "in_utc"),
+    [
+        ("2024-05-01T12:00:00.123456+02:00", "2024-05-01T10:00:00.123456Z"),
+        ("2024-05-01T12:00:00.123+05:30", "2024-05-01T06:30:00.123Z"),
+        ("2024-05-01T12:00:00.123456789Z", "2024-05-01T12:00:00.123456Z"),
+    ],
+)
+def test_dates_keep_their_offset_from_utc(written, in_utc):
+    assert moment_ns(written, 0.0) == moment_ns(in_utc, 0.0)
 
 
 def test_azures_public_trace_has_arrivals_and_lengths_alone(tmp_path):

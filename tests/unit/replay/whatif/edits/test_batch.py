@@ -57,6 +57,13 @@ def test_a_step_takes_what_it_has_at_most_beyond_what_it_found(tmp_path):
     assert footprint_of(remembered(ddp_job()).write(tmp_path / "untold")).free_bytes is None
 
 
+def test_of_several_devices_of_a_rank_the_one_with_the_model_counts(tmp_path):
+    run = remembered(ddp_job(), device="gpu 0", stays=50_000)
+    run.counter(ALLOCATED, 5, 100, 0, "gpu 1")  # a buffer that is copied to a second device
+    run.counter(ALLOCATED, 7000, 90, 0, "gpu 1")
+    assert footprint_of(run.write(tmp_path / "run")).within_step_bytes == LAYERS * KEPT + INSIDE
+
+
 def test_of_recomputed_layers_one_at_a_time_keeps_its_activations(tmp_path):
     run = remembered(ddp_job()).write(tmp_path / "run")
     assert freed_by_recomputing(run, [f"layers.{layer}" for layer in range(LAYERS)]) == (LAYERS - 1) * KEPT
