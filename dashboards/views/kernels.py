@@ -155,7 +155,9 @@ def _roofline(loaded: Loaded, link: Link) -> Any:
     compute = pl.col("limit") == "compute"
     share = reached.select(pl.col("total_ms").filter(compute).sum() / pl.col("total_ms").sum()).item()
     mean = reached.select((pl.col("of_limit") * pl.col("total_ms")).sum() / pl.col("total_ms").sum()).item()
-    note = f"Compute limits {share:.0%} of this time, memory the rest; kernels reach {mean:.0%} of the limits."
+    note = (
+        f"Compute limits {share:.0%} of this time, memory the rest; kernels reach {mean:.0%} of the limits."
+    )
     return [
         graph("roofline-figure", roofline_figure(reached, gpu, link.theme)),
         html.P(note, className="note"),

@@ -168,7 +168,7 @@ def test_a_copy_that_was_made_just_after_steps_have_stopped_says_so(tmp_path, sa
 def test_a_command_that_fails_though_no_rank_did_says_so(tmp_path):
     well = {"exit_code": 0, "ended_ns": at(4)}
     end = end_of(written(tmp_path, well, well, status=3))
-    assert "the command ended with exit code 3, and no rank was seen to fail." in end.sentence
+    assert "the command ended with exit code 3, and no rank is known to have failed." in end.sentence
 
 
 def test_a_command_that_fails_because_a_rank_did_not_leave_says_for_how_long_and_where_it_was(tmp_path):

@@ -110,8 +110,8 @@ def test_run_without_a_window_says_why_in_every_command_that_needs_one(tmp_path,
     ("facts", "why"),
     [
         (
-            {"warnings": ["a word", "process 7 goes on without windows: TypeError: __init__()"]},
-            "process 7 goes on without windows: TypeError: __init__()",
+            {"warnings": ["a word", "process 7 continues without windows: TypeError: __init__()"]},
+            "process 7 continues without windows: TypeError: __init__()",
         ),
         ({"warnings": ["rank 0: window 0 is lost: it is cut off"]}, "window 0 is lost: it is cut off"),
         (

@@ -19,7 +19,7 @@ SLOWER = SimpleNamespace(
     before_ns=10 * MS, after_ns=20 * MS, since=100, after=SimpleNamespace(begin_ns=1000 * MS)
 )
 TAKEN = {"window": 4, "steps": [20, 22], "why_not": ""}
-PUT_OFF = {"why_not": "the budget has not paid for one more yet", "paid_in_s": 90.0}
+PUT_OFF = {"why_not": "the budget does not allow another window yet", "paid_in_s": 90.0}
 REFUSED = {"why_not": "the job is recorded without deep windows (--no-windows)"}
 
 
