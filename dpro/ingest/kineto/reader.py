@@ -87,11 +87,8 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
     counters = memory.rows(_base_ns(facts)).with_columns(host=pl.lit(_text(facts.host)))
     gpu = _gpu_name(facts, spans)
     damage = _damage(reader, source)
-    lost = {
-        "begin or end marks without a match": unmatched,
-        "memory events without totals": memory.without_total,
-    }
-    lost |= {"malformed events": reader.malformed, CUT: int(bool(reader.truncated))}
+    lost = {"begin or end marks without a match": unmatched, CUT: int(bool(reader.truncated))}
+    lost |= {"memory events without totals": memory.without_total, "malformed events": reader.malformed}
     versions = {
         "cuda_runtime": facts.cuda_runtime,
         "cuda_driver": facts.cuda_driver,
