@@ -58,7 +58,7 @@ from dpro.words import from_json
 
 WITHOUT_TIME = "steps that end before they begin: their times are damaged"
 MISSED = "deep windows that a rank was notified of too late"
-OCCUPIED = "deep windows not begun, since another profiler ran"
+OCCUPIED = "deep windows not started, since another profiler ran"
 UNPREPARED = "deep windows not started, since the main thread ran no Python to prepare them"
 UNFINISHED = "deep windows begun and never ended"
 ON_REQUEST = "dpro attach RUN --steps 3"

@@ -112,7 +112,7 @@ def stretch_of(measured: MeasuredLanes, step: int) -> Stretch:
     rows = measured.clocks.steps.filter(pl.col("step") == step)
     if rows.is_empty():
         raise UsageError(
-            f"step {step} is not in a deep window of {measured.run.label}: choose one of the list"
+            f"step {step} is not in a deep window of {measured.run.label}: choose one from the list"
         )
     begin, end = rows.select(pl.col("begin_ms", "end_ms") * NS_PER_MS).row(0)
     return Stretch(step, round(begin), round(end))

@@ -280,7 +280,7 @@ def _hang(loaded: Loaded) -> list[Component]:
         for part in (
             html.P(described.headline, className="health bad"),
             html.P(f"Do: {described.do}", className="do"),
-            html.P("Predictions are of the steps before it hung.", className="note"),
+            html.P("Predictions are for the steps before it hung.", className="note"),
         )
     ]
 

@@ -264,8 +264,7 @@ def interval_doubts(trust: Trust, predictions: Sequence[Prediction]) -> list[str
     anchored = trust.coverage.starts_anchored
     if anchored > MAX_ANCHORED:
         said.append(
-            f"{anchored:.0%} of start times are copied from the trace: predictions hardly "
-            "move what depends on them"
+            f"{anchored:.0%} of start times come from the trace: predictions hardly move what depends on them"
         )
     for prediction in predictions:
         predicted_ns, base_ns = prediction.predicted_ns / prediction.samples, prediction.base_ns

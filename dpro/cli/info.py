@@ -115,7 +115,7 @@ def in_words(document: InfoDocument) -> list[str]:
 def _steps_in_words(document: InfoDocument) -> str:
     if document.steps:
         return f"{document.steps:,} timed, {document.coverage.steps_in_windows:,} of them in deep windows"
-    return f"none{': each deep window is taken as one' * (document.coverage.windows > 1)}"
+    return f"none{': each deep window counts as one' * (document.coverage.windows > 1)}"
 
 
 def _ended_in_words(document: InfoDocument) -> list[str]:

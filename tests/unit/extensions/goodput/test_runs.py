@@ -54,7 +54,7 @@ def test_runs_that_ran_at_the_same_time_are_no_attempts_of_one_job(tmp_path, beg
     one, other = written(tmp_path / "one", 0), written(tmp_path / "other", begin)
     if together:
         said = refused(dpro("goodput", str(one.path), str(other.path)), 1)
-        assert "ran at the same time: they are no attempts of one job" in said
+        assert "ran at the same time, so they are not attempts of one job" in said
     else:
         assert len(account(one.path, other.path)["attempts"]) == 2
 
