@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from dpro.replay.pretended import PretendedStep
     from dpro.store import Manifest, Run
 
-# Warnings of the recorder that concern deep windows.
-_FAILED_WINDOWS = re.compile(r"goes on without windows: |stopped recording in |window \d+ is lost: ")
+# Warnings of the recorder that concern deep windows; older recordings say `goes on`.
+_FAILED_WINDOWS = re.compile(
+    r"(?:continues|goes on) without windows: |stopped recording in |window \d+ is lost: "
+)
 
 
 def not_read(manifest: Manifest) -> list[str]:

@@ -7,6 +7,7 @@ that went on. Facts missing from the table are reported as unknown.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,8 @@ UNHELD, FREE, OUTSIDE, UNKNOWN = "held by no Python object", "unused pieces", "o
 SHOWN = 4  # names listed per kind
 NOTABLE = 0.02  # kinds with a smaller share of the allocated memory are not listed
 MOST = 0.25  # least share of the memory for which other processes or unused pieces count as what filled it
-HOST_KILL = "for lack of memory the kernel killed"  # in warnings of recordings
+# In warnings of recordings; older ones say it the other way round.
+HOST_KILL = re.compile(r"the kernel killed \d+ process\(es\) for lack|for lack of memory the kernel killed")
 _SHARD = "shard the model over the ranks (FSDP, ZeRO, tensor parallelism: `dpro plan` has layouts)"
 _LESS = (
     "make the micro-batch smaller and accumulate gradients, or compute activations again in the backward "
@@ -91,7 +93,7 @@ def with_memory(
     of_host = [
         observe("killed-for-memory", "{warning}", warning=warning)
         for warning in warnings
-        if HOST_KILL in warning
+        if HOST_KILL.search(warning)
     ]
     explained = []
     for finding in findings:
