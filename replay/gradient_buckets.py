@@ -538,7 +538,7 @@ def turns_of(calls: pl.DataFrame, buffers: Buffers) -> list[pl.DataFrame]:
             for num_bytes, said in zip(moved, buffers.num_bytes)
         ]
         if len(moved) != count or not all(fits):
-            raise Unanswerable("the reductions seen do not fit the buffers of DeepSpeed that were recorded")
+            raise Unanswerable("the reductions do not match the recorded buffers of DeepSpeed")
     return turns
 
 

@@ -163,7 +163,7 @@ def check(topology: TopologyFile) -> None:
     for number, entry in enumerate(topology.links):
         with_place = f"links[{number}]"
         if not 0 < entry.gbit < inf or entry.count < 1:
-            raise UsageError(f"{with_place}: gbit and count are numbers of more than 0")
+            raise UsageError(f"{with_place}: gbit and count must be greater than 0")
         ends = _pairs(entry, with_place)
         for name in {name for pair in ends for name in pair}:
             if name not in switches and name not in ports:

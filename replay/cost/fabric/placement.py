@@ -92,7 +92,7 @@ def fabric_of_run(run: Run | None) -> Fabric:
         InputError: its file is wrong.
     """
     if run is None or not (run.path / TOPOLOGY).is_file():
-        raise Unanswerable("the run has no topology: `dpro topology FILE --attach RUN` gives it one")
+        raise Unanswerable("the run has no topology: add one with `dpro topology FILE --attach RUN`")
     return fabric_of(read(run.path / TOPOLOGY))
 
 
