@@ -153,7 +153,7 @@ def test_a_trace_that_is_cut_is_read_as_far_as_it_goes(tmp_path):
     path = tmp_path / "rank0.pftrace"
     path.write_bytes(content[:-30])
     read = read_perfetto(path)
-    assert read.warnings[-1] == "rank0.pftrace: truncated within a packet; read as far as it goes"
+    assert read.warnings[-1] == "rank0.pftrace: truncated within a packet; read up to there"
     assert read.frames["spans"].height == len(job()) - 2 - 1  # waits are no spans; the last copy is lost
 
 

@@ -191,7 +191,7 @@ def test_a_node_without_the_driver_never_loads_the_binding(monkeypatch, tmp_path
 
 
 def test_what_keeps_the_library_from_being_asked_is_one_line_and_nothing_is_printed(opened, capfd):
-    with pytest.raises(Unavailable, match="the binding of AMD SMI does not go with libamd_smi"):
+    with pytest.raises(Unavailable, match="the binding of AMD SMI does not match libamd_smi"):
         opened(None)
     with pytest.raises(Unavailable, match="AMD GPUs are not sampled: AMDSMI_STATUS_DRIVER_NOT_LOADED"):
         opened(FakeLibrary(FakeGpu(), init=34))

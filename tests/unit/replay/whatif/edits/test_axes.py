@@ -134,7 +134,7 @@ def test_candidates_need_no_group_where_axes_are_known(jobs):
 @pytest.mark.parametrize(
     ("job", "edit", "reason"),
     [
-        ("unknown", "accumulate:steps=2", "several groups reduce: say which of"),
+        ("unknown", "accumulate:steps=2", "several groups reduce: give the one with the gradients"),
         ("unknown", "data-parallel:ranks=4", "which are data-parallel is not recorded"),
         ("unknown", "network:axis=tp", "no communication in the run is known to be along tp: the axes of"),
         (
