@@ -168,7 +168,7 @@ def _runs(launch: Launch) -> Iterator[tuple[Path, list[RecordedProcess], list[st
         said = [several + this] if len(groups) > 1 else []
         if earlier:
             times = f"the {'group' if len(groups) > 1 else 'job'} began {len(earlier) + 1} times"
-            said.append(f"{times}: this is the last, what came before is in {ATTEMPTS}/")
+            said.append(f"{times}: this is the last run, earlier ones are in {ATTEMPTS}/")
         yield folder, last, said
 
 
@@ -254,8 +254,8 @@ def _unsampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> list[str]
         return []
     last = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(sampled_ns // NS_PER_S))
     return [
-        f"{launch.facts()['host']}: telemetry ends at {last} UTC, {lost_s} s before the processes that it is "
-        "of: what samples it was killed, or stood still"
+        f"{launch.facts()['host']}: telemetry ends at {last} UTC, {lost_s} s before the processes do: "
+        "the sampler was killed, or stalled"
     ]
 
 
@@ -303,7 +303,7 @@ def _cut_off(process: RecordedProcess) -> list[str]:
     """Return at most one warning: files left incomplete when the process was killed or the disk full."""
     cut = {path.name.partition(".")[0] for path in process.folder.glob("*.tmp")}
     names = sorted(name for name in cut if name and not name.startswith(SHOWN))  # "": not its file
-    lost = f"rank {process.rank}: not written whole, for the process was killed then or the disk full: "
+    lost = f"rank {process.rank}: incomplete, since the process was killed or the disk was full: "
     return [lost + ", ".join(names)] if names else []
 
 
@@ -366,8 +366,8 @@ def _joined(earlier: Manifest, added: Manifest) -> Manifest:
     failed = [status for status in statuses if status]
     twice = sorted({*earlier.ranks} & {*added.ranks})
     mixed = [
-        f"several launchers recorded rank {', '.join(map(str, twice))}: jobs, or attempts of one, are mixed "
-        "here; record each into a folder of its own"
+        f"several launchers recorded rank {', '.join(map(str, twice))}: several jobs, or attempts "
+        "of one job, are mixed here; record each into a separate folder"
     ]
     return dataclasses.replace(
         earlier,
@@ -435,14 +435,14 @@ def disagreement(run: Path) -> list[str]:
     if more <= MUCH * fewer + SLACK:
         return []
     return [
-        f"rank {more_rank} ended {more} steps in a time in which rank {fewer_rank} ended {fewer}: if they "
-        "train together, they count differently; name the step with --step"
+        f"rank {more_rank} completed {more} steps while rank {fewer_rank} completed {fewer}: if they "
+        "train together, they count steps differently; name the step with --step"
     ]
 
 
 # Which of the requested changes were made to the job; a change that a process did not report was not made.
 
-SILENT = "it ended before it could report whether that was done"
+SILENT = "the process ended before it could report whether the change was made"
 
 
 def applied(process: RecordedProcess, options: Mapping[str, Any]) -> list[AppliedChange]:

@@ -99,7 +99,7 @@ def torch_of(python: str) -> tuple[Check, dict[str, Any]]:
             "torch",
             MISSING,
             f"{python} cannot import torch",
-            "name the job's Python with --python; traces can be imported without",
+            "name the job's Python with --python; traces can be imported without torch",
         ), {}
     build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"HIP {facts['hip']}" if facts["hip"] else "CPU"
     what = f"torch {facts['torch']} ({build}), Python {facts['python']}"
@@ -207,7 +207,7 @@ def _amd() -> Check:
     try:
         amd.AmdGpus(lambda _: None)
     except Unavailable as reason:
-        return Check("telemetry", LIMITED, str(reason) or "AMD SMI knows no GPU", "GPUs are not sampled")
+        return Check("telemetry", LIMITED, str(reason) or "AMD SMI finds no GPU", "GPUs are not sampled")
     return Check("telemetry", READY, "AMD SMI answers")
 
 
@@ -252,7 +252,7 @@ def judged_clock(state: int, worst_us: int) -> Check:
         return Check("clock", LIMITED, "the kernel does not report the clock's accuracy", instead)
     if state == _TIME_ERROR:
         return Check("clock", LIMITED, "the clock is not synchronised (no NTP, no PTP)", instead)
-    return Check("clock", READY, f"kept in step, within {worst_us / 1000:.3g} ms at worst")
+    return Check("clock", READY, f"synchronised, within {worst_us / 1000:.3g} ms at worst")
 
 
 def folder(path: Path, mounts: Path = Path("/proc/mounts")) -> Check:
@@ -273,7 +273,7 @@ def folder(path: Path, mounts: Path = Path("/proc/mounts")) -> Check:
         return Check(name, MISSING, what, "record into another folder: it needs write access and flock")
     what = f"{path} ({kind}): files, locks and renames work, {format_bytes(free)} free"
     if free < MIN_FREE_BYTES:
-        return Check(name, LIMITED, what, "recording stops when the disk is full; the job goes on")
+        return Check(name, LIMITED, what, "recording stops when the disk is full; the job continues")
     return Check(name, READY, what)
 
 

@@ -67,7 +67,7 @@ def attend(
     _outlast(recording, ranks)
     if (killed := oom_kills() - killed_before) > 0:
         recording.log(
-            f"{socket.gethostname()}: for lack of memory the kernel killed {killed} process(es), of the "
+            f"{socket.gethostname()}: the kernel killed {killed} process(es) for lack of memory, of the "
             "job or of others, while the job ran",
         )
     if sampler is not None:
@@ -122,7 +122,7 @@ def _outlast(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
     alive = sorted(pid for pid, rank in ranks.items() if not rank.ended())
     if alive:
         pids = ", ".join(map(str, alive))
-        recording.log(f"the job's own process ended before process {pids}: what came later is not recorded")
+        recording.log(f"the job's own process ended before process {pids}: later work is not recorded")
     _meet(recording, ranks)
     _outlast_elsewhere(recording)
 
@@ -139,7 +139,7 @@ def _outlast_elsewhere(recording: Launch) -> None:
         if not sizes or sizes == before:
             return
         time.sleep(ELSEWHERE_S)
-    recording.log("processes on other hosts outlived the job's own: what came later is not recorded")
+    recording.log("processes on other hosts outlived the job's own process: later work is not recorded")
 
 
 def _final_status(job: LaunchedProcess) -> int | None:

@@ -27,4 +27,4 @@ log = logging.getLogger(__name__)
 def defect_in(part: str) -> str:
     """Log the current exception with its traceback; return the message shown in place of the part."""
     log.exception("dpro dashboard: %s", part)
-    return "dpro has a defect here; the terminal that it runs in says more"
+    return "internal error in dpro; see the terminal that it runs in"

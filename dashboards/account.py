@@ -106,11 +106,11 @@ def healing_in_words(analysis: Analysis, finding: Finding) -> str:
     if done is None:
         return ""
     cost, saved = (format_duration(ns) for ns in (finding.cost_ns, done.gain_ns))
-    said = f"Healed, it saves {saved} of the usual step of {format_duration(done.base_ns)}"
+    said = f"Fixing it saves {saved} of the usual step of {format_duration(done.base_ns)}"
     whole, usual = analysis.baseline.height, durations_of(analysis.baseline).height
     if whole == usual or abs(finding.cost_ns - done.gain_ns) < NEAR * finding.cost_ns:
         return f"{said}."
-    return f"{said}; its cost, {cost}, is the mean of all recorded steps, unusual ones among them."
+    return f"{said}; its cost, {cost}, is a mean over all recorded steps, including unusual ones."
 
 
 def prediction_of(analysis: Analysis, advice: Advice) -> Prediction | None:

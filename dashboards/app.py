@@ -77,9 +77,9 @@ MAX_LISTED = 8  # ranges of steps or ranks in a message
 _LONGEST_WHY = 60  # characters of the reason why a run cannot be chosen
 _VIEW_KEYS = "1234567890-=[];'\\`~"  # the top row of a keyboard, then the keys of the next row
 _KEYS = (
-    ("n p", "the next tab, the one before"),
-    ("w s a d ← →", "timeline: zoom in and out, go left and right (Ctrl+wheel zooms, drag moves)"),
-    (", .", "timeline: the span before, the span after"),
+    ("n p", "next tab, previous tab"),
+    ("w s a d ← →", "timeline: zoom in and out, move left and right (Ctrl+wheel zooms, drag moves)"),
+    (", .", "timeline: previous span, next span"),
     ("f m e", "timeline: zoom to the selection, ruler, fold"),
     ("x", "clear the selection"),
     ("r", "choose the run"),

@@ -96,7 +96,7 @@ def _same(given: str, token: str) -> bool:
 
 
 def _refusal(what_to_do: str) -> Response:
-    return Response(f"dpro dashboard: not for you; {what_to_do}\n", 403, mimetype="text/plain")
+    return Response(f"dpro dashboard: access denied; {what_to_do}\n", 403, mimetype="text/plain")
 
 
 def _compressed(response: Response) -> Response:

@@ -125,7 +125,7 @@ def _time(text: str) -> tuple[float, float] | None:
     try:
         begin, end = (float(part) for part in text.split("~"))
     except ValueError as error:
-        raise UsageError(f"time {quoted(text)} is not understood: two numbers of ms, as 1.5~20") from error
+        raise UsageError(f"time {quoted(text)} is invalid: give two numbers in ms, such as 1.5~20") from error
     if not -1e12 < begin < end < 1e12:
         raise UsageError(f"time {quoted(text)} is not understood: the first comes before the second")
     return begin, end

@@ -248,7 +248,7 @@ class Loaded(Analysis):
         now = {identity_of(finding) for finding in findings}
         steps = self.steps["step"].to_numpy()
         last = f"the steps up to {steps.max()}" if steps.size else "its steps"
-        why = f"{last} do not show it" if not unknown else f"not known now: {unknown[0]}"
+        why = f"{last} no longer show it" if not unknown else f"it cannot be checked now: {unknown[0]}"
         gone = [Withdrawn(finding, self.opened_ns, why) for finding in self.earlier.findings]
         return tuple(
             past for past in (*self.earlier.withdrawn, *gone) if identity_of(past.finding) not in now

@@ -15,17 +15,17 @@ from dpro.words import few
 _RANKS_NAMED = 8
 
 _NO_TELEMETRY = (
-    "No telemetry was sampled: `dpro record` samples it while a job runs; imported traces hold none."
+    "No telemetry was sampled: `dpro record` samples it while a job runs; imported traces have none."
 )
 NO_LAYOUT = (
     "How the ranks are laid out is not known: no device mesh, no description of a process group "
     "and no groups that cross each other imply it."
 )
 NO_CALL_STATES = (
-    "No call of this run says whether it has finished: `dpro record` keeps that, "
+    "The calls of this run do not say whether they finished: `dpro record` records that, "
     "and so do dumps of the flight recorder."
 )
-NO_HANG = "Nothing hangs that the calls of this run can show."
+NO_HANG = "The calls of this run show no hang."
 _NO_PAIRS = (
     "No two ranks are known to have met in a collective or exchanged a message: "
     "the calls of different ranks could not be matched."
@@ -41,7 +41,7 @@ def anything(loaded: Loaded, _link: Link) -> str:
     rows = loaded.num_rows
     if any(rows[table.name] for table in (STEPS, SPANS, COLLECTIVES)):
         return ""
-    return "The run holds no step, no operator and no collective call: `dpro info` lists what it holds."
+    return "The run has no steps, operators or collective calls: `dpro info` lists what it has."
 
 
 def steps(loaded: Loaded, _link: Link) -> str:
@@ -56,7 +56,7 @@ def windows(loaded: Loaded, _link: Link) -> str:
     if loaded.num_rows[SPANS.name]:
         return ""
     why = why_no_window(loaded.run) or "the run holds no operators and kernels"
-    return f"No deep window was recorded, and this view is made of them: {why}."
+    return f"This view needs deep windows, and none was recorded: {why}."
 
 
 def calls(loaded: Loaded, link: Link) -> str:
@@ -65,7 +65,7 @@ def calls(loaded: Loaded, link: Link) -> str:
         return windows(loaded, link)
     ranks = len(loaded.run.manifest.ranks)
     return "No collective was recorded: " + (
-        "one rank was, which may have no others." if ranks == 1 else "the traces of its ranks hold none."
+        "the only recorded rank may have no peers." if ranks == 1 else "the traces of its ranks have none."
     )
 
 
@@ -98,8 +98,8 @@ def operations(loaded: Loaded, _link: Link) -> str:
     pipeline = loaded.pipeline
     if pipeline is None or pipeline.rows.is_empty():
         return (
-            "No forward and backward of micro-batches is known: `dpro record` keeps them of jobs that "
-            "pipeline, traces hold them as whole operations or as ranges."
+            "No forward or backward pass of a micro-batch is known: `dpro record` records them of jobs that "
+            "use a pipeline; traces have them as whole operations or as ranges."
         )
     return "" if pipeline.num_stages > 1 else "The job has one stage: there is no pipeline."
 

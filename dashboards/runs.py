@@ -117,7 +117,7 @@ class Runs:
         try:
             return future.result(PATIENCE_S)
         except TimeoutError as error:
-            raise StillOpening(f"{name} is still being opened: this page shows it when it is") from error
+            raise StillOpening(f"{name} is still being opened; this page will show it") from error
         except Exception:
             with self._lock:
                 if self._open.get(name) is future:  # choosing it again tries again
@@ -128,7 +128,7 @@ class Runs:
         """Open a run in a thread."""
         offer = next((offered for offered in self._offers() if offered.name == name), None)
         if offer is None or self._show is None:
-            raise UsageError(f"no run {quoted(name)} is offered here: choose one of the list above")
+            raise UsageError(f"no run {quoted(name)} is offered here: choose one from the list above")
         if offer.why:
             raise UsageError(f"{name}: {offer.why}")
         future: Future[ShownRun] = Future()

@@ -37,7 +37,7 @@ def cache_folder(kept: str) -> Path:
     try:
         root = Path(chosen) if chosen else Path.home() / ".cache" / "dpro"
     except RuntimeError as error:
-        raise DproError("there is no home folder to keep things in: name a folder with DPRO_CACHE") from error
+        raise DproError("there is no home folder for the cache: set DPRO_CACHE to a folder") from error
     folder = root / kept
     try:
         _own(root)
@@ -159,4 +159,4 @@ def _own(folder: Path) -> int:
 
 
 def _not_used(folder: Path, why: str) -> DproError:
-    return DproError(f"{folder}: {why}, so nothing is kept there: name a folder of yours with DPRO_CACHE")
+    return DproError(f"{folder}: {why}, so it is not used as a cache: set DPRO_CACHE to a folder of yours")

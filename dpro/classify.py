@@ -291,7 +291,7 @@ def _read_toml(path: Path) -> Sequence[Any]:
     entries = document.get("class", [])
     unknown = sorted(document.keys() - {"class"})
     if unknown or not isinstance(entries, list):
-        raise InputError(f"{path}: {', '.join(unknown) or 'class'}: only tables [[class]] are known here")
+        raise InputError(f"{path}: {', '.join(unknown) or 'class'}: only [[class]] tables are allowed")
     return entries
 
 
@@ -305,7 +305,7 @@ def _checked(entry: Any, where: str) -> tuple[re.Pattern[str], KernelClass]:
     if unknown:
         raise InputError(f"{where}: unknown key {', '.join(unknown)}; there are pattern, kind and op")
     if not all(isinstance(text, str) for text in texts.values()) or not texts["pattern"]:
-        raise InputError(f"{where}: pattern, kind and op are texts, and pattern is not empty")
+        raise InputError(f"{where}: pattern, kind and op must be strings, and pattern must not be empty")
     if texts["kind"] not in KINDS:
         raise InputError(f"{where}: kind {texts['kind']!r} is none of {', '.join(KINDS)}")
     if texts["op"] and texts["kind"] != COMMUNICATION:

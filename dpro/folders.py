@@ -30,7 +30,7 @@ def refuse_undecodable(folder: Path) -> None:
         InputError: the path is not UTF-8.
     """
     if not is_utf8(os.path.realpath(folder)):
-        raise InputError(f"{folder}: the path is not UTF-8, as that of a run has to be; rename what is not")
+        raise InputError(f"{folder}: the path of a run must be UTF-8; rename the part that is not")
 
 
 def refuse_link(folder: Path) -> None:
@@ -49,7 +49,7 @@ def refuse_link(folder: Path) -> None:
             "put what it names in its place, or remove it"
         )
     if not stat.S_ISDIR(mode):
-        raise InputError(f"{folder}: is no folder, as it is in a run; remove it")
+        raise InputError(f"{folder}: must be a folder in a run; remove it")
 
 
 @contextmanager

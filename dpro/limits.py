@@ -48,7 +48,7 @@ def refuse_bomb(label: str, content_bytes: int, stored_bytes: int) -> None:
     """
     if content_bytes > max(MIN_BOMB_BYTES, MAX_EXPANSION * stored_bytes):
         raise InputError(
-            f"{label}: swells from {format_bytes(stored_bytes)} to more than {format_bytes(content_bytes)}, "
+            f"{label}: expands from {format_bytes(stored_bytes)} to more than {format_bytes(content_bytes)}, "
             f"over {MAX_EXPANSION} times, as no trace does; leave it out, or unpack it first if it is one"
         )
 

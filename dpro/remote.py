@@ -77,7 +77,7 @@ def open_store(url: str) -> tuple[Any, str]:
     except ImportError as error:  # fsspec is installed, but not its library for this store
         raise InputError(f"{url}: {first_line(error)} with pip") from error
     except ValueError as error:
-        raise UsageError(f"{url}: {first_line(error)}; see fsspec for those there are") from error
+        raise UsageError(f"{url}: {first_line(error)}; see fsspec for the supported ones") from error
     except Exception as error:  # the store's library may raise anything
         raise InputError(f"{url}: {first_line(error)}") from error
 

@@ -132,7 +132,7 @@ def gradient_calls(run: Run) -> pl.DataFrame:
     behind = (pl.col("at") > pl.col("over")) & (pl.col("op") == "all_reduce")
     calls = calls.filter(~(behind & pl.col("bytes").is_between(0, TINY_BYTES)))
     if calls.is_empty():
-        raise Unanswerable("the run holds no reduction of gradients in or behind a backward pass")
+        raise Unanswerable("the run has no gradient reduction during or after a backward pass")
     kind = ["rank", "op", "group"]
     most = calls.group_by(kind).agg(pl.col("bytes").clip(0).sum(), pl.len())
     most = most.sort("bytes", "len", *kind, descending=[True, True, False, False, False])
@@ -510,10 +510,10 @@ def buffers_of(run: Run) -> Buffers:
     """
     rows = run.table(BUCKETS).filter(pl.col("source").str.starts_with(SOURCE))
     if rows.is_empty():
-        raise Unanswerable("the run does not say what DeepSpeed reduces together")
+        raise Unanswerable("the run does not record which gradients DeepSpeed reduces together")
     of_rank = rows.filter(pl.col("rank") == pl.col("rank").min()).sort("bucket")
     if of_rank["module"].n_unique() > 1:
-        raise Unanswerable("DeepSpeed reduces experts or several models apart")
+        raise Unanswerable("DeepSpeed reduces experts or several models separately")
     shapes = tuple(tuple(shape) for listed in of_rank["shapes"].to_list() for shape in listed)
     sizes = [[int(size) for size in buffer] for buffer in of_rank["parameter_bytes"].to_list()]
     source = str(of_rank["source"][0])
@@ -543,7 +543,7 @@ def turns_of(calls: pl.DataFrame, buffers: Buffers) -> list[pl.DataFrame]:
             for num_bytes, said in zip(moved, buffers.num_bytes)
         ]
         if len(moved) != count or not all(fits):
-            raise Unanswerable("the reductions seen do not fit the buffers of DeepSpeed that were recorded")
+            raise Unanswerable("the reductions do not match the recorded buffers of DeepSpeed")
     return turns
 
 

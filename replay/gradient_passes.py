@@ -87,7 +87,7 @@ def parameters_of(run: Run | None) -> Parameters:
     sources = buckets["source"]
     buckets = buckets.filter(pl.col("source").str.starts_with("DDP"))
     if buckets.is_empty() and sources.str.starts_with("Megatron").any():
-        raise Unanswerable("Megatron-core says what each bucket holds, not the order in which it is ready")
+        raise Unanswerable("Megatron-core reports the contents of buckets, not the order of readiness")
     if buckets.is_empty():
         raise Unanswerable("gradients are reduced by FSDP, which has no buckets of a size to choose")
     if buckets["module"].n_unique() > 1:
@@ -228,7 +228,7 @@ def passes_at(
         closes = position[inside] - first
         if closes[-1] != count - 1 or (np.diff(closes) <= 0).any():
             raise Unanswerable(
-                "the reductions seen do not fit the buckets recorded: parameters are ready in another order"
+                "the reductions do not match the recorded buckets: parameters are ready in another order"
             )
         sources = launches.source[chosen].tolist()
         pieces = [_pieces(thread, nodes.measured_start, source, *calls) for source in sources]

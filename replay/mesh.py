@@ -222,7 +222,7 @@ def _from_mesh(recorded: Mapping[int, Mapping[str, int]], num_ranks: int, stated
         return Mesh(num_ranks)
     places = {rank: tuple(place.get(axis.name, -1) for axis in axes) for rank, place in recorded.items()}
     product = math.prod(axis.size for axis in axes)
-    open_ = () if product == num_ranks else (f"The recorded axes hold {product} of {num_ranks} ranks.",)
+    open_ = () if product == num_ranks else (f"The recorded axes have {product} of {num_ranks} ranks.",)
     mesh = Mesh(num_ranks, axes, _with_missing(axes, places, num_ranks), MESH, open_)
     if not are_laid_over:
         return mesh
@@ -295,7 +295,7 @@ def _from_groups(groups: Sequence[RankGroup], num_ranks: int) -> Mesh:
     if not grids:
         sizes = ", ".join(str(size) for size in sorted({family.size for family in families}))
         return Mesh(
-            num_ranks, ambiguity=(f"No grid is made of the groups of {sizes} ranks.",) if sizes else ()
+            num_ranks, ambiguity=(f"The groups of {sizes} ranks do not form a grid.",) if sizes else ()
         )
     grid = sorted(grids[0], key=lambda family: AXES.index(family.name) if family.name else len(AXES))
     parts = [_parts(grid, number, num_ranks) for number in range(len(grid))]
@@ -315,17 +315,17 @@ def _ambiguity(grid: Sequence[_Family], axes: Sequence[Axis], num_grids: int) ->
     said = []
     for family, axis in zip(grid, axes):
         if family.ops == {_NO_GROUP}:
-            said.append(f"No group shows the axis of {axis.size}: ranks in order of their numbers are taken.")
+            said.append(f"No group shows the axis of size {axis.size}: ranks are taken in order.")
         elif not family.name and GRADIENTS not in family.ops:
             use = f"whose calls are {', '.join(map(short_name, sorted(family.ops)))}"
-            use = use if family.ops else "of which no call was recorded"
-            kind = f"by its use alone it is {axis.name}" if axis.name else "its kind is unknown"
-            said.append(f"Nothing names the axis of {axis.size}, {use}: {kind}.")
+            use = use if family.ops else "without any recorded call"
+            kind = f"its use implies {axis.name}" if axis.name else "its kind is unknown"
+            said.append(f"The axis of size {axis.size}, {use}, has no name: {kind}.")
     unnamed = [axis.size for axis in axes if not axis.name]
     if len(set(unnamed)) < len(unnamed):
         said.append("Unnamed axes of the same size can be distinguished only by the ranks of their groups.")
     if num_grids > 1:
-        said.append(f"The groups fit {num_grids} grids with as many axes; the one described best is shown.")
+        said.append(f"The groups fit {num_grids} grids of that many axes; the best described is shown.")
     return tuple(said)
 
 
@@ -513,9 +513,9 @@ def parse_axes(text: str) -> dict[str, int]:
     for part in filter(None, text.split(",")):
         axis, _, size = (word.strip() for word in part.partition("="))
         if axis not in AXES:
-            raise UsageError(f"--layout {text}: {axis} is no axis: there are {', '.join(AXES)}")
+            raise UsageError(f"--layout {text}: {axis} is not an axis; use {', '.join(AXES)}")
         if not 1 <= (number := whole_number(size)) <= MAX_RANKS:
-            raise UsageError(f"--layout {text}: {axis} is a number of ranks, from 1 to {MAX_RANKS:,}")
+            raise UsageError(f"--layout {text}: {axis} has to be a number of ranks from 1 to {MAX_RANKS:,}")
         layout[axis] = number
     if not layout:
         raise UsageError("--layout: give one such as dp=8,tp=4,pp=2")
@@ -538,9 +538,9 @@ def with_layout(run: Run, layout: Mapping[str, int]) -> Run:
         layout = {**layout, "dp": num_ranks // dense}
         dense = num_ranks
     if dense != num_ranks:
-        raise UsageError(f"--layout {given} holds {dense} ranks; the run has {num_ranks}")
+        raise UsageError(f"--layout {given} has {dense} ranks; the run has {num_ranks}")
     if layout["dp"] % layout.get(EXPERTS, 1):
-        raise UsageError(f"--layout {given}: ep divides the {layout['dp']} data-parallel ranks")
+        raise UsageError(f"--layout {given}: ep has to divide the {layout['dp']} data-parallel ranks")
     stated = replace(run, layout=dict(layout))
     mesh_of_run(stated)  # raises if the groups of the run contradict the layout
     return stated
@@ -561,9 +561,7 @@ def _stated(layout: Mapping[str, int], groups: Sequence[RankGroup], num_ranks: i
         if not across:
             return mesh
     axes = ", ".join(f"{name}={layout[name]}" for name in names)
-    raise UsageError(
-        f"--layout {axes}: ranks {few(sorted(across), 8)} are one group, which lies along no axis"
-    )
+    raise UsageError(f"--layout {axes}: the group of ranks {few(sorted(across), 8)} does not follow any axis")
 
 
 def _numbered(layout: Mapping[str, int], order: Sequence[str], num_ranks: int) -> Mesh:

@@ -213,7 +213,7 @@ def _unheard(rows: pl.DataFrame, manifest: Manifest) -> list[str]:
     """Return what no table can supply: a job needs collectives, and a message needs both its ends."""
     ends = rows.filter(pl.col("op").is_in(POINT_TO_POINT))["peer"].unique().sort().to_list()
     if rows.is_empty():
-        return ["the script called no collective: each rank would run by itself, as this one"]
+        return ["the script called no collective: each rank would run by itself, as this one did"]
     absent = [rank for rank in ends if rank not in manifest.ranks]
     if not absent:
         return []

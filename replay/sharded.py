@@ -155,7 +155,7 @@ def match_run(run: Run, map_tasks: MapTasks = map) -> MatchedRun:
         Unanswerable: the run has no spans, or its ranks are pretended.
     """
     if run.manifest.is_pretended:
-        raise Unanswerable("ranks that were pretended ran one after the other: their graph is built at once")
+        raise Unanswerable("pretended ranks ran one after the other: their graph has to be built as a whole")
     collectives, workers = run.table(COLLECTIVES), run.table(WORKERS)
     wanted = collectives.select("rank", "span_id").unique()
     of_rank = wanted.partition_by("rank", as_dict=True)

@@ -50,7 +50,7 @@ def convert_logs(
         try:
             traces = read(path)
         except DproError as error:
-            warnings.append(f"a log of NCCL's Inspector is not taken: {str(error).removeprefix(f'{path}: ')}")
+            warnings.append(f"a log of NCCL's Inspector was skipped: {str(error).removeprefix(f'{path}: ')}")
             continue
         for trace in traces:
             (whose,) = trace.frames["workers"].select("host", "pid").rows()

@@ -57,9 +57,9 @@ from dpro.store import part_files, write_part
 from dpro.words import from_json
 
 WITHOUT_TIME = "steps that end before they begin: their times are damaged"
-MISSED = "deep windows of a rank that learned of them too late"
-OCCUPIED = "deep windows not begun, since another profiler ran"
-UNPREPARED = "deep windows not begun, since the main thread ran no Python to prepare them"
+MISSED = "deep windows that a rank was notified of too late"
+OCCUPIED = "deep windows not started, since another profiler ran"
+UNPREPARED = "deep windows not started, since the main thread ran no Python to prepare them"
 UNFINISHED = "deep windows begun and never ended"
 ON_REQUEST = "dpro attach RUN --steps 3"
 DROPPED = "deep windows dropped, since another profiler or a process was started meanwhile"
@@ -183,7 +183,7 @@ def _stopped(recorded: Sequence[records.Record]) -> list[str]:
     when = f"automatic deep windows stopped{often} at step {stop.a:,}, {cost}"
     if later:
         longer = f"steps took {later[0].d / 1e6:.0%} longer for a while than before the first one"
-        return [f"{when}, and went on at step {later[0].a:,}: {longer}"]
+        return [f"{when}, and resumed at step {later[0].a:,}: {longer}"]
     longer = f"steps take {stop.d / 1e6:.0%} longer than before the first one"
     return [f"{when}: {longer}; `{ON_REQUEST}` records one on request"]
 

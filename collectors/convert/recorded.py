@@ -74,9 +74,9 @@ def process_facts(folder: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = {**_FACTS, **from_json(path.read_text(encoding="utf-8"))}
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"{path}: is not what a process writes") from error
+        raise ValueError(f"{path}: was not written by the recorder") from error
     if any(type(facts.get(name)) is not kind for name, kind in _KINDS.items()):
-        raise ValueError(f"{path}: is not what a process writes")
+        raise ValueError(f"{path}: was not written by the recorder")
     return facts
 
 

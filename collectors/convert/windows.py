@@ -378,11 +378,11 @@ _SAID = {
         "NVreg_RestrictProfilingToAdminUsers=1, or by MPS or MIG"
     ),
     CALLS: (
-        "{windows} no call to {gpu} near the end, though operators go on: the profiler's "
+        "{windows} no call to {gpu} near the end, though operators continue: the profiler's "
         "buffers were full; record fewer steps with --window-steps"
     ),
     TAIL: (
-        "{windows} perhaps not all work of {gpu}, which had not done it ten steps later, or "
+        "{windows} perhaps not all work of {gpu}, which was still running ten steps later, or "
         "when the next window began or the job ended: its last work may be missing"
     ),
 }

@@ -50,7 +50,7 @@ def _install(launch: str, archive: str) -> None:
 
     if os.path.exists(archive):
         if not (_is_private(launch) and _is_private(os.path.dirname(archive))):
-            raise PermissionError(f"{launch} is not this user's own")
+            raise PermissionError(f"{launch} does not belong to this user")
         spec = importlib.machinery.PathFinder.find_spec(ALIAS, [archive])
     else:
         package = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "inside")

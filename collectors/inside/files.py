@@ -61,7 +61,7 @@ def refuse_beyond_limit(size: int = LARGEST) -> None:
     """
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if 0 <= most < size:  # -1 for no limit
-        raise OSError(errno.EFBIG, f"files of this process may have {most} bytes at most")
+        raise OSError(errno.EFBIG, f"files of this process may have at most {most} bytes")
 
 
 def append_lines(path: Path, *lines: str) -> None:

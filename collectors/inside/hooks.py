@@ -76,7 +76,7 @@ def _probes_of_extensions(recorder: Recorder) -> Iterator[ModuleType]:
                 module = import_module(f".{place}", __package__)
             yield module
         except Exception as error:
-            recorder.complain(f"goes on without the probe {name}", error)
+            recorder.complain(f"continues without the probe {name}", error)
 
 
 def _install_exit(recorder: Recorder) -> None:

@@ -118,7 +118,7 @@ class Recorder:
             PermissionError: the folder belongs to another user, who must not control this process.
         """
         if not is_own(launch):
-            raise PermissionError(f"{launch} is not this user's own")
+            raise PermissionError(f"{launch} does not belong to this user")
         self.config: dict[str, Any] = json.loads((launch / "config.json").read_text())
         self.launch = launch
         self.enabled = True
@@ -227,7 +227,7 @@ class Recorder:
         if is_of_a_handler(error):
             raise error
         self._silenced.add(action.__module__)
-        self.complain(f"goes on without {action.__module__.rpartition('.')[2]}", error)
+        self.complain(f"continues without {action.__module__.rpartition('.')[2]}", error)
 
     def works(self, probe: str) -> bool:
         """Return whether a probe, named by its module, has not failed."""

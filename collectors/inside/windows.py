@@ -56,18 +56,18 @@ BACKWARD = "dpro::backward"  # the range around each backward call within a wind
 MIN_PERIOD = 200  # least steps from one window to the next, where cost decides
 FINISH_S = 2.0  # the longest wait for the GPU's work of a window when the process ends
 IDLE_S = 1.0  # without a step, after which the loop does something else
-LATE = "this rank learned of the window too late"
+LATE = "this rank was notified of the window too late"
 OCCUPIED = "another profiler was already running"
 CAPTURED = "a CUDA graph was being captured"
-UNPREPARED = "the loop runs beside the thread that imported torch, which ran no Python since to start Kineto"
+UNPREPARED = "the loop is not in the thread that imported torch, which ran no Python since to start Kineto"
 DROPPED = "a profiler or another process was started meanwhile"
 _REASONS = {LATE: records.MISSED_LATE, UNPREPARED: records.MISSED_UNPREPARED}
 REQUESTS = ("window", "off", "on")
 _imported_in = get_ident()  # where Kineto has to start first, else it prints a line on stderr
 UNWANTED = "the job is recorded without deep windows (--no-windows)"
-ENDED = "the job ended before it began"
-UNPAID = "the budget has not paid for one more yet"
-STOPPED = "windows have stopped, since steps stay slower after one"
+ENDED = "the job ended before the window began"
+UNPAID = "the budget does not allow another window yet"
+STOPPED = "windows have stopped, since steps stay slower after a window"
 HELD = "windows are switched off (dpro attach --off)"
 
 

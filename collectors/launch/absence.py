@@ -44,7 +44,9 @@ def reasons(job: int, inject: str | Path, raw: Path) -> dict[str, int]:
 
 def in_words(first_pids: Mapping[str, int]) -> list[str]:
     """Word reasons as sentences, one per reason."""
-    return [f"process {pid} has torch but was not recorded: {reason}" for reason, pid in first_pids.items()]
+    return [
+        f"process {pid} imported torch but was not recorded: {reason}" for reason, pid in first_pids.items()
+    ]
 
 
 def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], failure: str) -> str:
@@ -61,7 +63,7 @@ def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], fa
         return f"{failed + ' and ' if failed else ''}nothing was recorded: {seen[0]}"
     if not updates and not imported:
         if failed:
-            return f"{failed} before any process of it was seen to import torch: nothing was recorded"
+            return f"{failed} before any of its processes was seen to import torch: nothing was recorded"
         return (
             f"no process of the job was seen to import torch {_NEEDED} or later: nothing was recorded "
             "(`python -E`, `python -I` and TORCH_DEVICE_BACKEND_AUTOLOAD=0 keep the recorder out)"
@@ -93,7 +95,7 @@ def reason_of(pid: int, torch: Path, inject: str | Path, raw: Path) -> str | Non
     environment = dict(variable.partition(b"=")[::2] for variable in variables)
     ignoring = sorted(set("EI") & flags_of(words))
     if ignoring:
-        return f"`python -{ignoring[0]}` ignores PYTHONPATH, which gets the recorder in"
+        return f"`python -{ignoring[0]}` ignores PYTHONPATH, which loads the recorder"
     if os.fsencode(inject) not in environment.get(b"PYTHONPATH", b"").split(os.fsencode(os.pathsep)):
         return "it was started with its own PYTHONPATH, without the folder that loads the recorder"
     if environment.get(b"TORCH_DEVICE_BACKEND_AUTOLOAD") == b"0":

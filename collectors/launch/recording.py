@@ -82,9 +82,7 @@ class Launch:
                     return facts
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 pass
-        raise InputError(
-            f"{self.marker}: is not what a launcher writes; remove it, and read the run as it is"
-        )
+        raise InputError(f"{self.marker}: was not written by a launcher; remove it to read the run as it is")
 
     def log(self, line: str) -> None:
         """Append a line that becomes a warning of the run; ignored on a full disk, or if the run is gone."""
@@ -161,9 +159,7 @@ def launches(run: Path) -> list[Launch]:
     launched = [name.removesuffix(".json") for name in names if name.endswith(".json")]
     for name in launched:
         if not _NAME.fullmatch(name):
-            raise InputError(
-                f"{run / MARKERS}: {f'{name}.json'!a} is no name that a recording has; remove it"
-            )
+            raise InputError(f"{run / MARKERS}: {f'{name}.json'!a} is not the name of a recording; remove it")
     return [Launch(run, name) for name in launched]
 
 

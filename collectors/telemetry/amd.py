@@ -233,7 +233,7 @@ def _open_library() -> Any:
         raise Unavailable(NOT_INSTALLED) from None
     except Exception as error:  # KeyError without a library, AttributeError with one of another version
         raise Unavailable(
-            f"AMD GPUs are not sampled: the binding of AMD SMI does not go with libamd_smi.so ({error})"
+            f"AMD GPUs are not sampled: the binding of AMD SMI does not match libamd_smi.so ({error})"
         ) from error
     finally:
         sys.path.remove(rocm)

@@ -184,7 +184,7 @@ class NvidiaGpus(SampledGpus):
             # A lost GPU invalidates the event set: register a new one for the others.
             self._events = self._register_events() if error.value in self._gone else None
             if self._events is None and self._gpus:
-                self._complain(f"GPUs: errors that the driver reports (XIDs) are not seen any more: {error}")
+                self._complain(f"GPUs: errors that the driver reports (XIDs) are no longer recorded: {error}")
             return None
         address = _address(event.device)
         device = next((gpu.device for gpu in self._gpus if _address(gpu.handle) == address), "")

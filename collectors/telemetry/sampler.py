@@ -162,7 +162,7 @@ def _read_all(sources: dict[str, Source], everything: bool, complain: Complain) 
             samples += read(everything)
         except Exception as error:
             del sources[name]
-            complain(f"telemetry goes on without {name}: {_in_words(error)}")
+            complain(f"telemetry continues without {name}: {_in_words(error)}")
     return samples
 
 
@@ -201,7 +201,7 @@ def sample_gpus(
             due = max(due + period_s, time.monotonic())
             output.append(gpus.wait(due - time.monotonic()))
     except Exception as error:
-        complain(f"telemetry goes on without GPUs: {_in_words(error)}")
+        complain(f"telemetry continues without GPUs: {_in_words(error)}")
 
 
 class LocalProcesses:

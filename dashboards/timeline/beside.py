@@ -84,7 +84,7 @@ def _parsed(align: str) -> tuple[int, ...]:
     try:
         here, there = map(int, align.split("~"))
     except ValueError as error:
-        raise UsageError(f"align {quoted(align)} is not understood: a step of each run, as 3~5") from error
+        raise UsageError(f"align {quoted(align)} is invalid: give a step of each run, such as 3~5") from error
     return here, there
 
 
@@ -112,7 +112,7 @@ def stretch_of(measured: MeasuredLanes, step: int) -> Stretch:
     rows = measured.clocks.steps.filter(pl.col("step") == step)
     if rows.is_empty():
         raise UsageError(
-            f"step {step} is not in a deep window of {measured.run.label}: choose one of the list"
+            f"step {step} is not in a deep window of {measured.run.label}: choose one from the list"
         )
     begin, end = rows.select(pl.col("begin_ms", "end_ms") * NS_PER_MS).row(0)
     return Stretch(step, round(begin), round(end))

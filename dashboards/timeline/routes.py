@@ -402,7 +402,7 @@ def node_info(loaded: Loaded, rank: int, item: int) -> dict[str, Any] | None:
     measured, arrows = loaded.measured, []
     ends = [(node, "the same span, as measured", True)]
     cause, why = cause_of(replayed.timeline, node)
-    ends += [(cause, "the replay had it wait for this", False)] if why is not None else []
+    ends += [(cause, "it waited for this in the replay", False)] if why is not None else []
     for other, words, out in ends:
         owner = measured.ranks.get(int(nodes.rank[other]))
         measured_item = -1 if owner is None or nodes.span[other] < 0 else owner.find(int(nodes.span[other]))
@@ -645,7 +645,7 @@ def _recorded(
     elif row["kind"] == "runtime" and row["correlation"] >= 0:
         work = rows.filter((pl.col("correlation") == row["correlation"]) & (pl.col("stream") >= 0))
         for other in work["span_id"].head(MAX_ARROWS).to_list():
-            yield from _arrow(measured, rank, other, True, "is launched by it")
+            yield from _arrow(measured, rank, other, True, "was launched by it")
     if row["sequence_number"] >= 0:
         pairs = backward_of_forward(rows.filter(pl.col("sequence_number") == row["sequence_number"]))
         forward = pairs.filter(pl.col("target_span_id") == row["span_id"])["source_span_id"]
@@ -678,7 +678,7 @@ def _collective(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[tupl
     yield "transfer", f"{format_duration(moving)}{speed}"
     if asked["members"] > 1:
         last = max(members, key=lambda member: member["start_ns"])
-        whose = "came last" if last is asked else f"for rank {last['rank']}, which came last"
+        whose = "arrived last" if last is asked else f"for rank {last['rank']}, which arrived last"
         yield "waited", whose if last is asked else f"{format_duration(waited)} {whose}"
 
 
@@ -693,7 +693,7 @@ def _met(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[dict[str, A
             waited = f"waited {format_duration(wait_ns(other))} for it"
             yield from _arrow(measured, other["rank"], other["span_id"], True, waited)
     else:
-        yield from _arrow(measured, last["rank"], last["span_id"], False, "came last to the collective")
+        yield from _arrow(measured, last["rank"], last["span_id"], False, "arrived last at the collective")
 
 
 def _replayed(measured: MeasuredLanes, timeline: Timeline, rank: int, ident: int) -> Iterable[dict[str, Any]]:
@@ -736,7 +736,7 @@ _WHY = {
     EdgeKind.STREAM: "before it on its stream",
     EdgeKind.EVENT: "an event on another stream",
     EdgeKind.SYNC: "the CPU waits for it",
-    EdgeKind.RENDEZVOUS: "the last member to come",
+    EdgeKind.RENDEZVOUS: "the last member to arrive",
     EdgeKind.CONTENTION: "the device was full",
 }
 _WHY_OUT = {
@@ -823,7 +823,7 @@ def fact_info(timeline: Timeline, node: int) -> list[tuple[str, str]]:
         if kind == NodeKind.TRANSFER and measured > 0:
             rows += [("speed", f"{nodes.bytes[node] / measured:.3g} GB/s of payload")]
     if nodes.anchored[node]:
-        rows += [("start", "taken from the trace: nothing in it explains it")]
+        rows += [("start", "taken from the trace, which does not explain it")]
     return [(name, value) for name, value in rows if value]
 
 

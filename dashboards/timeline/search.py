@@ -29,14 +29,14 @@ _MISTAKES = {  # the parser's message -> wording here
     "unclosed group": "a ( is not closed",
     "unopened group": "a ) closes nothing",
     "unclosed counted repetition": "a { is not closed",
-    "repetition quantifier expects": "a { } holds no number",
+    "repetition quantifier expects": "a { } contains no number",
     "repetition operator missing": "a *, + or ? has nothing before it to repeat",
     "incomplete escape": "it ends with a \\",
-    "unrecognized escape": "a \\ stands before a letter that it gives no meaning",
+    "unrecognized escape": "a \\ precedes a letter without a special meaning",
     "invalid character class range": "a range in [ ] ends before it begins",
-    "look-around": "(?= and (?< are not known",
+    "look-around": "(?= and (?< are not supported",
     "backreferences": "\\1 is not known",
-    "unrecognized flag": "a (? is followed by no known letter",
+    "unrecognized flag": "a (? is followed by an unknown flag",
 }
 _SIGNS = "\\.+*?()|[]{}^$"
 
@@ -75,7 +75,7 @@ def matching(pattern: str, names: Sequence[str]) -> Bools:
         return pl.Series(names, dtype=pl.String).str.contains(f"(?i){pattern}").to_numpy()
     except pl.exceptions.ComputeError as error:
         what = repr(shortened(pattern, _QUOTED))
-        raise UsageError(f"{what} is no regular expression: {_mistake(str(error))}") from error
+        raise UsageError(f"{what} is not a regular expression: {_mistake(str(error))}") from error
 
 
 def _mistake(error: str) -> str:

@@ -175,7 +175,7 @@ def _cell_in_words(row: Mapping[str, Any]) -> str:
     said += [f"{what} #{number}" if number >= 0 else f"no {what}" for what, number in last]
     said += [f"{row['behind']} behind the furthest"] if row["behind"] else []
     said += [f"waits in {row['waits_in']}"] if row["waits_in"] else []
-    said += ["others wait for it to come"] if row["absent"] else []
+    said += ["others wait for it to arrive"] if row["absent"] else []
     return "<br>".join(map(plain, said))
 
 
@@ -385,7 +385,7 @@ def _stacks(loaded: Loaded, link: Link) -> Any:
     threads = _threads(link.chosen(loaded.workers), loaded.run.path, latest=True)
     if not threads:
         return message(
-            "No stack was kept: `dpro record` keeps those of ranks that stand still, dumps have none."
+            "No stack was recorded: `dpro record` records those of stalled ranks; dumps have none."
         )
     trees = merge_stacks(threads)
     drawn = [
@@ -406,7 +406,7 @@ VIEW = view(
     Panel("What hangs", "hang-verdict", _DOING, _verdict, wide=True),
     Panel("What happened", "hang-story", _DOING, _story, wide=True),
     Panel("Which ranks wait for which", "hang-chains", _DOING, _chains, wide=True),
-    Panel("How far each rank had come in each group", "hang-standing", _DOING, _standing, wide=True),
+    Panel("How far each rank got in each group", "hang-standing", _DOING, _standing, wide=True),
     Panel("Ranks", "hang-ranks", _DOING, _ranks, wide=True),
     Panel("Where they stood", "hang-stacks", "reading stacks", _stacks, wide=True),
     tables={

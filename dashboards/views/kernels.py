@@ -156,7 +156,7 @@ def _roofline(loaded: Loaded, link: Link) -> Any:
     share = reached.select(pl.col("total_ms").filter(compute).sum() / pl.col("total_ms").sum()).item()
     mean = reached.select((pl.col("of_limit") * pl.col("total_ms")).sum() / pl.col("total_ms").sum()).item()
     note = (
-        f"Arithmetic limits {share:.0%} of this time, memory the rest; {mean:.0%} of the limits is reached."
+        f"Compute limits {share:.0%} of this time, memory the rest; kernels reach {mean:.0%} of the limits."
     )
     return [
         graph("roofline-figure", roofline_figure(reached, gpu, link.theme)),

@@ -239,11 +239,7 @@ def _pairs(loaded: Loaded, link: Link) -> Shown:
     there = {name: option.title for name, option in METRICS.items() if pairs[option.column].count()}
     metric = _metric(link, there)
     slow = slow_in_words(pairs)
-    few = (
-        ""
-        if pairs["ratio"].count()
-        else " An expected time needs three pairs that do the same: there are fewer."
-    )
+    few = "" if pairs["ratio"].count() else " An expected time needs three comparable pairs: there are fewer."
     note = f"Outlined: {MIN_SLOW:g} times as long as expected, or more.{few}"
     return [
         choices(link, "metric", there, next(iter(there))),
@@ -255,7 +251,7 @@ def _pairs(loaded: Loaded, link: Link) -> Shown:
 
 
 def _too_many(ranks: int) -> str:
-    return f"{ranks} ranks are more than a square of {MAX_RANKS} can show: select some, or take the hosts."
+    return f"{ranks} ranks are more than a square of {MAX_RANKS} can show: select some, or use the host view."
 
 
 def _hosts(loaded: Loaded, link: Link) -> Shown:

@@ -152,7 +152,7 @@ def _bubbles(loaded: Loaded, link: Link) -> Any:
         graph("pipeline-bubbles-figure", bubble_figure(bubbles, link.theme)),
         csv_link(NAME, "bubbles", link),
         *(
-            [message(f"{absent} A step is as long as the others show, and its bubbles with it.")]
+            [message(f"{absent} Lengths of steps and bubbles are those of the recorded ranks.")]
             if absent
             else []
         ),

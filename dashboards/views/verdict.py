@@ -61,7 +61,7 @@ HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # grade -> style
 _TIMES = ("median_ms", "least_ms", "most_ms")
 BY_GPU = (
     "Steps recorded in depth end here, as in Breakdown, when their GPU has done what was launched in them; "
-    "the figures above are by the marks of their hosts."
+    "the figures above use the marks of their hosts."
 )
 WHOLE_RUN = "Of the whole run: the selection applies to Step time alone."
 SHORTEST_NAME = 4  # least letters of a span's name that is looked for in a text
@@ -365,8 +365,8 @@ def _card(
 def _no_bar(row: dict[str, Any]) -> str:
     """Word why a card has no bar."""
     if row["label"] == THEN:
-        return "No bar: its gain is predicted once the limit above is gone."
-    why = "the replay gave no gain for it" if row["edit"] else "the replay has no change that stands for it"
+        return "No bar: its gain can be predicted only once the limit above is removed."
+    why = "the replay gave no gain for it" if row["edit"] else "the replay cannot model it"
     return f"No bar: {why}."
 
 

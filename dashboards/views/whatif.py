@@ -83,7 +83,7 @@ def curve_figure(points: pl.DataFrame, theme: str) -> go.Figure:
             figure.add_scatter(
                 x=[even], y=[_between(curve, even)], mode="markers", showlegend=False,
                 name=PART_WORDS[str(part)], marker={"size": 9, "color": ink, "symbol": "diamond"},
-                hovertemplate="from x%{x:.1f} on hardly anything more is gained",
+                hovertemplate="beyond x%{x:.1f} it gains hardly anything more",
             )  # fmt: skip
     ticks = [1, 1.5, 2, 3, 4, 6, 10, 30]
     figure.update_xaxes(
@@ -103,7 +103,7 @@ def _between(points: pl.DataFrame, factor: float) -> float:
 NAME = "whatif"
 GROUPS = {"untold": "What it gains is not known", **HEADINGS}
 CHANGES = 10  # bars of the waterfall
-LESS = "all that changes less"
+LESS = "all smaller changes"
 PACE = "hosts need that long to enqueue a step"  # faster devices wait for the hosts
 _ON_PATH = {kind: words for kind, (_, words) in SPAN_LOOKS.items()} | {
     "arrive": "start of a collective",
@@ -280,7 +280,7 @@ def _hang(loaded: Loaded) -> list[Component]:
         for part in (
             html.P(described.headline, className="health bad"),
             html.P(f"Do: {described.do}", className="do"),
-            html.P("Predictions are of the steps before it hung.", className="note"),
+            html.P("Predictions are for the steps before it hung.", className="note"),
         )
     ]
 
@@ -292,7 +292,9 @@ def _refuse_hang(loaded: Loaded) -> None:
         Unanswerable: the job hangs.
     """
     if any(finding.of_hang for finding in loaded.hangs):
-        raise Unanswerable("The job hangs: no change gains anything before that is mended, as said above.")
+        raise Unanswerable(
+            "The job hangs: no change gains anything until the hang is fixed, as described above."
+        )
 
 
 def code_change(edits: Sequence[Edit]) -> list[tuple[str, Any]]:

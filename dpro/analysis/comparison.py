@@ -55,7 +55,7 @@ def how_known(document: DifferenceDocument) -> list[str]:
         return []
     low, high = measured.between
     counts = f"{measured.a_steps} and {measured.b_steps} steps outside deep windows"
-    clear = "" if measured.is_clear else ", within what steps vary by"
+    clear = "" if measured.is_clear else ", within the variation of steps"
     return [
         f"typical step of {counts} ({low:+.1%} to {high:+.1%}{clear})",
         f"usual step, as the job runs: {format_ms(document.a_ms)} -> {format_ms(document.b_ms)} "
@@ -89,9 +89,9 @@ def _first_doubts(
     if kinds[0] != kinds[1]:
         doubts.append(f"these are different jobs: {kinds[0]}, and {kinds[1]}")
     if measured and measured.is_clear and measured.change * document.delta_ms < 0:
-        doubts.append("steps in deep windows changed the other way: the rows do not explain the others")
+        doubts.append("steps in deep windows changed the other way: the rows do not explain the other steps")
     if abs(document.unexplained_ms) > abs(document.delta_ms):
-        doubts.append("more than the whole change is not explained: the rows say little about it")
+        doubts.append("the unexplained part exceeds the whole change: the rows say little about it")
     return doubts
 
 

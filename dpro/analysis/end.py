@@ -221,7 +221,7 @@ def _last_step(evidence: EndEvidence) -> int:
 
 def _completed(evidence: EndEvidence) -> str:
     steps = evidence.steps["step"].n_unique()
-    return f"The job ended well after {steps:,} steps." if steps else "The job ended well."
+    return f"The job completed after {steps:,} steps." if steps else "The job completed."
 
 
 def _sentence(end: JobEnd, evidence: EndEvidence) -> str:
@@ -240,7 +240,7 @@ def _sentence(end: JobEnd, evidence: EndEvidence) -> str:
         ended = f"was ended{after} by {end.by}" if end.how == ENDED else f"failed{after}"
         return f"The job {'was stuck' if busy else 'hung'}{where}{from_then}, and {ended}."
     if end.how == FAILED:
-        cause = end.cause or f"the command ended with {end.by}, and no rank was seen to fail"
+        cause = end.cause or f"the command ended with {end.by}, and no rank is known to have failed"
         stood = "" if end.cause else _stood_still(evidence.workers["ended_ns"].max(), evidence)
         cause += f"; {stood}" if stood else ""
         return f"The job failed{where}{when}: {cause}."
@@ -273,7 +273,7 @@ def _stands_still(evidence: RunEvidence) -> str:
     """Describe the time without a step in a running job; empty unless far longer than a step."""
     now_ns = evidence.run.table(COUNTERS, ["time_ns"])["time_ns"].max()
     lasted = _still_until(now_ns, evidence.steps, STANDS_STILL_NS)
-    again = "if that lasts, another copy says which rank is waited for (`dpro attach RUN -o COPY`)"
+    again = "if this continues, another copy shows which rank the others wait for (`dpro attach RUN -o COPY`)"
     return f"No step has ended for {lasted}: {again}." if lasted else ""
 
 
@@ -290,7 +290,7 @@ def _still_until(until_ns: object, steps: pl.DataFrame, least_ns: int) -> str:
     still_ns = until_ns - last_ns
     if still_ns < max(least_ns, STOOD_STILL * usual_ns):
         return ""
-    return f"{format_duration(float(still_ns))}, where one takes {format_duration(usual_ns)}"
+    return f"{format_duration(float(still_ns))}, while a step takes {format_duration(usual_ns)}"
 
 
 def _lasted(end: JobEnd, evidence: EndEvidence) -> str:
@@ -308,7 +308,7 @@ def _can_say(evidence: RunEvidence) -> list[str]:
     steps = evidence.steps
     count = steps["step"].n_unique()
     if not count:
-        return ["no earlier step was recorded whole: what slowed the job is not known"]
+        return ["no earlier step was recorded completely: what slowed the job is unknown"]
     in_depth = steps.filter(pl.col("window") >= 0)["step"].n_unique()
     if not in_depth or not evidence.run.num_rows(SPANS):
         return [f"only the times of {counted(count, 'earlier step')} are known: none was profiled"]

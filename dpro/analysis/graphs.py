@@ -165,11 +165,11 @@ def _said_of(run: Run) -> Iterator[None]:
         yield
     except BrokenExecutor as error:
         raise DproError(
-            f"{run.label}: a process that built ranks was killed, perhaps for want of memory"
+            f"{run.label}: a process that built ranks was killed, perhaps because memory ran out"
         ) from error
     except OSError as error:
         raise DproError(
-            f"{run.label}: its ranks cannot be kept in the cache while it is looked at "
+            f"{run.label}: its ranks cannot be cached during the analysis "
             f"({error.strerror or error}): name a folder with more room with DPRO_CACHE"
         ) from error
 

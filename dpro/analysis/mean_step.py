@@ -210,7 +210,7 @@ def mean_step_of(analysis: Analysis) -> MeanStep:
     )
 
 
-_NO_SHAPES_OF_XLA = "profiles of XLA do not say what a step computes on"
+_NO_SHAPES_OF_XLA = "XLA profiles do not show what a step computes on"
 
 
 def mfu_of(analysis: Analysis) -> tuple[Mfu | None, str]:

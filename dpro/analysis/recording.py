@@ -67,5 +67,5 @@ def recording_in_words(cost: RecordingShare, num_windows: int = 0, window_ms: fl
     deep = of_windows if num_windows else "deep windows"
     windows = f", {cost.windows:.2%} in {deep}" if cost.windows else ""
     spent = cost.budget is not None and cost.at_ends >= cost.budget
-    why = f"; that is the budget ({cost.budget:.1%}), so no more windows followed" if spent else ""
+    why = f"; that used up the budget ({cost.budget:.1%}), so no more windows followed" if spent else ""
     return f"{cost.share:.2%} of the time: {cost.at_ends:.2%} at the ends of steps{windows}{why}"

@@ -71,7 +71,9 @@ def step_time_in_words(steps: pl.DataFrame) -> str:
     document = step_time_document(steps)
     if document:
         return in_words(document)
-    return "no step was timed" if step_series(steps) is None else "one step was marked, in a deep window"
+    return (
+        "no step was timed" if step_series(steps) is None else "only one step was recorded, in a deep window"
+    )
 
 
 def _is_a_mark(series: StepSeries) -> bool:
@@ -177,7 +179,7 @@ def after_window_in_words(document: AfterWindow) -> str:
     """Word the change: `steps after the first deep window take 12% longer (9% to 15%; medians of …)`."""
     low, high = sorted(map(abs, document.between))
     longer = "longer" if document.change > 0 else "less time"
-    why = "; CUPTI stays attached once there was a window: --no-windows or TEARDOWN_CUPTI=1 avoids that"
+    why = "; CUPTI stays attached after the first window: --no-windows or TEARDOWN_CUPTI=1 avoids that"
     return (
         f"steps after the first deep window take {abs(document.change):.0%} {longer} "
         f"({low:.0%} to {high:.0%}; medians of {document.steps_before} steps before "

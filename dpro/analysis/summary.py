@@ -89,7 +89,7 @@ def health_info(
         return "unknown", binds
     if unknown:
         return "unknown", "No slow rank or component found, but not everything could be checked"
-    return "good", "Healthy: neither a rank nor the input pipeline holds the job up"
+    return "good", "Healthy: neither a rank nor the input pipeline slows the job down"
 
 
 def _worst_hang(findings: Sequence[Finding]) -> str:
@@ -165,7 +165,7 @@ def trust_info(trust: Trust) -> list[tuple[str, str]]:
         ("collectives found on all ranks", f"{1.0 if matched is None else matched:.1%}"),
         ("collectives outside the window of some rank", f"{coverage.collectives_outside_window or 0.0:.1%}"),
         ("GPU time in known kernels", "no kernels" if classified is None else f"{classified:.1%}"),
-        ("time nothing explains", f"{coverage.time_unexplained:.2%}"),
+        ("unexplained time", f"{coverage.time_unexplained:.2%}"),
         ("CPU time in no span", f"{coverage.host_gaps:.1%}"),
         ("start times copied from the trace", f"{coverage.starts_anchored:.1%}"),
     ]
@@ -264,8 +264,7 @@ def interval_doubts(trust: Trust, predictions: Sequence[Prediction]) -> list[str
     anchored = trust.coverage.starts_anchored
     if anchored > MAX_ANCHORED:
         said.append(
-            f"{anchored:.0%} of start times are copied from the trace: predictions hardly "
-            "move what depends on them"
+            f"{anchored:.0%} of start times come from the trace: predictions hardly move what depends on them"
         )
     for prediction in predictions:
         predicted_ns, base_ns = prediction.predicted_ns / prediction.samples, prediction.base_ns

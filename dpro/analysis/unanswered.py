@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from dpro.replay.pretended import PretendedStep
     from dpro.store import Manifest, Run
 
-# Warnings of the recorder that concern deep windows.
-_FAILED_WINDOWS = re.compile(r"goes on without windows: |stopped recording in |window \d+ is lost: ")
+# Warnings of the recorder that concern deep windows; older recordings say `goes on`.
+_FAILED_WINDOWS = re.compile(
+    r"(?:continues|goes on) without windows: |stopped recording in |window \d+ is lost: "
+)
 
 
 def not_read(manifest: Manifest) -> list[str]:
@@ -80,8 +82,8 @@ def refuse_pretended(run: Run) -> None:
     """
     if run.manifest.is_pretended:
         raise Unanswerable(
-            f"{run.label}: {pretended_in_words(run.manifest)}: none waited for another, so nothing slow or "
-            "stuck can show; `dpro replay` says what a step would take"
+            f"{run.label}: {pretended_in_words(run.manifest)}: none waited for another, so no rank can be "
+            "found slow or stuck; `dpro replay` says what a step would take"
         )
 
 
@@ -139,10 +141,10 @@ def _what_else_answers(run: Run) -> str:
     if rows[SPANS.name]:
         return ""
     if rows[REQUESTS.name] or rows[ITERATIONS.name]:
-        return "what it holds of a server is enough for `dpro serving`"
+        return "its server records are enough for `dpro serving`"
     if not rows[COLLECTIVES.name]:
         return ""
-    return "what it holds, collective calls, is enough for `dpro diagnose` and `dpro info`"
+    return "its collective calls are enough for `dpro diagnose` and `dpro info`"
 
 
 def why_no_window(run: Run) -> str:
@@ -171,7 +173,7 @@ def why_no_window(run: Run) -> str:
     steps = last + 1
     first, end = options["skip"], options["skip"] + options["window_steps"]
     if steps < end:
-        whole = f"before its first deep window (steps {first} to {end - 1}) was whole"
+        whole = f"before its first deep window (steps {first} to {end - 1}) was complete"
         advice = "" if run.manifest.exit_status else ": record more steps, or lower --skip"
         return f"the job ended after {steps} steps, {whole}{advice}"
     return why_not or "no deep window was kept: the recording does not say why"

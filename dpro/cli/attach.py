@@ -35,7 +35,7 @@ DUMPED_S = 3.0
     metavar="K",
     help="Record K steps in depth, on all ranks.",
 )
-@click.option("--off", "switch", flag_value="off", help="No more deep windows but those of --steps.")
+@click.option("--off", "switch", flag_value="off", help="Stop deep windows, except those of --steps.")
 @click.option("--on", "switch", flag_value="on", help="Record deep windows as --budget or --every allows.")
 @click.option("--stacks", is_flag=True, help="Show where all threads of all ranks are, as one tree.")
 @click.option("--native", is_flag=True, help="With --stacks: calls of C and child processes, too, by py-spy.")
@@ -69,7 +69,7 @@ def attach(
     KINETO_USE_DAEMON=1, can be profiled by `dpro attach --pid PID --steps K -o RUN`; PID can be its launcher.
     """
     if native and not stacks:
-        raise UsageError("--native goes with --stacks")
+        raise UsageError("--native requires --stacks")
     if sum(map(bool, (steps, switch, stacks))) > 1 or not (steps or switch or stacks or copy):
         raise UsageError("give one of --steps, --stacks, --off, --on and -o")
     if (run is None) == (pid is None):

@@ -89,9 +89,7 @@ def _of_logs(paths: tuple[str, ...]) -> Diagnosis | None:
         if diagnosis is not None:
             return diagnosis
     if len(paths) > 1:
-        raise UsageError(
-            "several paths are the logs of one job, all of them files of text; else give one RUN"
-        )
+        raise UsageError("several paths must all be text logs of one job; otherwise give one RUN")
     return None
 
 
@@ -185,7 +183,7 @@ def _nothing_wrong(diagnosis: Diagnosis, limits: str) -> str:
         return "No slow rank or component found before that."
     where = "" if diagnosis.basis == REPLAY else " in its steps and calls"
     healthy = f"{limits}." if limits else f"No slow rank or component found{where}."
-    return f"{healthy} `dpro RUN` says what would help."
+    return f"{healthy} `dpro RUN` shows what would help."
 
 
 def _print_slowdown(slowdown: Slowdown | None) -> None:

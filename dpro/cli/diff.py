@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROWS, MAX_RANKS = 15, 8
 MAX_OF_RUN, MAX_OF_LIMIT, _MIN_DO = 24, 22, 20  # characters of a run's name, its limit, and its advice
-LESS, UNEXPLAINED = "all that contributes less", "not explained by any kind of work"
+LESS, UNEXPLAINED = "all smaller contributions", "not explained by any kind of work"
 _BESIDE_NAME, _MIN_NAME = 33, 40  # characters of the other columns, and of a name at least
 MIN_SHARE = 0.005  # share of the step: smaller contributions are not printed
 
@@ -121,7 +121,7 @@ def _in_markdown(document: DifferenceDocument, fail_on: float | None) -> str:
     """Return the difference as Markdown for a pull request: the summary, then a table of contributions."""
     a_ms, b_ms, change = document.known_change
     mark = "\U0001f534 " if _is_too_long(document, fail_on) else "" if fail_on is None else "\U0001f7e2 "
-    allowed = "" if fail_on is None else f" ({fail_on:.1%} more is too much)"
+    allowed = "" if fail_on is None else f" (limit: {fail_on:.1%} more)"
     lines = [
         f"{mark}**A step takes {format_ms(b_ms)} instead of {format_ms(a_ms)}: {change:+.1%}**{allowed}",
         "",
@@ -175,7 +175,7 @@ def _print(document: DifferenceDocument) -> None:
         :MAX_RANKS
     ]
     if len(by_rank) > 1 and ranks:
-        out.print(f"per rank, on its own: {', '.join(ranks)}")
+        out.print(f"each rank alone: {', '.join(ranks)}")
     for doubt in document.doubts:
         out.print(f"  - {doubt}")
 

@@ -115,7 +115,7 @@ def in_words(document: InfoDocument) -> list[str]:
 def _steps_in_words(document: InfoDocument) -> str:
     if document.steps:
         return f"{document.steps:,} timed, {document.coverage.steps_in_windows:,} of them in deep windows"
-    return f"none{': each deep window is taken as one' * (document.coverage.windows > 1)}"
+    return f"none{': each deep window counts as one' * (document.coverage.windows > 1)}"
 
 
 def _ended_in_words(document: InfoDocument) -> list[str]:
@@ -159,13 +159,13 @@ def rows_in_words(document: InfoDocument | ContentsDocument) -> str:
 
 
 def unclassified_in_words(unknown: Unclassified) -> str:
-    """Return `12 of a kind that is not known, 3.1% of GPU time: my_kernel`, or that there are none."""
+    """Return `12 of unknown kind, 3.1% of GPU time: my_kernel`, or that there are none."""
     if unknown.share is None:
         return "none"
     if not unknown.kernels:
         return "all of a known kind"
     names = ", ".join(shortened(short_name(name), _LONGEST) for name in unknown.names)
-    return f"{unknown.kernels:,} of a kind that is not known, {unknown.share:.1%} of GPU time: {names}"
+    return f"{unknown.kernels:,} of unknown kind, {unknown.share:.1%} of GPU time: {names}"
 
 
 def changes_in_words(applied: Iterable[AppliedChange]) -> list[str]:

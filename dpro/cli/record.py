@@ -192,7 +192,7 @@ def record(
     if chosen.every is not None and chosen.window_steps > chosen.every:
         raise UsageError(f"--window-steps {chosen.window_steps} does not fit into --every {chosen.every}")
     if chosen.keep_windows is None and chosen.keep != "latest":
-        raise UsageError(f"--keep {chosen.keep}: say of how many windows with --keep-windows N")
+        raise UsageError(f"--keep {chosen.keep}: add --keep-windows N to say how many")
     module, colon, function = chosen.step.partition(":")
     if chosen.step and not (colon and all(map(str.isidentifier, f"{module}.{function}".split(".")))):
         raise UsageError(f"--step {chosen.step}: give a function as MODULE:FUNCTION, for instance train:step")
@@ -222,7 +222,7 @@ def _refuse(context: click.Context, names: frozenset[str], what_for: str) -> Non
     given = context.get_parameter_source
     for parameter in context.command.params:
         if parameter.name in names and given(parameter.name) is not ParameterSource.DEFAULT:
-            raise UsageError(f"{parameter.opts[0]} is for {what_for}")
+            raise UsageError(f"{parameter.opts[0]} applies to {what_for}")
 
 
 def _terminal() -> tuple[str, int] | None:

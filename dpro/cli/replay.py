@@ -101,8 +101,8 @@ def _print(analysis: Analysis, document: ReplayDocument) -> None:
     _print_ranks(document.ranks)
     overlap = document.overlap_slowdown
     if overlap is not None:
-        out.print("\nKernels beside communication take ", end="")
-        out.print(f"x{overlap.factor:.2f} their time ({overlap.low:.2f} to {overlap.high:.2f})")
+        out.print("\nBeside communication, kernels take ", end="")
+        out.print(f"x{overlap.factor:.2f} as long ({overlap.low:.2f} to {overlap.high:.2f})")
     _print_communication(document.communication)
     _print_clocks(document.clocks)
     _print_path(document.critical_path)
@@ -150,7 +150,7 @@ def _print_fit(document: ReplayDocument) -> None:
         out.print(f"  collectives found on all ranks  {matched:.1%}{beside}")
     if coverage.kernels_classified is not None:
         out.print(f"  GPU time in kernels of a known kind  {coverage.kernels_classified:.1%}")
-    out.print(f"  time that nothing explains  {coverage.time_unexplained:.2%}")
+    out.print(f"  unexplained time  {coverage.time_unexplained:.2%}")
     if coverage.host_gaps < 1:  # 1 means that no CPU time was recorded
         out.print(f"  CPU time in no span, kept as work  {coverage.host_gaps:.1%}")
 
@@ -167,7 +167,7 @@ def _print_starts(document: ReplayDocument) -> None:
             f"  pairs of streams that wait for each other  {pairs.recorded} by recorded events, "
             f"{pairs.inferred} by inferred ones"
         )
-    fitted = f", by when the device ran empty  {starts.fitted:.1%}" if starts.fitted else ""
+    fitted = f", by when the device ran out of work  {starts.fitted:.1%}" if starts.fitted else ""
     out.print(f"  start times copied from the trace  {starts.anchored:.1%}{fitted}")
 
 

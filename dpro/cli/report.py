@@ -419,7 +419,7 @@ def _host_table(ranks: pl.DataFrame, steps: str) -> RenderableType:
         micro_batches = "?" if row["backward_calls"] is None else f"{row['backward_calls']:.3g}"
         cells.append([str(row["rank"]), str(row["steps"]), _ms(row["duration_ns"]), *shares, micro_batches])
     header = ["\nrank", "\nsteps", "mean\nhost ms", *HOST_FACTS.values(), "micro-\nbatches"]
-    return _table(f"What the host did, {steps}, pauses included", header, cells)
+    return _table(f"Host activity, {steps}, pauses included", header, cells)
 
 
 def _table(title: str, header: list[str], cells: list[list[str]]) -> RenderableType:

@@ -273,7 +273,7 @@ def _pareto(analysis: Analysis, as_json: bool) -> None:
     )
     for point in document.pareto:
         what = " and ".join(parse_edit(edit).describe() for edit in point.edits) or "as it is"
-        room = "" if point.fits is not False else ", for which there is no room"
+        room = "" if point.fits is not False else ", which does not fit into memory"
         memory = format_bytes(point.within_step_bytes)
         speedup = "not known" if point.speedup is None else f"x{point.speedup:.2f}"
         time = f"{speedup} {point.ms_per_batch:10.2f} ms"
@@ -318,10 +318,10 @@ def _print_whole(
         print_end(analysis.end)
     print_selection(selection)
     if analysis.end.hung and not listed.asked:
-        out.print("End the hang first: no change is predicted of a job that hung, unless --edit asks for it.")
+        out.print("End the hang first: without --edit, nothing is predicted for a job that hung.")
         return
     if analysis.end.hung:
-        out.print("The job hung: these predictions are of the steps before that, and none fixes the hang.")
+        out.print("The job hung: these predictions are for the steps before that, and none fixes the hang.")
     advised = [] if listed.asked else [advice.edit for advice in explain(analysis).advice]
     trial = None if proposal is None else proposal.trial
     _print(answer, analysis.run, listed, explained=explains, advised=advised, trial=trial)

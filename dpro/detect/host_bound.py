@@ -163,7 +163,7 @@ def _observe_host_work(baseline: Baseline, steps: Ints) -> Iterator[Observation]
         .sort(["ns", "cause"], descending=[True, False])
     )
     for what, ns, name in parts.head(MAX_PARTS).iter_rows():
-        sentence = "{waited_ns} of the critical path of a step is the host's, in {what}"
+        sentence = "{waited_ns} of a step's critical path are the host's, in {what}"
         waited = observe("host-work", sentence, waited_ns=ns / steps.size, what=what)
         yield waited if name == NO_SPAN else waited.then(" (most in {name})", name=name[:80])
 

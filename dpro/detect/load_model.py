@@ -28,7 +28,9 @@ CLASS = "imbalance.data"
 BATCHES = "the ranks' batches"
 ELEMENTS = "elements in its batches"
 RECEIVED, SHAPES = "bytes from all_to_all", "elements in the inputs of its operators"
-EVEN_BATCHES = "give all ranks as much in each step: group samples by length over many batches, or pack them"
+EVEN_BATCHES = (
+    "give all ranks equal work in each step: group samples by length over many batches, or pack them"
+)
 COUNTED = {WORKLOAD: ELEMENTS, "step_backward_calls": "backward passes"}  # the better measure first
 POWERS = (1.0, 2.0)
 MIN_SIGNIFICANCE = 4.5  # standard errors by which time must grow with the workload
@@ -294,8 +296,8 @@ def _observe(uneven: Uneven, ranks: list[int], cost: float, step: float) -> list
         grows = grows.then(sentence, explained_share=model.explained)
     even = observe(
         "step-without-it",
-        "with as much for each rank, the step would take about {changed_ns} instead of {step_ns}; no rank is "
-        "at fault",
+        "with equal work on each rank, the step would take about {changed_ns} instead of {step_ns}; no rank "
+        "is at fault",
         changed_ns=step - cost, step_ns=step,
     )  # fmt: skip
     observations = [has_most, grows, even]

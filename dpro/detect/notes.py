@@ -44,7 +44,7 @@ def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
 def _losses_unseen(context: Context) -> Iterator[str]:
     """Yield a line if losses were to be watched and none was seen."""
     if context.run.manifest.options.get("watch_loss") and not context.run.num_rows(LOSSES):
-        yield "--watch-loss saw no loss: gradients are not asked for by `backward` of one number"
+        yield "--watch-loss saw no loss: `backward` was never called on a single number"
 
 
 # A rank that causes most waiting, at no cost.
@@ -101,7 +101,7 @@ def _why_it_costs_little(baseline: Baseline, rank: int, waited_ns: float) -> str
     after = _in_whole_groups(changed.graph, waits(changed.graph, changed.timeline.start))
     left = float(after["wait_ns"].sum())
     if left < REMAINS * float(before["wait_ns"].sum()):
-        return f"{said}: what runs during this waiting takes as long"
+        return f"{said}: the work that runs during these waits takes as long"
     after_it, most = after.group_by("last").agg(pl.col("wait_ns").sum()).sort("wait_ns", "last").row(-1)
     if after_it == rank:
         return f"{said}: {_why_late(baseline, rank, waited_ns)}"
@@ -121,7 +121,7 @@ def _why_late(baseline: Baseline, rank: int, waited_ns: float) -> str:
     first = longer.row(0, named=True)
     return (
         f"it works {format_duration(excess)} longer per step than its peers (most in {first['cause']}: "
-        f"{first['example'][:80]}), but other ranks do where it counts"
+        f"{first['example'][:80]}), but other ranks work longer where it counts"
     )
 
 

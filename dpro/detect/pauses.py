@@ -323,8 +323,8 @@ _DOES = {  # of one rank, of several
     RESTART: ("waits for DataLoader workers to start", "wait for DataLoader workers to start"),
     EPOCH: ("waits for the first batch of an epoch", "wait for the first batch of an epoch"),
     DATA: ("waits for its data", "wait for their data"),
-    BUSY: ("does work that is no training step", "do work that is no training step"),
-    IDLE: ("stands still, computing nothing", "stand still, computing nothing"),
+    BUSY: ("does work outside training steps", "do work outside training steps"),
+    IDLE: ("is stalled, computing nothing", "are stalled, computing nothing"),
     EMPTY_QUEUE: ("keeps GPUs waiting for new work", "keep GPUs waiting for new work"),
 }
 DO = {
@@ -606,6 +606,6 @@ def _long_warm_up(pauses: list[Pause], series: StepSeries) -> list[Finding]:
     return [
         Finding(
             PAUSES, "job", "warm-up", ranks, round(lost / wall, 4), 0.5, cost, observations,
-            remedy="record more steps, if the job has them: it comes once in each start",
+            remedy="record more steps, if the job has them: this occurs once per start",
         )
     ]  # fmt: skip

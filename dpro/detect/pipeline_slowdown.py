@@ -404,8 +404,8 @@ def _describe_stage(graph: Graph, ratios: pl.DataFrame, base: Floats, saved: Flo
         observations.append(
             observe(
                 "uneven-work",
-                "all {num_ranks_of_stage} ranks of the stage take as long: the work is uneven, no rank is at "
-                "fault; spread evenly over the stages, the step takes {even_ns}",
+                "all {num_ranks_of_stage} ranks of the stage take equally long: the work is uneven, no rank "
+                "is at fault; spread evenly over the stages, the step takes {even_ns}",
                 num_ranks_of_stage=len(ranks), even_ns=step - cost,
             )
         )  # fmt: skip

@@ -95,9 +95,7 @@ def assemble(
             by_rank[rank] = pieces
     if not by_rank:
         reasons = [*left_out, *(line for remark in remarks for line in remark.warnings)]
-        reasons.append(
-            f"{notes[0].path}: nothing by itself; give the folder with the files that it belongs to"
-        )
+        reasons.append(f"{notes[0].path}: cannot be used alone; give the folder with the files it belongs to")
         raise InputError(reasons[0].removeprefix(LEFT_OUT))
     with made_whole(run, within=staging) as whole:
         remarks += _place(by_rank, whole, spread)
@@ -195,7 +193,7 @@ def _manifest(
     pieces = [piece for rank in by_rank for piece in by_rank[rank]]
     shares = [piece.share for piece in pieces]
     assumed = [
-        f"{Path(note.path).name}: no rank information; taken as rank {note.rank}, by order of file names"
+        f"{Path(note.path).name}: no rank information; assumed to be rank {note.rank}, by order of file names"
         for note in notes
         if note.rank is not None and not note.failure
     ]
@@ -230,7 +228,7 @@ _ADDED = frozenset(table.name for table in (COLLECTIVES, SENDS, PROCESS_GROUPS, 
 _FROM_ONE_FILE = TABLES.keys() - _ADDED - {WORKERS.name}
 _IDS_OF_A_FILE = 1 << 32  # offset of `collective_id` between the files of a rank
 LEFT_OUT = "left out: "
-ONE_OF_THEM = "give dpro one of them, or import each as a run of its own (`dpro import FILE -o RUN`)"
+ONE_OF_THEM = "give dpro one of them, or import each as a separate run (`dpro import FILE -o RUN`)"
 
 
 @dataclass(frozen=True)

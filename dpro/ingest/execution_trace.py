@@ -162,7 +162,7 @@ def combine(kineto: RankTrace, et: RankTrace) -> RankTrace:
         return counted
     return _warned(
         counted,
-        f"the execution trace fits {links.fits} places of the trace equally well: taken for the first",
+        f"the execution trace fits {links.fits} places of the trace equally well: matched to the first",
     )
 
 

@@ -494,7 +494,7 @@ def newest(dumps: Sequence[Tables]) -> list[int]:
 
 def in_words(rank: int, kept: Sequence[str], left: Sequence[str]) -> str:
     """Word superseded dumps of a rank as one line."""
-    return f"rank {rank}: {', '.join(kept)} counts, which is newer than {', '.join(left)}"
+    return f"rank {rank}: {', '.join(kept)} is used, which is newer than {', '.join(left)}"
 
 
 def _age(dump: Tables) -> tuple[int, int]:

@@ -210,7 +210,7 @@ def find_traces(sources: Sequence[Path]) -> Traces:
         if traces.passed_over[REQUEST_LOGS]:
             given = "`dpro import --requests FILE -o RUN` reads a log of requests, with traces or alone"
         if traces.passed_over[SNAPSHOTS]:
-            given = "`dpro memory FILE` says what held the memory in one"
+            given = "`dpro memory FILE` shows what used the memory in one"
         if traces.passed_over[NSIGHT]:
             given = "`nsys export --type sqlite FILE.nsys-rep` writes what dpro reads of them"
         if runs:

@@ -76,7 +76,7 @@ def impossible_in_words(name: str, counts: Mapping[str, int]) -> list[str]:
     """Word the counts of `drop_impossible` as at most one warning."""
     moved = counts.get(MOVED, 0)
     gone = sum(count for reason, count in counts.items() if reason.startswith(IMPOSSIBLE)) - moved
-    words = [f"{counted(gone, 'span')} left out whose times cannot be"] if gone else []
+    words = [f"{counted(gone, 'span')} with impossible times left out"] if gone else []
     if moved:
         words.append(f"{counted(moved, 'span')} moved, since the clock of their device is off")
     return [f"{name}: {', and '.join(words)}; record again before relying on it"] if words else []

@@ -114,7 +114,7 @@ def _records(data: bytes, skipped: Counter[str]) -> Iterator[_Record]:
             if facts and current:
                 yield _Record(current, kind, facts)
             elif facts:
-                skipped["records of no communicator"] += 1
+                skipped["records without a communicator"] += 1
 
 
 def _communicator(document: Mapping[str, Any]) -> _Communicator | None:
@@ -242,7 +242,7 @@ def sends_of(records: Iterable[tuple[Whose, Fact]], rank: int, skipped: Counter[
     short: set[tuple[Whose, int]] = set()  # operations with missing steps
     for whose, record in records:
         if record.get("direction") != "send":
-            skipped["records of NCCL's proxy that are of no send"] += 1
+            skipped["records of NCCL's proxy that are not sends"] += 1
             continue
         operation = whose, int64(record.get("proxy_op_sn"))
         if int64(record.get("n_steps_dropped", 0)) > 0:
@@ -251,7 +251,7 @@ def sends_of(records: Iterable[tuple[Whose, Fact]], rank: int, skipped: Counter[
         sends.setdefault(operation, []).extend(rows)
     whole = {operation: rows for operation, rows in sends.items() if rows and operation not in short}
     if len(whole) < len(sends):
-        skipped["sends of NCCL's proxy of which steps are missing"] += len(sends) - len(whole)
+        skipped["sends of NCCL's proxy with missing steps"] += len(sends) - len(whole)
     rows = [row | {"rank": rank} for rows in whole.values() for row in rows]
     if not rows:
         return SENDS.empty()

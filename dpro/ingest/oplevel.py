@@ -95,9 +95,7 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     )
     warnings = traces[0].warnings
     if world_size != num_ranks:
-        warnings.append(
-            f"{path.name}: {recorded} recorded, one per tensor-parallel group; no gap in the trace"
-        )
+        warnings.append(f"{path.name}: {recorded} recorded, one per tensor-parallel group; none is missing")
     taken: tuple[Any, ...] = (*_POINT_TO_POINT, *_COLLECTIVES, *_COMPUTE)
     unknown = operations.filter(~pl.col("optype").is_in(taken))["optype"].unique().sort().to_list()
     if unknown:
@@ -137,9 +135,7 @@ def _read_parquet(path: Path) -> pl.DataFrame:
         with pq.ParquetFile(path) as file:
             most = max(MIN_ROWS, MAX_ROWS_PER_BYTE * path.stat().st_size)
             if file.metadata.num_rows > most:
-                raise InputError(
-                    f"{path}: says that it holds {file.metadata.num_rows} rows, more than {most}"
-                )
+                raise InputError(f"{path}: claims to have {file.metadata.num_rows} rows, more than {most}")
             names = [name for name in (*_REQUIRED, *_OPTIONAL) if name in file.schema_arrow.names]
             if nested := [name for name in names if pa.types.is_nested(file.schema_arrow.field(name).type)]:
                 raise InputError(f"{path}: a column of the wrong type ({', '.join(nested)})")

@@ -95,7 +95,7 @@ def read_perfetto(path: Path | Source, *, rank: int | None = None) -> RankTrace:
                 file.write((b"," if first else b"") + encoder.encode(some)[1:-1])
             file.write(b"]}")
         read = read_trace(Source(source.label, text), rank=rank)
-    warnings = [f"{source.name}: {damage[0]}; read as far as it goes"] if damage else []
+    warnings = [f"{source.name}: {damage[0]}; read up to there"] if damage else []
     lost = dict(+trace.skipped) | ({CUT: 1} if damage else {})
     return replace(read, skipped=read.skipped | lost, warnings=read.warnings + warnings)
 
@@ -126,7 +126,7 @@ def _packets(source: Source, damage: list[str]) -> Iterator[Any]:
                 raise InputError(f"{source.label}: damaged Perfetto trace; copy the file again") from error
         del rest[:at]
         if len(rest) > MAX_FACTS_BYTES or (rest and rest[0] != _PACKET):
-            what = f"a packet of more than {format_bytes(MAX_FACTS_BYTES)}, or none"
+            what = f"no packet, or one of more than {format_bytes(MAX_FACTS_BYTES)}"
             raise InputError(f"{source.label}: damaged Perfetto trace ({what}); copy the file again")
     if rest and not damage:
         damage.append("truncated within a packet")
@@ -293,7 +293,7 @@ class _Trace:
         name, category = sequence.stages.get(stage.stage_iid, ("", 0))
         kind = _STAGES.get(name, "kernel" if category == _COMPUTE else "")
         if not kind:
-            self.skipped["stages of GPUs that are no kernels or copies"] += 1
+            self.skipped["GPU stages that are not kernels or copies"] += 1
             return
         extra = {_NUMBERS.get(item.name, item.name): item.value for item in stage.extra_data}
         queue = extra.get("stream", stage.hw_queue_iid or stage.hw_queue_id)
@@ -314,7 +314,7 @@ class _Trace:
         """Return all spans as Kineto's events with times in ns, in order of time."""
         ends_ns, unmatched = _ends(self._marks)
         if unmatched:
-            self.skipped["begin or end without the other"] += unmatched
+            self.skipped["begin or end marks without a match"] += unmatched
         slices = []
         for (start_ns, _, track, said), end_ns in zip(self._marks, ends_ns, strict=True):
             if end_ns >= 0:

@@ -280,7 +280,11 @@ def _primus(iterations: dict[str, _Times], path: Path) -> _Timeline:
         if len(times.fwd_start) != len(times.fwd_end) or len(times.bwd_start) != len(times.bwd_end)
     ]
     if uneven or not all(number.isdecimal() for number in iterations):
-        what = f"iteration {uneven[0]} has not as many starts as ends" if uneven else "unnumbered iterations"
+        what = (
+            f"iteration {uneven[0]} has unequal numbers of starts and ends"
+            if uneven
+            else "unnumbered iterations"
+        )
         raise InputError(f"{path}: {what}; export it again")
     steps = _extents(path, iterations).with_columns(rank=pl.lit(rank, pl.Int64))
     base = dict(steps.select("step", "start_ns").iter_rows())

@@ -26,10 +26,10 @@ from dpro.store import Manifest, merge_counts, open_run, write_manifest, write_p
 from dpro.table import complete
 from dpro.words import whole_number
 
-NO_ARRIVAL = "without a moment of arrival"
+NO_ARRIVAL = "without an arrival time"
 OTHER_SPAN = "of spans without a model"
 MODEL = "gen_ai_"  # part of the attribute names of spans with a model
-BACKWARDS = "with moments that run backwards"
+BACKWARDS = "with times that run backwards"
 APART_NS = 5_000_000  # times from another process may precede a request's arrival by this much
 _ORDER = ("arrival_ns", "scheduled_ns", "first_token_ns", "end_ns")
 

@@ -219,7 +219,9 @@ def import_to_store(
     store, root = open_store(url)
     root = root.rstrip("/")
     if PATTERN.search(root) or {".", ".."} & set(root.split("/")):
-        raise UsageError(f"{url}: names other places, too, with *, ?, [ or dots; choose another output")
+        raise UsageError(
+            f"{url}: contains *, ?, [ or dots, which match other paths, too; choose another output"
+        )
     run = here / "run"
     with _store_errors(url):
         under_way = shard is not None and store.exists(f"{root}{STAGING_SUFFIX}/{PLAN}")
@@ -270,7 +272,7 @@ def _import_shard(
         return WaitingImport(missing, place)
     if not is_run(run):
         if not store.exists(f"{root}/{MANIFEST}"):
-            raise InputError(f"{place}: files are gone that shards have staged; run every shard again")
+            raise InputError(f"{place}: staged files are missing; run every shard again")
         run.mkdir(exist_ok=True)
         store.get_file(f"{root}/{MANIFEST}", str(run / MANIFEST))
     return None

@@ -187,7 +187,7 @@ def read_task(importer: Importer, task: ImportTask) -> Iterator[RankTrace]:
         raise _of_the_file(importer, label, error) from error
     for trace in [traces] if isinstance(traces, RankTrace) else traces:
         if max(trace.rank, trace.world_size) > MAX_RANKS:
-            raise InputError(f"{label}: says that it is rank {trace.rank} of {trace.world_size}")
+            raise InputError(f"{label}: claims to be rank {trace.rank} of {trace.world_size}")
         yield trace
 
 

@@ -433,7 +433,7 @@ OUT_OF_MEMORY = Table(
             "tensors; of the last the line that allocated it, empty where unknown.",
             None,
         ),
-        "bytes": Column(pl.List(pl.Int64), "And how much it was.", None),
+        "bytes": Column(pl.List(pl.Int64), "Bytes of each.", None),
     },
     ("rank", "time_ns"),
 )
@@ -538,7 +538,7 @@ WORKERS = Table(
         "exit_signal": Column(pl.Int32, "Signal that ended it; -1 for none or unknown."),
         "stack": Column(
             pl.String,
-            "Where its main thread stood when no step had ended for long, innermost call first, one a line; "
+            "Calls of its main thread when no step had ended for long, innermost first, one a line; "
             "empty where unknown.",
             "",
         ),
@@ -551,7 +551,7 @@ WORKERS = Table(
         "failed_ns": Column(pl.Int64, "When that exception ended the script; -1 for none or unknown."),
         "left_ns": Column(
             pl.Int64,
-            "When its interpreter went, all its calls saved; -1 where it was killed before, or unknown.",
+            "When its interpreter exited, with all its calls saved; -1 if killed before that, or unknown.",
         ),
         "source": Column(pl.String, "What the row was read from.", ""),
     },
@@ -584,15 +584,15 @@ REQUESTS = Table(
         "name": Column(pl.String, "Its id in the engine or the log, empty where it has none.", ""),
         "arrival_ns": Column(pl.Int64, "When the server, or the client that measured, had it."),
         "scheduled_ns": Column(pl.Int64, "When its first iteration began."),
-        "first_token_ns": Column(pl.Int64, "When its first token was there."),
-        "end_ns": Column(pl.Int64, "When its last token was there, or it was given up."),
+        "first_token_ns": Column(pl.Int64, "When its first token was produced."),
+        "end_ns": Column(pl.Int64, "When its last token was produced, or it was aborted."),
         "prompt_tokens": Column(pl.Int64, "Tokens of its prompt; -1 unknown."),
         "cached_tokens": Column(pl.Int64, "Tokens of its prompt found in the prefix cache; -1 unknown."),
         "output_tokens": Column(pl.Int64, "Tokens that were made; -1 unknown."),
         "evictions": Column(
             pl.Int64, "How often it lost its blocks of the KV cache, and was computed again; -1 unknown.", -1
         ),
-        "evicted_ns": Column(pl.Int64, "From each of these losses until it ran again, in all.", 0),
+        "evicted_ns": Column(pl.Int64, "Total time from each of these losses until it ran again.", 0),
         "outcome": Column(Outcome, "How it ended.", "unknown"),
         "source": Column(pl.String, "What the row was read from.", ""),
     },

@@ -127,7 +127,7 @@ def read(path: Path) -> TopologyFile:
                 raise InputError(f"{path}: line {number}: a key of more than {MAX_NESTING} parts")
         topology = msgspec.toml.decode(content, type=TopologyFile)
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: this is no text: a topology is a file of TOML") from error
+        raise InputError(f"{path}: is not text: a topology is a TOML file") from error
     except (msgspec.DecodeError, ValueError) as error:
         raise InputError(f"{path}: {_placed(first_line(error))}") from error
     except RecursionError as error:
@@ -163,7 +163,7 @@ def check(topology: TopologyFile) -> None:
     for number, entry in enumerate(topology.links):
         with_place = f"links[{number}]"
         if not 0 < entry.gbit < inf or entry.count < 1:
-            raise UsageError(f"{with_place}: gbit and count are numbers of more than 0")
+            raise UsageError(f"{with_place}: gbit and count must be greater than 0")
         ends = _pairs(entry, with_place)
         for name in {name for pair in ends for name in pair}:
             if name not in switches and name not in ports:
@@ -201,7 +201,7 @@ def _checked_hosts(topology: TopologyFile) -> set[str]:
     for number, entry in enumerate(topology.hosts):
         place = f"hosts[{number}]"
         if entry.gpus < 0 or entry.nics < 0 or not (0 < entry.gpu_gbps < inf and 0 < entry.nic_gbit < inf):
-            raise UsageError(f"{place}: counts are not negative, and speeds numbers of more than 0")
+            raise UsageError(f"{place}: counts must not be negative, and speeds must be greater than 0")
         if entry.near and len(entry.near) != entry.gpus:
             raise UsageError(f"{place}: near names {len(entry.near)} ports, and there are {entry.gpus} GPUs")
         if any(not 0 <= port < entry.nics for port in entry.near):

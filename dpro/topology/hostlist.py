@@ -72,7 +72,9 @@ def _numbers(ranges: str, text: str) -> list[str]:
     for part in ranges.split(","):
         match = _RANGE.match(part.strip())
         if not match:
-            raise UsageError(f"{_shown(text)}: {_shown(part.strip())} is no number and no range as 1-8")
+            raise UsageError(
+                f"{_shown(text)}: {_shown(part.strip())} is neither a number nor a range such as 1-8"
+            )
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
             raise UsageError(f"{_shown(text)}: {_shown(part.strip())} ends before it begins")

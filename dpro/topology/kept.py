@@ -143,7 +143,7 @@ class GroupChannels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return f"rings[{number}]: does not have each rank of the group once"
         for number, parents in enumerate(self.trees):
             if len(parents) != len(self.ranks) or not _is_tree(dict(zip(self.ranks, parents))):
-                return f"trees[{number}]: the parents of its ranks make no tree"
+                return f"trees[{number}]: the parents of its ranks do not form a tree"
         return ""
 
 

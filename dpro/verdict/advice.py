@@ -104,7 +104,7 @@ _SOFTMAX = r"(?i)softmax"
 _WRITTEN_OUT = (r"(?i)\bexp_kernel", r"(?i)MaxOps|MaxNanFunctor")  # parts of a softmax; with a log, of a loss
 _LOG = r"(?i)\blog_kernel"
 _OF_LOSS = r"(?i)nll|loss|log_?softmax|softmax_warp_\w+<.*\d, true"  # `true`: of the logarithm
-_ROUGH = "it helps as such a change did in other jobs; it was not measured on this one"
+_ROUGH = "the gain is that of this change in other jobs; it was not measured on this one"
 
 
 class Advice(DocumentPart, frozen=True):
@@ -172,14 +172,14 @@ def record_more(facts: JobFacts) -> list[Advice]:
     if facts.lacks_device_work and not facts.device_work_ns:
         do = "record what the devices do (ProfilerActivity.CUDA, or XPU, MTIA): none of it was recorded"
     elif facts.lacks_device_work:
-        do = f"record later steps: here the devices worked for {format_duration(facts.device_work_ns)} in all"
+        worked = format_duration(facts.device_work_ns)
+        do = f"record later steps: here the devices worked for {worked} in total"
     elif facts.first_call:
         name, took_ns = facts.first_call
-        do = (
-            f"record later steps: one {name} takes {format_duration(took_ns)}, as the first of a process does"
-        )
+        took = format_duration(took_ns)
+        do = f"record later steps: one {name} takes {took}, as the first call of a process does"
     elif warm_up(facts.ends, not facts.analysis.steps.is_empty()) >= WARM:
-        do = "record later steps: most of this is the start of a process, or warms it up"
+        do = "record later steps: most of this recording is start-up or warm-up"
     else:
         return []
     return [Advice(RECORD_MORE, do, None, None, "a setting")]
@@ -193,7 +193,7 @@ def record_steps(facts: JobFacts) -> list[Advice]:
     if facts.analysis.steps.is_empty():
         do = f"record several steps, and mark them ({marks})"
     elif facts.usual.height == 1 and facts.analysis.trust.grade == "poor":
-        do = "record more steps: what the one that counts here has may never be again"
+        do = "record more steps: the single one that counts here may not be typical"
     else:
         return []
     return [Advice(RECORD_MORE, do, None, None, "a setting")]
@@ -652,7 +652,7 @@ def _once(facts: JobFacts, limit: str) -> Iterator[Advice]:
         vain = np.flatnonzero(reduced_in_vain(graph) & (graph.nodes.kind == NodeKind.TRANSFER))
         do = "reduce gradients in the last backward pass of an update only (DDP: no_sync; FSDP2: "
         do += f"set_requires_gradient_sync): {counted(_per_step(graph, vain), 'reduction')} a step "
-        yield by_edit("reduce-last", f"{do}are done again by a later pass", again)
+        yield by_edit("reduce-last", f"{do}are repeated by a later pass", again)
     joined = best_of(facts, ["coalesce"])
     if joined is not None and (joined.effect == "faster" or limit == COMMUNICATION):
         yield by_edit("coalesce", _series_in_words(facts), joined)
@@ -679,7 +679,7 @@ def _objects(facts: JobFacts, limit: str) -> Iterator[Advice]:
         least,
         max(least, facts.gains_by_limit().get(HOST, 1.0)),
         "new code",
-        "at most, all that hosts do outside operators makes or reads the objects",
+        "at most, all host work outside operators makes or reads the objects",
     )
 
 
@@ -935,7 +935,7 @@ def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
             partly(gain, 0.3),
             gain,
             "new code",
-            "its transfers are not at the limit of the wires",
+            "its transfers do not reach the bandwidth of the links",
         )
     hidden = 1 / max(1 / gain, exposed)  # other work of the step hides no more than it lasts
     yield Advice(

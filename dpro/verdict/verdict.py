@@ -69,7 +69,7 @@ from dpro.words import capitalised, counted, ranks_in_words, shortened
 
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
 NOTABLE = 0.2  # of GPU time: communication with a larger share is tempting
-WINDOWS_ONLY = "what was recorded in depth is mostly what recording costs"
+WINDOWS_ONLY = "deep windows mostly contain the overhead of recording"
 NOT_RECORDED = "what devices wait for was not recorded"
 LONGEST_KERNELS = 20  # kernels that are grouped by name to find those that take most of a step
 NOT_DIAGNOSED, NO_FIT = "not diagnosed", "the replay does not fit"
@@ -180,7 +180,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
     if untold:
         ranked = [Advice(RECORD_MORE, untold.do, None, None, "a setting"), *remedies_of(facts.findings)]
     elif not limit and not ranked:
-        do = "record launches, the host, and all ranks with their steps: what devices wait for is not here"
+        do = "record launches, the host, and all ranks with their steps, to see what devices wait for"
         ranked = [*advise_of_findings(facts), Advice(RECORD_MORE, do, None, None, "a setting")]
     usual = facts.usual.height
     ranked = [*correct_numbers(facts.findings), *ranked]
@@ -275,7 +275,7 @@ class Untold(NamedTuple):
 def _why_untold(analysis: Analysis) -> Untold | None:
     """Return why the recording misrepresents the job: cut traces, or windows that slow steps; else None."""
     if cut := cut_in_words(analysis.run.manifest):
-        return Untold(cut[0], "copy the traces that were cut short once more, or record again")
+        return Untold(cut[0], "copy the truncated traces again, or record again")
     if slowed_by_windows(analysis) >= FAR:
         do = "record for longer, with fewer windows (--skip, --every): they slow such short steps too much"
         return Untold(WINDOWS_ONLY, do)
@@ -286,7 +286,7 @@ def _why_no_limit(facts: JobFacts, limit: Limit | None, untold: Untold | None) -
     """Return why no limit is named, in a line; empty if one is."""
     if limit is not None:
         return []
-    little = f"next to no work of devices was recorded: {format_duration(facts.device_work_ns)} in all"
+    little = f"hardly any work of devices was recorded: {format_duration(facts.device_work_ns)} in total"
     none = "no work of devices was recorded, only what the host does"
     lacking = little if facts.device_work_ns else none
     return [untold.why if untold else lacking if facts.lacks_device_work else NOT_RECORDED]
@@ -424,7 +424,7 @@ def _perhaps(doubtful: Sequence[Finding]) -> str:
     if not costly:
         return ""
     may = f"{name_part(costly[0])} may cost {_cost_of_step(costly[0])}"
-    return f"none for sure; {may} (confidence {costly[0].confidence:.2f})"
+    return f"none is certain; {may} (confidence {costly[0].confidence:.2f})"
 
 
 def _cost_of_step(finding: Finding) -> str:
@@ -493,11 +493,11 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     reasons = {
         f"the replay does not fit, so do not rely on these figures: {why}": not (trust.answerable or cut),
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
-        f"no step is known of {ranks_in_words(stepless)}": len(stepless) > 0,
+        f"no steps are known for {ranks_in_words(stepless)}": len(stepless) > 0,
         **dict.fromkeys(without_spans(facts.job.graph, manifest), True),
-        f"{counted(impossible, 'span')} of impossible times left out or moved": impossible > 0,
-        "no steps are known: all that was recorded is taken as one": facts.analysis.steps.is_empty(),
-        "one step: whether it persists is not known": usual == 1 and not facts.analysis.steps.is_empty(),
+        f"{counted(impossible, 'span')} with impossible times left out or moved": impossible > 0,
+        "no steps are known: the whole recording counts as one": facts.analysis.steps.is_empty(),
+        "one step: it is not known whether this persists": usual == 1 and not facts.analysis.steps.is_empty(),
         f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
         (taken_out := taken_out_in_words(trust)): bool(taken_out),
         (unlike := unlike_the_others(facts.analysis)): bool(unlike),
@@ -505,7 +505,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"gains are rated poor: {trust.weakest}": trust.answerable and trust.grade == "poor" and not unlike,
         "launches wait for their kernels: hosts and devices cannot overlap here": facts.launches_block,
         "other processes use cores of these hosts: gains hold only under that load": bool(facts.shared_hosts),
-        f"what kernels do that take {unknown:.0%} of compute is not known by their names": unknown >= UNKNOWN,
+        f"kernels that take {unknown:.0%} of compute are of unknown kind, by their names": unknown >= UNKNOWN,
     }
     return [reason for reason, holds in reasons.items() if holds]
 
@@ -539,7 +539,7 @@ def _another_length(facts: JobFacts) -> str:
     both = deep_and_usual(facts.analysis.steps)
     if both is None or abs(both[1].typical_ns / facts.step_ns - 1) <= SIMILAR:
         return ""
-    return f"{_deep_and_others(facts.step_ns, both[1])}: these figures are of the former"
+    return f"{_deep_and_others(facts.step_ns, both[1])}: these figures are for the former"
 
 
 def cause_of(facts: JobFacts, limit: str) -> str:

@@ -507,7 +507,7 @@ class _Window:
             off = int((np.abs(ahead - line.offset_at(times)) - bounds).max())
             if off > ONE_HOST_NS:
                 self._off_line.append(
-                    f"comparisons of the clocks of {clock} and {peer} lie {format_duration(off)} off any line"
+                    f"comparisons of the clocks of {clock} and {peer} are {format_duration(off)} off any line"
                 )
             clocks[clock] = Clock(clock, self._through(peer, line), "clock samples")
         return clocks
@@ -565,7 +565,7 @@ class _Window:
             begin, end = (moment + clock.line.offset_ns for moment in self._extent)
             if self._compared.was_set(name, begin, end):
                 lines_off.append(
-                    f"the clock of {name} was set meanwhile: no line fits times before and after that"
+                    f"the clock of {name} was set during the window: no line fits times before and after it"
                 )
         lines = {name: clock.line for name, clock in self.clocks.items()}
         worst = heapq.nlargest(2, ((line.uncertainty_ns, name) for name, line in lines.items()))
@@ -577,8 +577,8 @@ class _Window:
             if uncertainty >= 0 and (missed or never_met):
                 early = format_duration(max(low, -high))
                 lines_off.append(
-                    f"the clock of {name} cannot be reconciled with the others: as best it fits, a "
-                    f"collective is left {early} before all have come, or data received before it is sent"
+                    f"the clock of {name} cannot be reconciled with the others: at the best fit, a "
+                    f"collective is left {early} before all have arrived, or data received before it is sent"
                 )
         return lines_off
 

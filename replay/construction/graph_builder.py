@@ -229,7 +229,7 @@ def build_operation_view(run: Run) -> Built:
     operations = operations_of(run)
     if operations is None:
         raise Unanswerable(
-            "the run has no forward and backward of micro-batches: record a job that pipelines, or import a "
+            "the run has no micro-batch forwards and backwards: record a pipeline-parallel job, or import a "
             "trace of whole operations"
         )
     made = build_operations(run, operations)

@@ -57,7 +57,7 @@ def footprint_of(run: Run | None) -> Footprint:
             peak = max(peak, int(value[inside].max()))
     if not within:
         raise Unanswerable(
-            f"the run holds no allocations within whole steps: record with {how_to_record(MEMORY, run)}"
+            f"the run has no allocations within whole steps: record with {how_to_record(MEMORY, run)}"
         )
     # Free memory is that of the smallest GPU at the peak; without GPUs, the host's available memory.
     total = total_bytes_of(run)
@@ -124,7 +124,7 @@ def _allocated(run: Run | None) -> dict[int, tuple[Ints, NDArray[np.float64]]]:
     rows = rows.filter((pl.col("counter") == ALLOCATED) & (pl.col("rank") >= 0))
     if rows.is_empty():
         raise Unanswerable(
-            f"the run does not hold what its allocator gave out: record with {how_to_record(MEMORY, run)}"
+            f"the run has no record of its allocator: record with {how_to_record(MEMORY, run)}"
         )
     if (rows["device"] != "").any():
         rows = rows.filter(pl.col("device") != "")

@@ -60,7 +60,7 @@ def read_measured(path: Path, numbers: Collection[str], names: Collection[str]) 
 
 def _read(path: Path) -> pl.DataFrame:
     def unreadable(why: str) -> InputError:
-        return InputError(f"{path}: is no readable Parquet or CSV table ({why})")
+        return InputError(f"{path}: not a readable Parquet or CSV table ({why})")
 
     content = BytesIO(read_small(path, MAX_WHOLE_BYTES))
     try:
@@ -79,17 +79,17 @@ def _numbers(column: pl.Series, path: Path) -> pl.Series:
         numbers = text.str.strip_chars().cast(pl.Float64, strict=False)
         wrong = text.filter(numbers.is_null() & (text.fill_null("") != ""))
         if wrong.len():
-            raise InputError(f"{path}: column {column.name} holds {wrong[0][:40]!r}, which is no number")
+            raise InputError(f"{path}: column {column.name} has {wrong[0][:40]!r}, which is not a number")
         return numbers
     if not (column.dtype.is_numeric() or column.dtype == pl.Null):
-        raise InputError(f"{path}: column {column.name} holds no numbers but {column.dtype}")
+        raise InputError(f"{path}: column {column.name} has {column.dtype} instead of numbers")
     return column.cast(pl.Float64)
 
 
 def _names(column: pl.Series, path: Path) -> pl.Series:
     kind = column.dtype
     if not (kind in (pl.String, pl.Categorical, pl.Enum, pl.Null) or kind.is_numeric()):
-        raise InputError(f"{path}: column {column.name} holds no names but {kind}")
+        raise InputError(f"{path}: column {column.name} has {kind} instead of names")
     return column.cast(pl.String)
 
 
@@ -186,12 +186,12 @@ def read_frame(path: Path | str) -> pl.DataFrame:
         *(pl.col(column) == pl.col(column).round() for column in ("num_ranks", "hosts")),
     )
     if rows.is_empty():
-        raise InputError(f"{name}: holds no row with bytes and time above 0, of a whole number of ranks")
+        raise InputError(f"{name}: no row has bytes and time above 0 and a whole number of ranks")
     rows = rows.cast({"num_ranks": pl.Int64, "hosts": pl.Int64})
     ops = few(rows["op"].drop_nulls().unique().sort().to_list(), 3) or "none"
     rows = rows.filter(pl.col("op").is_in(KNOWN))
     if rows.is_empty():
-        raise InputError(f"{name}: holds no operation that dpro knows ({ops}), as {', '.join(KNOWN)} are")
+        raise InputError(f"{name}: no operation is known to dpro ({ops}); it knows {', '.join(KNOWN)}")
     # In a wrong unit, half of the times are implausibly short, or longer than any job waits.
     usual = float(np.median(rows["time_ns"].to_numpy()))
     moved = float(np.median((rows["bytes"] / rows["time_ns"]).to_numpy()))

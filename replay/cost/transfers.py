@@ -179,7 +179,7 @@ def beyond_sizes(graph: Graph, changed: Graph) -> tuple[str, ...]:
         if least < seen[0] / BEYOND or most > seen[1] * BEYOND:
             lines.append(
                 f"{op} of {format_bytes(least)} to {format_bytes(most)}: the run has {format_bytes(seen[0])} "
-                f"to {format_bytes(seen[1])}, beyond which latency and bandwidth are taken to stay"
+                f"to {format_bytes(seen[1])}, beyond which latency and bandwidth are assumed constant"
             )
     return tuple(lines)
 
@@ -224,7 +224,7 @@ def unknown_latencies(graph: Graph) -> tuple[str, ...]:
     """Word a line for each operation and group whose transfers do not show latency."""
     return tuple(
         f"{op} in {group or 'a group without a name'}: sizes are too similar to show latency, "
-        "which is taken to be 0"
+        "which is assumed to be 0"
         for (op, group), line in fit_costs(graph).items()
         if line.bandwidth_only
     )
@@ -243,11 +243,15 @@ def why_no_cost(graph: Graph, kind: CollectiveKind) -> str:
     of_kind = np.isin(graph.nodes.message, messages_by_kind(graph)[kind])
     if np.count_nonzero(_of_known_size(graph) & of_kind) < ENOUGH:
         lacking = np.count_nonzero(of_kind) < ENOUGH
-        what = "record more steps (`--window-steps`)" if lacking else "`dpro record` notes sizes of all calls"
-        return f"too few transfers of known size to fit what {kind[0]} costs: {what}"
+        what = (
+            "record more steps (`--window-steps`)"
+            if lacking
+            else "`dpro record` records the sizes of all calls"
+        )
+        return f"too few transfers of known size to fit the cost of {kind[0]}: {what}"
     return (
-        f"too few transfers of which other ranks are recorded to fit what {kind[0]} costs: what the recorded "
-        "ones take may be waiting for ranks that are missing"
+        f"too few transfers with recorded peers to fit the cost of {kind[0]}: the times of the recorded "
+        "ones may include waits for missing ranks"
     )
 
 
@@ -353,7 +357,7 @@ def _estimated(table: NetworkTable, curve: LinkCost, num_bytes: Floats, how: str
     if num_bytes.size and (num_bytes.max() > FAR * sizes[-1] or num_bytes.min() < sizes[0] / FAR):
         raise Unanswerable(
             f"only {sizes[0]:.0f} to {sizes[-1]:.0f} bytes were measured, and {num_bytes.min():.0f} to "
-            f"{num_bytes.max():.0f} are asked for"
+            f"{num_bytes.max():.0f} are requested"
         )
     predicted = curve.time_ns(num_bytes)
     rate = growth(sizes, left_out(sizes, times, curve.line_ns(sizes)))

@@ -75,7 +75,9 @@ def find_inputs(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
         for call in _call(name, shapes)
     ]
     if not calls:
-        raise Unanswerable(f"the shapes show neither {_NEEDED.replace(' or ', ' nor ')}")
+        raise Unanswerable(
+            f"no shape identifies the input: there is neither {_NEEDED.replace(' or ', ' nor ')}"
+        )
     texts = [call for call in calls if call[1].tokens]
     chosen = texts or calls
     largest = max(call.weight for _, call, _ in chosen)
@@ -107,7 +109,7 @@ def inputs_of_calls(calls: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame
     """
     models = calls.filter(pl.col("parameters") != 0)  # a loss is a module, too
     if models.is_empty():
-        raise Unanswerable("no call of a model in training was met")
+        raise Unanswerable("no call of a model in training was recorded")
     if models.group_by("rank").agg(pl.col("model").n_unique())["model"].max() != 1:
         raise Unanswerable("several models are trained: which of them takes the step's input is not known")
     times = (
@@ -256,7 +258,7 @@ def operations_of_calls(calls: pl.DataFrame, counters: pl.DataFrame) -> float:
         calls.filter(pl.col("parameters") != 0).unique("rank").with_columns(pl.col("rank").cast(pl.Int64))
     )
     if models["experts"].any():
-        raise Unanswerable("its modules are experts: how many tokens go through each is not known")
+        raise Unanswerable("it has expert modules: the number of tokens through each is not known")
     if (models["tensors"] > MAX_CONVOLUTIONS * models["matrices"]).any():
         raise Unanswerable("it has convolutions, or weights of more than two dimensions")
     if (models["parameters"] < 0).any() or (models["matrices"] <= 0).any():

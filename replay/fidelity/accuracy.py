@@ -65,10 +65,10 @@ _MEASURED = {  # sentence of a figure, by its name
     "error of replayed steps": "replayed steps are off by {}",
     "median error of starts": "replayed start times are off by {} of a step (median)",
     "95th percentile of errors of starts": "replayed start times are off by {} of a step (95th percentile)",
-    "time that nothing explains": "nothing explains {} of the time",
-    "start times surely copied from the trace": "at least {} of start times are copied from the trace",
-    "length of deep steps against others": "steps in and outside deep windows differ by a factor of {}",
-    "noise of steps": "steps vary so much that changes below {} of a step do not show",
+    "time that nothing explains": "{} of the time is unexplained",
+    "start times surely copied from the trace": "at least {} of start times come from the trace",
+    "length of deep steps against others": "steps inside and outside deep windows differ by a factor of {}",
+    "noise of steps": "step times vary: changes below {} of a step cannot be detected",
     "spans of impossible times": "{} of spans have impossible times",
     COLD_STEPS: "first calls of a process make up {} of the steps",
     WARM_UP: "steps that warm up take {} as long as the others",
@@ -102,7 +102,7 @@ class Criterion(DocumentPart, frozen=True):
     def in_words(self) -> str:
         """The measured quantity, in words."""
         if self.value is None:
-            return f"{self.name}: not known"
+            return f"{self.name}: unknown"
         measured = _MEASURED.get(self.name, f"{self.name}: {{}}")
         return measured.format(f"{self.value:.3g}{self.unit}")
 
@@ -210,8 +210,8 @@ def grade_of(score: float) -> str:
 
 ADVICE = {
     "good": "They are reliable within their intervals",
-    "fair": "Their intervals are plausible; verify what matters with `dpro try`",
-    "poor": "Do not rely on these; measure a change with `dpro try` first",
+    "fair": "Their intervals are plausible; verify important ones with `dpro try`",
+    "poor": "Do not rely on them; measure a change with `dpro try` first",
 }
 
 
@@ -225,7 +225,7 @@ def grade_sentence(score: float, figures: Sequence[Criterion]) -> str:
     weak = [str(figure) for figure in figures if figure.score is not None and figure.score < GOOD][:2]
     why = f" Weakest point: {'; '.join(weak)}." if weak else ""
     unknown = [figure.name for figure in figures if figure.value is None]
-    missing = f" Not known: {', '.join(unknown)}." if unknown else ""
+    missing = f" Unknown: {', '.join(unknown)}." if unknown else ""
     return f"Predictions from this run: {grade} ({score:.2f} of 1). {ADVICE[grade]}.{why}{missing}"
 
 
@@ -569,8 +569,8 @@ def _assumed(built: Built, unexplained: float) -> tuple[str, ...]:
     if not late.any():
         return built.assumed
     launches = (
-        f"launches were not recorded: {unexplained:.1%} of the steps is delay between operations and what "
-        "they depend on; predictions assume the usual delay of each kind"
+        f"launches were not recorded: {unexplained:.1%} of step time is delay between operations and "
+        "their dependencies; predictions assume the usual delay of each kind"
     )
     return (launches, *built.assumed)
 
@@ -590,9 +590,7 @@ def cut_in_words(manifest: Manifest) -> list[str]:
     if not manifest.num_cut:
         return []
     traces = "1 trace is" if manifest.num_cut == 1 else f"{manifest.num_cut} traces are"
-    return [
-        f"{traces} cut short: what is missing, GPU work often, would count as idle time; copy or record again"
-    ]
+    return [f"{traces} cut short: missing parts, often GPU work, would count as idle; copy or record again"]
 
 
 def _no_work(built: Built) -> list[str]:
@@ -607,15 +605,15 @@ def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) 
     if steps == 0:
         reasons.append("no whole step in the trace: record at least two steps")
     if error_pct > WORST_STEP_ERROR_PCT:
-        reasons.append(f"the replayed steps are off by {error_pct:.1f}%: do not predict from this trace")
+        reasons.append(f"replayed steps are off by {error_pct:.1f}%, too much to predict from this trace")
     if unexplained > WORST_UNEXPLAINED:
         reasons.append(
-            f"nothing in the trace explains {unexplained:.1%} of the time before GPU work and collectives"
+            f"the trace does not explain {unexplained:.1%} of the time before GPU work and collectives"
         )
     if anchored > WORST_ANCHORED:
         reasons.append(
             f"at least {anchored:.0%} of the starts of GPU work and collectives were taken from the trace, "
-            "which does not say what they depend on, so a small error proves nothing"
+            "which does not show their dependencies, so a small error proves nothing"
         )
     return reasons
 
@@ -626,18 +624,18 @@ def _doubts(
     """Return where the replay fits less well than a good one, so that predictions are less sharp."""
     doubts = []
     if GOOD_STEP_ERROR_PCT < error_pct <= WORST_STEP_ERROR_PCT:
-        doubts.append(f"the replayed steps are off by {error_pct:.1f}%: smaller gains may be errors")
+        doubts.append(f"replayed steps are off by {error_pct:.1f}%: smaller gains may be replay errors")
     step_ns = float(steps["measured_ns"].mean() or 0.0)  # type: ignore[arg-type]
     for percent, good, which in ((50, GOOD_START_MEDIAN, "half"), (95, GOOD_START_P95, "one in twenty")):
         if starts.get(percent, 0.0) > good * step_ns > 0:
             doubts.append(
                 f"{which} of the starts are off by {format_duration(starts[percent])} or more, "
-                f"{starts[percent] / step_ns:.1%} of a step: step times are known better than where in a "
-                "step the time goes"
+                f"{starts[percent] / step_ns:.1%} of a step: step times are more reliable than their "
+                "breakdown"
             )
     if GOOD_UNEXPLAINED < unexplained <= WORST_UNEXPLAINED:
         doubts.append(
-            f"nothing in the trace explains {unexplained:.1%} of the time before GPU work and collectives"
+            f"the trace does not explain {unexplained:.1%} of the time before GPU work and collectives"
         )
     return doubts
 
@@ -654,13 +652,13 @@ def _not_known(built: Built, manifest: Manifest) -> list[str]:
     reasons = [*built.unknown, *without_spans(built.graph, manifest)]
     if gone := manifest.num_impossible:
         reasons.append(
-            f"spans of impossible times, left out or moved: {gone}; what is left out counts as idle, and "
-            "other times may be wrong, too"
+            f"spans with impossible times, left out or moved: {gone}; gaps count as idle time, and "
+            "other times may also be wrong"
         )
     if not built.steps_known:
-        reasons.append("no steps are known: each window is taken as one step; mark steps in the profiler")
+        reasons.append("no steps are recorded: each window counts as one step; mark steps in the profiler")
     if len(manifest.ranks) > 1 and not built.of_operations and not (built.matching.rows["members"] > 1).any():
-        reasons.append("no collective is known on two ranks: which rank waits for which is unknown")
+        reasons.append("no collective was matched across ranks: which rank waits for which is unknown")
     reasons += [
         f"collectives not matched ({line}): their waiting counts as communication"
         for line in built.matching.refused
@@ -683,7 +681,7 @@ def _clocks_not_known(built: Built) -> list[str]:
         reasons.append(f"clocks of {ranks_in_words(unsure)} are known only to {worst:.1f} ms")
     unknown = {rank for (rank, _), ns in uncertainty.items() if ns < 0}
     if unknown and (built.matching.rows["members"] > 1).any():
-        reasons.append(f"how far the clocks of {ranks_in_words(unknown)} are off is unknown")
+        reasons.append(f"clock offsets of {ranks_in_words(unknown)} are unknown")
     return reasons
 
 

@@ -111,9 +111,9 @@ def _represented(built: Built, given: list[int]) -> tuple[str, list[str]]:
     if absent:
         listed = ", ".join(map(str, absent))
         return "missing ranks of the same pipeline stage", [
-            f"no rank was recorded of pipeline stage {listed} of {num_stages}: what is done there is unknown"
+            f"no rank of pipeline stage {listed} of {num_stages} was recorded: its work is unknown"
         ]
-    unknown = [] if num_stages else ["what ranks of other pipeline stages do is unknown, and which those are"]
+    unknown = [] if num_stages else ["the other pipeline stages and their work are unknown"]
     return "missing ranks of the same pipeline stage", unknown
 
 

@@ -81,7 +81,7 @@ def build_operations(run: Run, operations: Operations) -> OperationGraph:
     graph = dataclasses.replace(graph, messages=messages, places=operations.places, run=run)
     matching, unknown = _matching(run, rows), (*pipeline.problems, *_contradictions(rows, direct))
     if not _all_places_recorded(graph):
-        unknown += ("ranks of some stages are missing: what made the others wait for them is unknown",)
+        unknown += ("ranks of some stages are missing: why the others waited for them is unknown",)
     return OperationGraph(
         graph, matching, operations.steps_known, unknown, _assumed(run, graph, direct, steps)
     )
@@ -358,7 +358,7 @@ def _contradictions(rows: pl.DataFrame, direct: pl.DataFrame) -> list[str]:
     if share <= MAX_CONTRADICTIONS:
         return []
     return [
-        f"the clocks of the ranks disagree: {share:.0%} of what passed between them ended before it began"
+        f"the clocks of the ranks disagree: {share:.0%} of transfers between them ended before they began"
     ]
 
 
@@ -373,21 +373,21 @@ def _assumed(run: Run, graph: Graph, direct: pl.DataFrame, steps: pl.DataFrame) 
     missing, total = run.manifest.missing_ranks, run.manifest.world_size
     if missing and _all_places_recorded(graph):
         lines.append(
-            f"{len(missing)} of {total} ranks are not recorded: each is taken to do as the recorded rank of "
-            "its stage and data-parallel rank does"
+            f"{len(missing)} of {total} ranks are not recorded: each is assumed to match the recorded one of "
+            "its stage and data-parallel rank"
         )
     waited = direct.filter(pl.col("handed") & (pl.col("lag") > 0)).group_by("role").agg(pl.col("lag").max())
     if waited.height:
         longest = format_duration(float(waited["lag"].max()))  # type: ignore[arg-type]
         lines.append(
-            f"communication between stages was not recorded: it is taken to need {longest} at most, whatever "
-            "the network, and its waiting is not separated from its moving"
+            f"communication between stages was not recorded: it is assumed to take at most {longest} on any "
+            "network, and its wait is not separated from its transfer"
         )
     gaps = graph.nodes.duration[graph.nodes.kind == NodeKind.GAP].sum()
     length = int(steps["finish"].to_numpy().max() - steps["begin"].to_numpy().min())
     if gaps > MIN_BETWEEN * length:
         lines.append(
-            f"{gaps / length:.1%} of the time lies after the last operation of a step: it stays as it is"
+            f"{gaps / length:.1%} of the time is after the last operation of a step: it is kept as it is"
         )
     return tuple(lines)
 

@@ -305,7 +305,7 @@ def dualpipe(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
     if num_stages % 2 or num_batches % 2 or num_batches < 2 * num_stages:
         raise UsageError(
             f"pipeline: dualpipe needs an even number of stages, and an even number of micro_batches, two "
-            f"for each stage at least; here are {num_stages} and {num_batches}"
+            f"or more for each stage; there are {num_stages} and {num_batches}"
         )
     return [_of_stage(stage, num_stages, num_batches // 2) for stage in range(num_stages)]
 
@@ -440,7 +440,7 @@ def paths_of(num_stages: int, num_batches: int, num_skipped: int) -> list[Path]:
     inner = num_stages - 2
     if not 0 <= num_skipped <= inner:
         raise UsageError(
-            f"skip: {num_skipped} of {num_stages} stages cannot be skipped: the first and the last are not"
+            f"skip: {num_skipped} of {num_stages} stages cannot be skipped: the first and last are required"
         )
     choices = []
     for first in range(max(inner, 1)):

@@ -196,7 +196,7 @@ class _Program:
             options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": GAP},
         )
         if solution.x is None:
-            raise Unanswerable("no choice stays within the budget of errors: allow more")
+            raise Unanswerable("no choice stays within the error budget: raise it")
         chosen: Ints = solution.x[:choices].reshape(self._things, self._options).argmax(axis=1)
         return chosen
 
@@ -466,7 +466,7 @@ def measurements(run: Run | None) -> pl.DataFrame:
     """
     table = run.table(CODECS) if run is not None else CODECS.empty()
     if table.is_empty():
-        raise Unanswerable(f"what each codec loses of the job's gradients was not measured: {PROBE_CODECS}")
+        raise Unanswerable(f"the loss of each codec on the job's gradients was not measured: {PROBE_CODECS}")
     usable = usable_codecs(table)
     if usable.is_empty():
         raise Unanswerable("no row of table codecs has elements, norms and times: it is damaged; probe again")
@@ -537,7 +537,7 @@ def choose_precisions(graph: Graph, kernels: Bools, lowest: str, budget: float) 
     losses = expected_losses(graph.run)
     model = common_model(graph.run.manifest.gpus if graph.run is not None else [])
     if not model:
-        raise Unanswerable("which GPU the kernels ran on is not known, nor what fewer bits gain there")
+        raise Unanswerable("the GPU of the kernels is not known, nor what fewer bits gain on it")
     products = _products(graph, kernels, losses["module"].unique().to_list())
     options = ["", *DOWN_TO[lowest]]
     modules = products["module"].unique().sort().to_list()
@@ -572,7 +572,7 @@ def expected_losses(run: Run | None) -> pl.DataFrame:
     """
     table = run.table(SENSITIVITIES) if run is not None else SENSITIVITIES.empty()
     if table.is_empty():
-        raise Unanswerable(f"what each module loses with fewer bits was not measured: {PROBE_PRECISION}")
+        raise Unanswerable(f"the loss of each module with fewer bits was not measured: {PROBE_PRECISION}")
     table = usable_sensitivities(table)
     if table.is_empty():
         raise Unanswerable(
@@ -653,5 +653,5 @@ def precision_lines(chosen: Sequence[ModulePrecision]) -> list[str]:
         how = f"in {precision}" if precision else "as they are"
         what = f"{len(choices)} of {len(chosen)} modules {how} ({some})"
         rise = sum(choice.loss for choice in choices)
-        lines.append(f"{what}: the loss may rise by {rise:.2g} of itself" if precision else what)
+        lines.append(f"{what}: the loss may rise by a share of {rise:.2g}" if precision else what)
     return lines

@@ -167,7 +167,7 @@ def refuse_foreign(edit: Edit | type[Edit], graph: Graph) -> None:
         raise Unanswerable("it changes programs of PyTorch, and XLA compiled this one")
     if edit.of_training and kind_of_job(graph).trains is False:
         raise Unanswerable(
-            "the recording holds no backward pass: nothing is trained, so no gradients are reduced or applied"
+            "the recording has no backward pass: nothing is trained, so no gradients are reduced or applied"
         )
 
 

@@ -82,7 +82,7 @@ def _with_kept_tables(graph: Graph) -> tuple[KeptRun, dict[Hashable, Fact]]:
 
 
 T = TypeVar("T")
-WHOLE_ONLY = "needs the graph of all ranks at once, which is too large to be held"
+WHOLE_ONLY = "needs the graph of all ranks at once, which is too large for memory"
 
 
 @dataclass(frozen=True, eq=False)

@@ -352,7 +352,7 @@ def refuse_nothing_left(steps_ns: Ints) -> None:
         Unanswerable: none takes any.
     """
     if steps_ns.size and not steps_ns.any():
-        raise Unanswerable("nothing of the step would be left: the run cannot say how long it would take")
+        raise Unanswerable("nothing of the step would be left, so its time cannot be predicted")
 
 
 @dataclass(frozen=True, eq=False)

@@ -207,10 +207,10 @@ def list_text() -> str:
             lines += [f"      {key.name}={_default(key)}  {key.help}" for key in own_keys(edit)]
             lines += ["      and a selection"] if _selects(edit) else []
         lines.append("")
-    lines.append("A selection: conditions that hold together. Patterns are shell patterns.")
+    lines.append("A selection: work that meets all given conditions. Patterns are shell patterns.")
     lines += [f"      {key.name}=  {_help(key)}" for key in _keys_of_selections().values()]
     for command, changes in changes_by_command().items():
-        lines += ["", f"Not of whatif: dpro {command}"]
+        lines += ["", f"Changes of dpro {command}"]
         for name, change in changes.items():
             lines += [f"  {name}: {change.doc.partition('. ')[0]}", f"      --edit '{change.example}'"]
             lines += [f"      {key.name}={_default(key)}  {key.help}" for key in change.keys]
@@ -244,7 +244,7 @@ def proof_of(edit: type[Edit]) -> str:
     if edit.proof:
         return f"proven by jobs recorded before and after: {edit.proof}"
     return (
-        "unproven: no job was recorded before and after"
+        "unproven: no job was recorded before and after such a change"
         if edit.is_advice
         else "an upper bound or hypothetical"
     )

@@ -248,7 +248,7 @@ def test_stacks_of_dataloader_workers_and_calls_of_c_come_from_py_spy(tmp_path):
         (["run"], 2, b"give one of --steps"),
         (["--stacks"], 2, b"name the job"),
         (["run", "--stacks", "--off"], 2, b"give one of --steps"),
-        (["run", "--native", "--off"], 2, b"--native goes with --stacks"),
+        (["run", "--native", "--off"], 2, b"--native requires --stacks"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(tmp_path, arguments, code, what):

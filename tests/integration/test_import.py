@@ -362,7 +362,7 @@ def test_gpu_time_that_no_class_explains_is_printed(tmp_path):
     events = [kernel("gemm_kernel", 0, 30), kernel("my_own_kernel", 40, 10), cpu_op("a", 1, 2)]
     write(tmp_path / "in" / "rank0.json", events)
     done = dpro("import", tmp_path / "in", "-o", tmp_path / "run")
-    words = "1 of a kind that is not known, 25.0% of GPU time: my_own_kernel"
+    words = "1 of unknown kind, 25.0% of GPU time: my_own_kernel"
     assert words in done.stdout
     assert words in dpro("info", tmp_path / "run").stdout
     document = _info(tmp_path / "run", tmp_path / "cache")

@@ -107,7 +107,7 @@ def test_a_rank_that_was_killed_is_first_and_why_is_not_guessed(tmp_path):
     document = diagnosed(tmp_path, KILLED)
     assert [(one["class"], one["ranks"]) for one in document["findings"]] == [("dead.rank", [1])]
     assert "SIGKILL" in document["end"]["sentence"]
-    assert "start it again? whether it would end so again is not known" in document["notes"]
+    assert "start it again? it is unknown whether it would end like this again" in document["notes"]
 
 
 @pytest.mark.slow

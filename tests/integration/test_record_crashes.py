@@ -399,7 +399,7 @@ def test_job_that_gives_up_its_rights_goes_on_and_the_run_says_what_failed(tmp_p
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert run.table(STEPS)["step"].max() == 59
-    assert any("goes on without windows: PermissionError" in line for line in run.manifest.warnings)
+    assert any("continues without windows: PermissionError" in line for line in run.manifest.warnings)
 
 
 CLOSES_ALL_DESCRIPTORS = """

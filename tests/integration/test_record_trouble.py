@@ -140,5 +140,5 @@ def test_line_in_the_log_becomes_a_warning_of_the_run(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"trained\n", b"")
     logged = [warning for warning in run.manifest.warnings if warning.startswith("process ")]
     assert len(logged) == 1
-    assert "goes on without flight: IsADirectoryError" in logged[0]
+    assert "continues without flight: IsADirectoryError" in logged[0]
     assert run.table(STEPS)["step"].to_list() == list(range(1, 13))

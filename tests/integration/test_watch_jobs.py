@@ -153,7 +153,7 @@ def test_record_watch_reports_on_stderr_and_in_the_run_and_leaves_the_output_and
     ("options", "said", "windows"),
     [
         (["--on-request", "--budget", "20%"], b"rank 1 is late: steps ", 1),
-        (["--on-request", "--budget", "0.1%"], b"rank 1 is late: a deep window is put off for ", 0),
+        (["--on-request", "--budget", "0.1%"], b"rank 1 is late: a deep window is postponed for ", 0),
         (["--on-request", "--no-ask"], b"", 0),
         (["--no-windows"], b"", 0),
     ],

@@ -208,15 +208,15 @@ def test_a_users_own_patterns_come_before_the_table(own):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("class = 3", "only tables [[class]]"),
-        ("[[clas]]\npattern = 'a'", "clas: only tables [[class]]"),
+        ("class = 3", "only [[class]] tables are allowed"),
+        ("[[clas]]\npattern = 'a'", "clas: only [[class]] tables are allowed"),
         ("[[class]", "not TOML"),
         ("[[class]]\npattern = 'a'\nkind = 'gemm'\n[[class]]\npattern = '('\nkind = 'gemm'", "class 2 ('(')"),
-        ("[[class]]\nkind = 'gemm'", "class 1 (''): pattern, kind and op are texts"),
+        ("[[class]]\nkind = 'gemm'", "class 1 (''): pattern, kind and op must be strings"),
         ("[[class]]\npattern = 'a'\nkind = 'gem'", "class 1 ('a'): kind 'gem' is none of communication"),
         ("[[class]]\npattern = 'a'\nkind = 'gemm'\nop = 'send'", "op goes with kind 'communication' only"),
         ("[[class]]\npattern = 'a'\nkind = 'gemm'\ncolour = 1", "unknown key colour"),
-        ("[[class]]\npattern = 3\nkind = 'gemm'", "are texts"),
+        ("[[class]]\npattern = 3\nkind = 'gemm'", "must be strings"),
     ],
 )
 def test_a_wrong_entry_is_one_line_that_names_it(own, text, what):

@@ -93,7 +93,7 @@ def test_schemas_say_what_each_key_means():
     schema = schema_of(Outer)
     assert schema["required"] == ["parts"]
     assert schema["properties"]["parts"]["description"] == "what it is made of."
-    assert schema["properties"]["schema_version"]["description"].startswith("of the documents")
+    assert schema["properties"]["schema_version"]["description"].startswith("version of all documents")
     inner = schema["$defs"]["Inner"]
     assert inner["description"] == "A part."
     meanings = {name: each["description"] for name, each in inner["properties"].items()}

@@ -44,7 +44,7 @@ def test_a_run_of_calls_alone_says_what_it_is_enough_for(tmp_path):
     job.call((0, 1), (0, 1))
     write_part(tmp_path, COLLECTIVES, "rows", _frame(COLLECTIVES, job.rows))
     write_manifest(tmp_path, Manifest(world_size=2, ranks=[0, 1]))
-    with pytest.raises(Unanswerable, match="is enough for `dpro diagnose`"):
+    with pytest.raises(Unanswerable, match="calls are enough for `dpro diagnose`"):
         _ = Analysis(open_run(tmp_path)).built
 
 

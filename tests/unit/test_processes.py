@@ -124,7 +124,7 @@ def test_a_worker_that_is_killed_while_ranks_are_built_is_one_line_and_nothing_i
     killer.join()
     assert killed
     assert broken.exit_code != 0
-    said = "a process that built ranks was killed, perhaps for want of memory"
+    said = "a process that built ranks was killed, perhaps because memory ran out"
     assert str(broken.exception or broken.output).endswith(said)
     assert not [*(tmp_path / "cache").rglob("shares-*")]
     assert json.loads(answer().stdout) == json.loads(whole.stdout)

@@ -303,7 +303,7 @@ def test_a_part_that_holds_more_rows_than_its_bytes_can_is_refused(tmp_path, mon
 
 def test_a_run_whose_path_no_reader_takes_is_refused(tmp_path):
     write_manifest(folder := tmp_path / "run\udcff", Manifest(world_size=1, ranks=[0]))
-    with pytest.raises(InputError, match="the path is not UTF-8"):
+    with pytest.raises(InputError, match="the path of a run must be UTF-8"):
         open_run(folder)
 
 

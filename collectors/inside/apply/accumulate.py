@@ -23,7 +23,7 @@ from ..torch_internals import fsdp_states, is_fsdp_root, is_within_backward
 from . import ChangeReport, place
 
 BEGINS_AT_STEP = 2
-CODE = "with model.no_sync(): in all passes but the last, and optimizer.step() behind that"
+CODE = "with model.no_sync(): in all passes but the last, and optimizer.step() after the last"
 
 
 class _Accumulation:

@@ -142,7 +142,7 @@ def _enlarge_batches(report: ChangeReport, factor: float) -> None:
             raise ValueError("the dataset creates the batches (batch_size=None): increase their size there")
         size = before * factor
         if size != int(size):
-            raise ValueError(f"{factor:g} times a batch of {before} is no whole number of samples")
+            raise ValueError(f"{factor:g} times a batch of {before} is not a whole number of samples")
         return {"batch_size": int(size)}
 
     set_arguments(report, [DataLoader], {}, also)
@@ -154,7 +154,7 @@ def _load_otherwise(report: ChangeReport, arguments: dict[str, Any]) -> None:
         before = given.get("num_workers", 0)
         workers = arguments.get("num_workers", before)
         if not workers and any(name in arguments for name in OF_WORKERS):
-            raise ValueError("the DataLoader has no workers: also give their number")
+            raise ValueError("the DataLoader has no workers: also set their number")
         if workers > 1 and workers > before and isinstance(given["dataset"], IterableDataset) and before < 2:
             raise ValueError(
                 "each worker would read all of an IterableDataset that the script reads in one process"

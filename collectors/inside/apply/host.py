@@ -83,7 +83,7 @@ def _delay(report: ChangeReport, recorder: Recorder, rank: int, ms: float) -> No
 
 
 def _use_threads(report: ChangeReport, num_threads: int) -> None:
-    report.missing = f"the job uses {num_threads} threads anyway: nothing to change"
+    report.missing = f"the job already uses {num_threads} threads: nothing to change"
     original: Callable[[int], None] = torch.set_num_threads
 
     @functools.wraps(original)

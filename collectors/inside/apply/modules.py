@@ -194,7 +194,9 @@ def compile_model(report: ChangeReport, recorder: Recorder, arguments: dict[str,
         inner = module.module if isinstance(module, DistributedDataParallel) else module
         device = next(inner.parameters()).device.type
         if arguments.get("backend") == CUDA_GRAPHS and device != "cuda":
-            report.refuse(f"CUDA graphs need a GPU, the model is on the {device}: there, {GRAPHS_CODE}")
+            report.refuse(
+                f"CUDA graphs need a GPU, but the model is on the {device}: on a GPU, {GRAPHS_CODE}"
+            )
             return
         compile_call(inner, **arguments)
         report.applied(type(inner).__name__)
@@ -231,7 +233,7 @@ def recompute(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any
 
     change_outermost(report, recorder, change)
     report.missing = (
-        f"no module that trains is called {pattern}: in the script, "
+        f"no trainable module is called {pattern}: in the script, "
         "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"
     )
 
@@ -285,7 +287,7 @@ def prefetch(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any]
         states = fsdp_states()
         inner = [module for module in order if not is_fsdp_root(states[module])]
         if len(inner) < 2:
-            report.refuse(f"the job has no two modules that FSDP2 shards: in the script, {PREFETCH_CODE}")
+            report.refuse(f"FSDP2 shards fewer than two modules of the job: in the script, {PREFETCH_CODE}")
         elif any(fsdp_prefetches(states[module]) for module in inner):
             report.refuse("the script configures FSDP2 prefetching itself")
         else:

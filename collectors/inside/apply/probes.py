@@ -368,7 +368,7 @@ def measure_sensitivities(report: ChangeReport, recorder: Recorder, arguments: d
 
     def refuse_scaler(scaler: Any) -> None:
         if scaler.is_enabled():
-            report.refuse(f"a GradScaler scales the loss of a job that has few bits already: {CODE}")
+            report.refuse(f"a GradScaler scales the loss, so the job uses few bits already: {CODE}")
 
     torch.autograd.backward = backward
     patch(torch.Tensor, "register_hook", before=watched)

@@ -214,7 +214,9 @@ def _of_layers(report: ChangeReport, module: Any, hook: Hook, pattern: str) -> H
         num_compressed += fits
         num_steps += bucket.is_last()
         if bucket.is_last() and num_steps == PLAIN_STEPS and not num_compressed:
-            report.refuse(f"no bucket holds gradients of {pattern} only: add smaller ones, as bucket:mb=1")
+            report.refuse(
+                f"no bucket has only gradients of {pattern}: use smaller buckets, such as bucket:mb=1"
+            )
         return hook(group, bucket) if fits else default_hooks.allreduce_hook(group, bucket)
 
     chosen.__annotations__ = {}
@@ -282,9 +284,7 @@ def _power_sgd(module: Any, rank: int) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
     if dist.get_backend(module.process_group) == "gloo" and (buckets := _buckets_to_come(module)) > 1:
-        raise ValueError(
-            f"PowerSGD crashes on gloo with {buckets} buckets: make it one with bucket:mb= beside it"
-        )
+        raise ValueError(f"PowerSGD crashes on gloo with {buckets} buckets: add bucket:mb= to make it one")
     state = powerSGD_hook.PowerSGDState(
         module.process_group, matrix_approximation_rank=rank, start_powerSGD_iter=PLAIN_STEPS
     )
@@ -316,7 +316,7 @@ def _local_updates(report: ChangeReport, module: Any, every: int) -> None:
         if id(optimizer) not in updating and not trained.isdisjoint(held):
             updating.add(id(optimizer))
             if len(updating) > 1:
-                report.refuse("several optimizers update one module: the time to average is ambiguous")
+                report.refuse("several optimizers update one module: it is ambiguous when to average")
         if id(optimizer) in updating and len(updating) == 1:
             averager.average_parameters(iter(parameters))
 

@@ -16,7 +16,7 @@ from .reduction import install as install_hook
 from .reduction import refuse_sharded
 
 OF_FSDP = (
-    "FSDP2 reduces together what fully_shard() was called on, and a plan needs DDP: "
+    "FSDP2 groups reductions by calls of fully_shard(), and a plan needs DDP: "
     "with FSDP2 call fully_shard() on other modules"
 )
 
@@ -94,4 +94,4 @@ def _ensure_possible(members: list[tuple[str, Any, bool]], as_it_is: bool) -> No
                 raise ValueError(f"{first} ({one}) and {name} ({two}) differ in {kind}: plan two reductions")
     for name, _, is_sparse in members:
         if is_sparse and (others or not as_it_is):
-            raise ValueError(f"{name} has sparse gradients: plan a reduction of it alone, as it is")
+            raise ValueError(f"{name} has sparse gradients: plan a separate, unchanged reduction for it")

@@ -150,7 +150,7 @@ def return_batches_again(report: ChangeReport, recorder: Recorder, arguments: di
     It does so for batches to train on, once three steps have ended. This measures the gain of an input that
     is always ready; the job does not learn what it should.
     """
-    report.missing = f"the job made no DataLoader: its input has to be ready by other means, as {AGAIN_CODE}"
+    report.missing = f"the job made no DataLoader: prepare its input ahead, such as with {AGAIN_CODE}"
     batches = _Batches(report)
 
     def on_step(step: int) -> None:

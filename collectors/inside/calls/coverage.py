@@ -59,12 +59,12 @@ def lacks(backends: Iterable[str], size: int) -> list[str]:
     remembered = {"nccl", "gloo", "xccl", *_FOR_TESTS} if knows_all() else {"nccl", *_FOR_TESTS}
     version = torch.__version__.partition("+")[0]
     return [
-        f"the flight recorder of PyTorch {version} does not have the calls of {backend}: {_UNSEEN}"
+        f"the flight recorder of PyTorch {version} does not record the calls of {backend}: {_UNSEEN}"
         for backend in sorted(set(backends) - remembered)
     ]
 
 
-_UNSEEN = "they are recorded in deep windows only, without bytes and groups"
+_UNSEEN = "they are recorded only in deep windows, without bytes and groups"
 
 
 class UnrecordedCalls:

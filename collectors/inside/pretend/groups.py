@@ -54,7 +54,7 @@ class PretendedGroups:
                 if given not in (-1, wanted):
                     self._refusal.refuse(
                         f"init_process_group({name}={given})",
-                        f"{name} is {wanted}: the script has to take it from RANK and WORLD_SIZE",
+                        f"{name} is {wanted}: the script must take it from RANK and WORLD_SIZE",
                     )
             result = original(FAKE, store=dist.HashStore(), rank=self._rank, world_size=self._world)
             self._note(dist.group.WORLD, backend)
@@ -121,7 +121,8 @@ def pretend(recorder: Recorder) -> None:
 def _install(recorder: Recorder, rank: int, world: int, refusal: PretendedRefusal) -> None:
     if not has_fake_backend():
         refusal.refuse(
-            "import torch", "this PyTorch has no process group without the others: use 2.6 or newer"
+            "import torch",
+            "this PyTorch cannot make process groups without the other ranks: use 2.6 or newer",
         )
     from torch.distributed import device_mesh, distributed_c10d
 

@@ -83,7 +83,7 @@ def _asking(original: Callable[..., bool]) -> Callable[..., bool]:
     return ask
 
 
-WHY = "the script decides by what this call brings from other ranks, which are not there"
+WHY = "the script makes a decision from values of other ranks, which do not exist"
 for _name in _ARITHMETIC:
     setattr(ReceivedNumber, _name, _computing(_name))
 for _name in _COMPARISONS:

@@ -74,7 +74,7 @@ class VllmHooks:
         """Make each batch of a worker end a step, where its process has no scheduler."""
         worker = getattr(module, "Worker", None)
         if not hasattr(worker, "execute_model"):
-            raise LookupError("vLLM's worker has no execute_model: its steps are those of model calls")
+            raise LookupError("vLLM's worker has no execute_model: its model calls count as steps")
         wrap(worker, "execute_model", followed_by(self._recorder.call, self._on_executed))
 
     def _around_schedule(self, original: Any) -> Any:

@@ -442,7 +442,7 @@ def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Re
     why = analysis.why_no_operations if any(wanting) else ""
     if not why:
         return list(refused)
-    reason = f"forward and backward of micro-batches were recorded, but their replay does not hold: {why}"
+    reason = f"forward and backward of micro-batches were recorded, but their replay does not fit: {why}"
     return [Refusal(refusal.edit, reason) if is_ else refusal for refusal, is_ in zip(refused, wanting)]
 
 
@@ -512,7 +512,7 @@ def _explored_elsewhere(
             search = pool.submit(_explored_run, analysis.run, budget, analysis.suspects, trust, baseline)
             return search.result()
     except BrokenProcessPool as error:
-        why = "the process that searched for what would help was killed, perhaps for want of memory"
+        why = "the process that searched for changes was killed, perhaps because memory ran out"
         raise DproError(f"{analysis.run.label}: {why}") from error
 
 
@@ -560,7 +560,7 @@ def recording_lines(analysis: Analysis) -> list[str]:
     usual_ms = ms(analysis.baseline_ns)
     differs = outside_ms is not None and abs(usual_ms - outside_ms) > ANOTHER_TIME * outside_ms
     if differs and not analysis.run.manifest.is_pretended:
-        lines.append(f"steps outside deep windows take {outside_ms:.2f} ms, the median")
+        lines.append(f"the median step outside deep windows takes {outside_ms:.2f} ms")
     return lines
 
 

@@ -306,7 +306,7 @@ def last_state(ranks: Sequence[int], case: Case) -> list[Observation]:
                 )
             )  # fmt: skip
         elif done:
-            sentence = "when its dump was saved, rank {rank} had finished all it had begun"
+            sentence = "when its dump was saved, rank {rank} had finished everything it had begun"
             observed.append(observe("finished-in-dump", sentence, rank=rank))
     return observed
 

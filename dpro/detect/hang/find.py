@@ -595,5 +595,5 @@ def _threads(path: Path, ranks: Sequence[int]) -> Iterator[Observation]:
             yield main_threads([answer["rank"]], calls, "was")
     for rank, why in answers.get("why_silent", {}).items():
         if int(rank) in ranks:
-            sentence = "rank {rank} did not say where its threads were: {why}"
+            sentence = "rank {rank} did not report where its threads were: {why}"
             yield observe("silent-threads", sentence, rank=int(rank), why=why)

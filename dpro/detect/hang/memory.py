@@ -7,6 +7,7 @@ that went on. Facts missing from the table are reported as unknown.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,8 @@ UNHELD, FREE, OUTSIDE, UNKNOWN = "held by no Python object", "unused pieces", "o
 SHOWN = 4  # names listed per kind
 NOTABLE = 0.02  # kinds with a smaller share of the allocated memory are not listed
 MOST = 0.25  # least share of the memory for which other processes or unused pieces count as what filled it
-HOST_KILL = "for lack of memory the kernel killed"  # in warnings of recordings
+# In warnings of recordings; older ones say it the other way round.
+HOST_KILL = re.compile(r"the kernel killed \d+ process\(es\) for lack|for lack of memory the kernel killed")
 _SHARD = "shard the model over the ranks (FSDP, ZeRO, tensor parallelism: `dpro plan` has layouts)"
 _LESS = (
     "make the micro-batch smaller and accumulate gradients, or compute activations again in the backward "
@@ -91,7 +93,7 @@ def with_memory(
     of_host = [
         observe("killed-for-memory", "{warning}", warning=warning)
         for warning in warnings
-        if HOST_KILL in warning
+        if HOST_KILL.search(warning)
     ]
     explained = []
     for finding in findings:
@@ -115,7 +117,7 @@ def went_on(refused: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
     times = dict(rows.group_by("rank").agg(pl.max_horizontal(pl.len(), pl.col("refused").max())).iter_rows())
     last = {row["rank"]: row for row in rows.iter_rows(named=True)}
     return [
-        f"rank {rank} was refused memory {counted(times[rank], 'time')} and went on, which empties the "
+        f"rank {rank} was refused memory {counted(times[rank], 'time')} and continued, which empties the "
         f"allocator's cache each time; the last time, {'; '.join(one.text for one in described(last[rank]))}"
         for rank in sorted(last)
     ]
@@ -175,7 +177,7 @@ def described(row: Mapping[str, Any]) -> list[Observation]:
 def _asked_for(row: Mapping[str, Any]) -> Observation:
     """Return what requested how much memory, how much was in use, and what filled it."""
     asked = observe(
-        "memory-asked-for", "{requested_bytes} were asked for", requested_bytes=row["requested_bytes"],
+        "memory-asked-for", "{requested_bytes} were requested", requested_bytes=row["requested_bytes"],
         filled_by=most_of(row),
     )  # fmt: skip
     if row["module"]:

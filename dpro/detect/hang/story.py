@@ -53,7 +53,7 @@ def _last_steps(case: Case) -> Iterator[_Event]:
     rows = case.records.ranks.filter((pl.col("last_step") >= 0) & (pl.col("last_step_ns") > 0))
     by_step = rows.group_by("last_step").agg(pl.col("rank").sort(), pl.col("last_step_ns").max())
     for step, ranks, time_ns in by_step.select("last_step", "rank", "last_step_ns").iter_rows():
-        yield _Event(time_ns, tuple(ranks), f"step {step:,} ends, the last one")
+        yield _Event(time_ns, tuple(ranks), f"step {step:,} ends, the last step")
 
 
 def _waits(case: Case) -> Iterator[_Event]:
@@ -86,15 +86,15 @@ def _ends(case: Case) -> Iterator[_Event]:
     for death in case.deaths.values():
         yield _Event(death.ended_ns, (death.rank,), f"is gone: {death.how}")
     for rank, time_ns in case.left.items():
-        yield _Event(time_ns, (rank,), "has left: its script ended well")
+        yield _Event(time_ns, (rank,), "exits: its script ended without an error")
     beats: Sequence[tuple[int, int]] = case.records.ranks.select("rank", "heartbeat_ns").rows()
     for rank, time_ns in beats:
         if time_ns > 0 and is_frozen(rank, case):
-            yield _Event(time_ns, (rank,), "runs for the last time: none of its threads does after that")
+            yield _Event(time_ns, (rank,), "runs for the last time: none of its threads runs later")
 
 
 def _saved(case: Case) -> Iterator[_Event]:
     ranks = tuple(sorted(case.progress.current))
     since_ns = min((root.since_ns for root in case.roots if root.since_ns > 0), default=0)
     if ranks and 0 <= case.now_ns - since_ns < DAY_NS:  # else the time may be that of a copy of the dumps
-        yield _Event(case.now_ns, ranks, "by now all have saved what they wait for")
+        yield _Event(case.now_ns, ranks, "all have saved their calls by now")

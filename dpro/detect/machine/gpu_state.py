@@ -537,7 +537,7 @@ def _errors(
                 f"{whose}: {{means}}"
             )
             if elsewhere:
-                sentence = f"not named here, and it may be the cause: {sentence}; do: {{remedy}}"
+                sentence = f"possibly the cause, though not named as such: {sentence}; do: {{remedy}}"
             yield observe(
                 f"{_ERROR}-elsewhere" if elsewhere else _ERROR, sentence,
                 rank=rank, device=device, host=host, error=name_of(counter, int(value)), count=count,

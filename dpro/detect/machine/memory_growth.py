@@ -216,7 +216,7 @@ def _found(
     a_step = f"{format_bytes(pace * step_ns)} a step" if step_ns else f"{format_bytes(pace * NS_PER_S)}/s"
     observed = [_observed(rank, growth, of) for rank, growth in sorted(by_rank.items())]
     room = observe(
-        "memory-left", "{left_bytes} are left: full in {full_in_ns} at this pace",
+        "memory-left", "{left_bytes} are left: full in {full_in_ns} at this rate",
         left_bytes=left, full_in_ns=full_in_ns,
     )  # fmt: skip
     cause = f"{of} grows by {a_step}, full in {format_duration(full_in_ns)}"
@@ -226,7 +226,7 @@ def _found(
 def _observed(rank: int, growth: Growth, of: str) -> Observation:
     from_to = f"{of} grew from {{first_bytes}} to {{last_bytes}} in {{lasted_ns}}"
     return observe(
-        "memory-grows", f"rank {{rank}}: {from_to}, and in each sixth of that time",
+        "memory-grows", f"rank {{rank}}: {from_to}, with growth in each sixth of that time",
         rank=rank, first_bytes=float(growth.lowest[0]), last_bytes=float(growth.lowest[-1]),
         lasted_ns=growth.lasted_ns,
     )  # fmt: skip

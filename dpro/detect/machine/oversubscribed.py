@@ -256,7 +256,7 @@ def with_throttling(
             continue
         held_back = observe(
             "held-back",
-            "the cgroup of rank {rank} has a limit of {limit_cores:g} cores, and held it back for {held_ns} "
+            "the cgroup of rank {rank} has a limit of {limit_cores:g} cores, and throttled it for {held_ns} "
             "per step once that was used up (cpu.stat)",
             rank=rank, limit_cores=limit, held_ns=held_ns,
         )  # fmt: skip

@@ -115,7 +115,7 @@ def _finding(rank: int, parts: list[QueuedGaps], steps: int) -> Finding | None:
     cost_ns = float(equal_ns.sum()) / max(steps, 1)
     standing = observe(
         TIME_SLICES,
-        "its GPU stands still {gaps} times for {slice_ns} with its next work queued: {share} of the time",
+        "its GPU is idle {gaps} times for {slice_ns} with its next work queued: {share} of the time",
         gaps=int(equal_ns.size), slice_ns=slice_ns, share=share,
     )  # fmt: skip
     return Finding(

@@ -53,7 +53,7 @@ MAX_LINES = 3  # of evidence
 SIDES = {True: "between hosts", False: "within hosts"}
 _NOT_WHOLE = observe(
     "members-not-recorded",
-    "not all of their members are recorded: one of those that comes late since then would look the same",
+    "not all of their members are recorded: a missing one that is late since then would look the same",
 )
 
 
@@ -203,7 +203,7 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
         observe(
             "slower-since",
             "since step {step} transfers {side} take {times:.2f} times as long as before, {slow_groups} of "
-            "{groups} groups that call the same on both sides of it",
+            "{groups} groups that make the same calls before and after",
             step=change.since, side=SIDES[change.between], times=change.times, slow_groups=slow.height,
             groups=change.groups.height,
         ),
@@ -526,10 +526,10 @@ def _loss_finding(
         kind, name = "one of", ", ".join(suspect.words for suspect in suspects)
     worst = losing.sort(pl.col("again") / pl.col("sent"), descending=True).head(MAX_LINES)
     observations = (
-        *blamed.observations("pairs of hosts", "send packets again"),
+        *blamed.observations("pairs of hosts", "retransmit packets"),
         observe(
             "segments-sent-again",
-            "of the TCP segments between these pairs {again_share:.2%} had to be sent again, of others' "
+            "{again_share:.2%} of the TCP segments between these pairs were retransmitted, of others' "
             "{others_share:.2%}",
             again_share=_share(losing), others_share=_share(others),
         ),

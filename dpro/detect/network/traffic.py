@@ -83,7 +83,7 @@ class Traffic:
         return observe(
             "most-saved-by-faster-transfers",
             f"with these transfers as fast as {like}, a step of {{step_ns}} would save {{saved_ns}} at most: "
-            "how much of it other work hides, deep windows would show",
+            "deep windows would show how much of it other work hides",
             step_ns=step_ns,
             saved_ns=saved_ns,
         )

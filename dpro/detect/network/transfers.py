@@ -373,8 +373,8 @@ def _describe_block(traffic: Traffic, block: FabricBlock) -> Finding | None:
     parts = " and ".join(f"hosts {', '.join(part)}" for part in block.parts)
     between = observe(
         "slow-between-parts",
-        "all that crosses between {parts} is slow, and nothing within them: what connects them is broken or "
-        "crowded, or was built slower",
+        "all transfers between {parts} are slow, and none within them: their connection is broken or "
+        "congested, or slower by design",
         parts=parts,
     )
     gain = traffic.gain("those within", "the step takes", cost, step)
@@ -392,7 +392,7 @@ def words_of(suspect: Suspect) -> str:
         "nic": f"{suspect.id}'s way out of its host",
         "sender": f"{suspect.id} as a sender",
         "receiver": f"{suspect.id} as a receiver",
-        "hosts": f"what lies between hosts {suspect.id}",
+        "hosts": f"the connection between hosts {suspect.id}",
     }
     return words.get(suspect.kind, f"{suspect.kind} {suspect.id}")
 

@@ -344,7 +344,7 @@ def _slower(team: Team, excess: Excess, longer: float) -> list[Observation]:
     )  # fmt: skip
     if not excess.against_past:
         return [slower]
-    before_share, than = _share(excess.before), "longer" if excess.before > 0 else "less long"
+    before_share, than = _share(excess.before), "longer" if excess.before > 0 else "less"
     became = observe(
         "became-slower",
         f"it became slower: before, it took {_field('before_share', before_share)} {{than}} than its "
@@ -567,7 +567,7 @@ def _on_gpu(finding: Finding) -> Finding:
 COMPONENT = "what ranks take in turn"
 SHARED = observe(
     "no-rank-at-fault",
-    "ranks take turns at something they share, such as a file lock, a server or a disk: all lose by it",
+    "ranks take turns at something they share, such as a file lock, a server or a disk: it slows all of them",
 )
 CPU_COLUMN = "training_thread_cpu_ns"
 MIN_STEPS_IN_TURN = 20
@@ -619,7 +619,7 @@ def find_turns(
                 min(sure, 0.9),
                 cost,
                 (in_turn, SHARED),
-                remedy="look at what all of them open in each step",
+                remedy="check what all of them open in each step",
             )
         )
     return costliest_first(findings)

@@ -236,7 +236,7 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
         observe_replay(f"{kind} {name} as fast as its peers", step - cost, step),
     ]  # fmt: skip
     if since > int(np.min(graph.nodes.step[graph.nodes.step >= 0])):
-        sentence = "this is so in the latest {steps} recorded steps, from step {since_step} on"
+        sentence = "this holds for the latest {steps} recorded steps, from step {since_step} on"
         observations.append(observe("so-since", sentence, steps=gains.steps.size, since_step=since))
     if len(ranks) > 1:
         observations.append(AS_LATE)

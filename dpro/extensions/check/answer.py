@@ -269,8 +269,8 @@ def _link(seen: Seen, network: NetworkChecked, pair: Pair, fault: Fault) -> Link
         return LinkVerdict(ends, FAIL, evidence)
     gbps = network.exchanged[pair].gbps
     evidence = [
-        f"{gbps:.3g} GB/s between them, and no more when tried again; other pairs are {fault.times:.2f} "
-        "times as fast, also those of either host with others"
+        f"{gbps:.3g} GB/s between them, and no more on a second try; other pairs are {fault.times:.2f} "
+        "times as fast, including those of either host with others"
     ]
     return LinkVerdict(ends, SLOW, evidence)
 

@@ -163,7 +163,7 @@ def _of_hostfile(file: TextIO) -> list[str]:
     try:
         lines = [line for line in file if line.strip()]
     except UnicodeDecodeError as error:
-        raise InputError(f"{file.name}: this is no text: a hostfile has a host in each line") from error
+        raise InputError(f"{file.name}: is not text: a hostfile has one host per line") from error
     return [name for line in lines for name in expand(line.split()[0])]
 
 

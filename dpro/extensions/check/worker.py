@@ -135,7 +135,7 @@ def _compute() -> Answer:
     product = torch.empty_like(left)
     seconds = _fastest_s(lambda: torch.mm(left, left, out=product))
     if not torch.equal(product, torch.mm(left, left)) or not _is_right():
-        return {"error": "products of matrices are wrong: it computes wrongly"}
+        return {"error": "wrong matrix products: the device computes incorrectly"}
     block = torch.ones((1 << 30 if gpu else 128 << 20) // 4, device=device)
     other = torch.empty_like(block)
     moved = _fastest_s(lambda: other.copy_(block))

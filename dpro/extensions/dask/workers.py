@@ -67,7 +67,7 @@ def _checked(url: str) -> str:
     host, _, port = url.removeprefix(SCHEME).rpartition(":")
     if not url.startswith(SCHEME) or not host or not port.isdigit():
         raise UsageError(
-            f"{url} names no executor: give the scheduler of a Dask cluster as {SCHEME}HOST:PORT"
+            f"{url} is not an executor: give the scheduler of a Dask cluster as {SCHEME}HOST:PORT"
         )
     return url
 
@@ -128,11 +128,11 @@ def _check_workers(client: Any, url: str, paths: Sequence[str]) -> None:
             )
         version, missing = answer
         if version != __version__:
-            raise DproError(f"{url}: {who} has dpro {version}, and this is {__version__}")
+            raise DproError(f"{url}: {who} has dpro {version}, but this is {__version__}")
         if missing:
             raise DproError(
-                f"{url}: {who} does not see {few(missing, 2)}: it has to be in a folder that all workers "
-                "share; DPRO_CACHE names one for what dpro keeps"
+                f"{url}: {who} does not see {few(missing, 2)}: it must be in a folder that all workers "
+                "share; DPRO_CACHE sets such a folder for dpro's cache"
             )
 
 

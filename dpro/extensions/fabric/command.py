@@ -173,11 +173,11 @@ def _keep_channels(run: Path, logs: Sequence[Path]) -> None:
     reasons = {
         "have ranks that the run does not know (another job's log, or one of few ranks)": channels.unknown,
         "lack the lines of some members": channels.incomplete,
-        "share their ranks with one of other rings": channels.differing,
+        "share their ranks with a communicator of other rings": channels.differing,
     }
     left = "; ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
     if not channels.groups:
-        raise Unanswerable(f"no communicator of the log is known with all its rings: {left}")
+        raise Unanswerable(f"no communicator of the log matches the run with all its rings: {left}")
     if left:
         warn(f"communicators of NCCL's log that were left out: {left}")
     write_channels(channels.groups, run / CHANNELS)
@@ -203,12 +203,12 @@ def _described(given: dict[str, Any]) -> TopologyFile:
     if source == "file":
         file = given["file"]
         if file.is_dir() and not (file / FILE).exists():
-            raise Unanswerable(f"{file} has no topology: `dpro topology FILE --attach {file}` gives it one")
+            raise Unanswerable(f"{file} has no topology: add one with `dpro topology FILE --attach {file}`")
         fabric = read(file / FILE if file.is_dir() else file)
         return _with_inside(fabric, given["inside"]) if given["inside"] else fabric
     host = _host(given, gbit)
     if not host.nics and source != "ibnetdiscover":
-        raise UsageError(f"{given['inside']}: has no network port (<net>), so that nothing joins hosts")
+        raise UsageError(f"{given['inside']}: has no network port (<net>), so nothing joins the hosts")
     if source == "slurm":
         if given["gbit"] is None:
             raise UsageError("Slurm's topology.conf has no speeds: give --gbit")
@@ -259,7 +259,7 @@ def _print(document: TopologyDocument) -> None:
     if document.paths_max is not None:
         least, most = document.paths_min, document.paths_max
         count = f"{most}" if least == most else f"{least} to {most}"
-        lines.append(f"paths     {count} equally short ones from leaf to leaf")
+        lines.append(f"paths     {count} equally short paths from leaf to leaf")
     if document.unreachable:
         lines.append(f"apart     {document.unreachable}: no path to all other leaves")
     if document.unlinked:

@@ -532,7 +532,7 @@ class OtherJobs(FabricEdit):
         if not common:
             return (takes,)
         gpus = ", ".join(common[:SHOWN])
-        return (takes, f"both compute on {gpus}: what they take of each other there is not predicted")
+        return (takes, f"both compute on {gpus}: their interference there is not predicted")
 
     def cables(self, placement: Placed) -> Callable[[float], Cables]:
         if not self.hosts:
@@ -702,7 +702,7 @@ def other_run(path: Path, placement: Placed) -> OtherRun:
     step_of = graph.nodes.step[calls.transfers]
     times = times.filter(times["step"].is_in(np.unique(step_of).tolist()))
     if not times.height:
-        raise Unanswerable(f"{path}: no step of it is known in which ranks exchange something")
+        raise Unanswerable(f"{path}: it has no known step in which ranks communicate")
     step, period = times.select("step", "duration_ns").row((times.height - 1) // 2)
     members = np.unique(calls.of[step_of == step])
     sent = Sending(

@@ -67,7 +67,7 @@ def read_ibnetdiscover(path: Path, host: HostEntry, gbit: float | None = None) -
             speed = int(width[1]) * LANE_GBIT[width[2]] if width and width[2] in LANE_GBIT else gbit
             if speed is None:
                 raise InputError(
-                    f"{path}:{number}: no speed of the link that is known (as 4xHDR): --gbit gives one"
+                    f"{path}:{number}: no known speed of the link (such as 4xHDR): give one with --gbit"
                 )
             _add(cables, (here, int(port[1])), (port[2], int(port[3])), speed)
     if not cables:
@@ -214,7 +214,7 @@ def read_slurm(path: Path, gbit: float, host: HostEntry) -> TopologyFile:
     for number, line in _lines(path):
         pairs = {key.lower(): value for key, value in _PAIR.findall(line)}
         if "blockname" in pairs:
-            raise InputError(f"{path}:{number}: blocks say nothing of cables: a tree of switches is needed")
+            raise InputError(f"{path}:{number}: blocks do not describe cables: a tree of switches is needed")
         if "switchname" not in pairs:
             raise InputError(f"{path}:{number}: does not begin with SwitchName: {line[:60]!r}")
         try:
@@ -320,7 +320,7 @@ def read_inside(path: Path, names: str) -> HostEntry:
     except (ElementTree.ParseError, LookupError, ValueError) as error:  # no XML, or an unknown encoding
         raise InputError(f"{path}: no XML: {error}") from error
     if root.tag != "system":
-        raise InputError(f"{path}: begins with <{root.tag}>, and a topology of NCCL's with <system>")
+        raise InputError(f"{path}: begins with <{root.tag}>, but a topology of NCCL's begins with <system>")
     hosts = [cpu.get("host_hash") for cpu in root.findall("cpu")]
     for cpu, host in zip(root.findall("cpu"), hosts):
         if host != hosts[0]:
@@ -335,7 +335,7 @@ def read_inside(path: Path, names: str) -> HostEntry:
     if not gpus:
         raise InputError(f"{path}: names no GPU")
     if max(len(gpus), len(ports)) > MAX_DEVICES:
-        raise InputError(f"{path}: has more than {MAX_DEVICES:,} GPUs or ports, as no host has")
+        raise InputError(f"{path}: has more than {MAX_DEVICES:,} GPUs or ports, which no host has")
     gpus.sort(key=lambda gpu: _number(path, gpu[1], "dev", 0))
     ports.sort(key=lambda port: _number(path, port[1], "dev", 0))
     gbit = min((_number(path, port, "speed", 0) / 1e3 for _, port in ports), default=0.0)
@@ -362,7 +362,7 @@ def _walk(
     while left:
         place, element, parent = left.pop()
         if len(place) > MAX_NESTING:
-            raise InputError(f"{path}: is nested more than {MAX_NESTING} deep, and no host's devices are")
+            raise InputError(f"{path}: is nested more than {MAX_NESTING} deep, unlike any host's devices")
         elements.append((place, element, parent))
         left += [((*place, number), child, element) for number, child in enumerate(element)]
     return elements
@@ -375,7 +375,7 @@ def _number(path: Path, element: ElementTree.Element, name: str, usual: float) -
     except ValueError:
         value = nan
     if not isfinite(value):
-        raise InputError(f"{path}: <{element.tag} {name}={text!r}>: no number")
+        raise InputError(f"{path}: <{element.tag} {name}={text!r}>: not a number")
     return value
 
 

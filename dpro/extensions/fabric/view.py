@@ -53,7 +53,7 @@ def no_fabric(loaded: Loaded, link: Link) -> str:
     if (loaded.run.path / FILE).is_file():
         return needs.windows(loaded, link)
     return (
-        "What this job ran over is not known: `dpro record --topology FILE` keeps it, "
+        "The fabric of this job is unknown: `dpro record --topology FILE` stores it, "
         "`dpro topology FILE --attach RUN` adds it later."
     )
 
@@ -100,7 +100,7 @@ def _drawn(loaded: Loaded, link: Link) -> Any:
     placement = placed(loaded.outline.predictive)
     (then, metric), cables = _chosen(link), _cables(loaded, link)
     unknown = traffic_of(loaded).unknown
-    note = "Shares of what a cable carries each way, of the fuller way; bytes are those that were recorded."
+    note = "Shares of a cable's capacity in its fuller direction; bytes are as recorded."
     if then == "now" and unknown:
         note += (
             f" The paths of {unknown} connections are not known: they are drawn as if they used all evenly. "
@@ -130,7 +130,7 @@ def _collisions(loaded: Loaded, _link: Link) -> Any:
         "`dpro topology RUN --plan FILE` writes them."
     )
     if not traffic.collisions:
-        why = "A hash that is not known decides the paths." if traffic.unknown else "No connections meet."
+        why = "An unknown hash decides the paths." if traffic.unknown else "No connections meet."
         return [html.P(why), html.P(saved)]
     rows = [
         (

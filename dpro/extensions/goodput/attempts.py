@@ -152,7 +152,7 @@ def _resumed(attempt: Attempt, earlier: Sequence[Attempt]) -> Attempt:
         note = "no checkpoint save was observed: each attempt is assumed to have begun at step 0"
         return replace(attempt, notes=(note,))
     if loads.is_empty():
-        note = f"attempt {attempt.number} loaded no checkpoint: it is taken to have begun at step 0"
+        note = f"attempt {attempt.number} loaded no checkpoint: it is assumed to have begun at step 0"
         return replace(attempt, notes=(note,))
     all_saves = pl.concat(saves).sort("start_ns")
     for load in loads.iter_rows(named=True):
@@ -169,10 +169,10 @@ def _resumed(attempt: Attempt, earlier: Sequence[Attempt]) -> Attempt:
     whole = all_saves.filter(pl.col("duration_ns") >= 0)
     if whole.is_empty():
         note = (
-            f"attempt {attempt.number} loaded what no attempt had saved: it is taken to have begun at step 0"
+            f"attempt {attempt.number} loaded a file that no attempt saved: it is assumed to begin at step 0"
         )
         return replace(attempt, notes=(note,))
-    note = f"attempt {attempt.number} loaded a file that was not seen saved: taken for the last checkpoint"
+    note = f"attempt {attempt.number} loaded a file that was not seen saved: assumed the last checkpoint"
     return replace(attempt, first_step=int(whole["done"][-1]), notes=(note,))
 
 
@@ -226,7 +226,7 @@ def end_of_attempt(analysis: Analysis, attempt: Attempt) -> AttemptEnd:
         end = NOT_WATCHED
     rank = end.ranks[0] if len(end.ranks) == 1 else -1
     if end.hung:
-        who = f"rank {rank} stood still" if rank >= 0 else "it hung"
+        who = f"rank {rank} hung" if rank >= 0 else "it hung"
         return AttemptEnd(HUNG, HUNG, f"{who}, and was ended" + (f" by {end.by}" if end.by else ""), rank)
     if end.how == COMPLETED:
         return AttemptEnd(COMPLETED, "finished", "ended well")
@@ -279,7 +279,7 @@ def set_forward(attempts: Sequence[Attempt]) -> list[str]:
             rank, jump = jumps.sort("ahead").row(-1)[:2]
             notes.append(
                 f"attempt {attempt.number}: the clock of rank {rank} was set forward by "
-                f"{format_duration(jump)}: what it did then seems longer by as much"
+                f"{format_duration(jump)}: its activity then seems longer by as much"
             )
     return notes
 
@@ -299,7 +299,7 @@ def ensure_one_job(attempts: Sequence[Attempt], runs: Sequence[Run]) -> None:
         together = min(end, other_end) - max(begin, other_begin)
         if together > MIN_TOGETHER * min(end - begin, other_end - other_begin):
             raise InputError(
-                f"{name} and {other} ran at the same time: they are no attempts of one job; "
+                f"{name} and {other} ran at the same time, so they are not attempts of one job; "
                 "ask about each job alone"
             )
 

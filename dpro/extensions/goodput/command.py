@@ -239,7 +239,7 @@ def _print_start(start: StartDocument, ranks: int) -> None:
                 console().print(f"      {_part_in_words(part)}")
     if not start.has_parts:
         console().print(
-            "  its imports and process groups are not known one by one: an older dpro recorded it"
+            "  its imports and process groups were not recorded one by one: recorded by an older dpro"
         )
 
 
@@ -307,8 +307,8 @@ def _print_outlook(outlook: OutlookDocument) -> None:
         "checkpoint:" in edit for change in changes for edit in change.edits
     ):
         out.print(
-            "The job saved no checkpoint, so that a failure loses all its steps: --edit "
-            "checkpoint:every=200,stall=5 says what saving would give, if training stands 5 s for each"
+            "The job saved no checkpoint, so a failure loses all its steps: --edit "
+            "checkpoint:every=200,stall=5 predicts the gain of saving, if each save stalls training for 5 s"
         )
     out.print("Unproven for this job: docs/goodput.md has how far such predictions were from real jobs.")
 

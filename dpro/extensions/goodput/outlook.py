@@ -47,7 +47,7 @@ def _checkpoint(recovery: Recovery, values: Values) -> Recovery:
     given = values["stall"] is not None
     if not (given or recovery.every or recovery.stall_s):
         raise UsageError(
-            "checkpoint: the job saved none, so give how long training stands for one, as in "
+            "checkpoint: the job saved none, so give how long one stalls training, as in "
             "checkpoint:every=200,stall=5"
         )
     stall_s = values["stall"] if given else recovery.stall_s
@@ -74,7 +74,7 @@ def _spares(recovery: Recovery, values: Values) -> Recovery:
 def _smaller(recovery: Recovery, values: Values) -> Recovery:
     replicas = values["replicas"]
     if replicas > recovery.ranks > 0:
-        raise UsageError(f"smaller: the job has {recovery.ranks} ranks, which are no {replicas} replicas")
+        raise UsageError(f"smaller: the job has {recovery.ranks} ranks, fewer than {replicas} replicas")
     spares = max(recovery.spares, 0)
     repair_s = values["repair"] * S_PER_H
     return replace(

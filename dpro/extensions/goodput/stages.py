@@ -78,7 +78,7 @@ def stages_of(life: JobLife) -> Recovery:
     steps = life.pieces.filter(pl.col("step") >= 0).select("attempt", "rank", "step").n_unique()
     step_s = _seconds(stepping, 1) / max(steps, 1)
     if step_s <= 0:
-        raise Unanswerable("the job did no step: what its recovery would give is not known")
+        raise Unanswerable("the job did no step, so its recovery cannot be predicted")
     there = life.pieces.filter(~pl.col("class").is_in([DOWN, LAUNCH])).select("attempt", "rank").unique()
     present = dict(there.group_by("attempt").len().iter_rows())
     starts = max(there.height, 1)
@@ -300,7 +300,7 @@ def rate_of_log(log: pl.DataFrame, hosts: int) -> FailureRate:
     span_h = float(log["time_s"][-1] - log["time_s"][0]) / S_PER_H
     count = log.height - 1  # intervals
     if count < MIN_FAILURES or span_h <= 0:
-        raise Unanswerable(f"a log of {log.height} failures does not show how often they come: it needs more")
+        raise Unanswerable(f"a log of {log.height} failures does not show their rate: it needs more")
     of_host = float((log["host"] != "").mean())  # type: ignore[arg-type]
     per_h = count / span_h
     return FailureRate(
@@ -337,11 +337,11 @@ def read_log(path: Path) -> pl.DataFrame:
         first = pl.read_csv(BytesIO(content), infer_schema=False, n_rows=1).row(0)
         written = str(first[frame.columns.index("time")])
         if YEAR_LAST.match(written):
-            raise InputError(f"{path}: whether {written!r} names the day first is not known: give ISO 8601")
+            raise InputError(f"{path}: it is unclear whether {written!r} has the day first: give ISO 8601")
     try:
         host = frame["host"].cast(pl.String).fill_null("") if "host" in frame.columns else pl.lit("")
     except pl.exceptions.PolarsError as error:
-        raise InputError(f"{path}: its hosts are no names ({first_line(error)})") from error
+        raise InputError(f"{path}: its hosts are not names ({first_line(error)})") from error
     seconds = _log_seconds(path, frame["time"])
     hosts = pl.DataFrame({"time_s": seconds}).with_columns(host=host)
     return hosts.with_columns(pl.col("host").str.strip_chars()).sort("time_s")
@@ -355,5 +355,5 @@ def _log_seconds(path: Path, time: pl.Series) -> pl.Series:
     seconds = time.cast(pl.Float64)
     wrong = seconds.filter(~(seconds.abs() <= MAX_TIME_S).fill_null(False))
     if wrong.len():
-        raise InputError(f"{path}: a time of {wrong[0]:g} s is none: times are ISO 8601 or seconds")
+        raise InputError(f"{path}: {wrong[0]:g} s is not a time: times are ISO 8601 or seconds")
     return seconds

@@ -44,7 +44,7 @@ SHADES = {  # name of a class in the legend -> colour of the palette, pattern
     "waiting for stragglers": ("wait", ""),
     "saving checkpoints": ("host_bound", ""),
     "steps done again": ("exposed_comm", "/"),
-    "standing still after a failure": ("ink", ""),
+    "stalled after a failure": ("ink", ""),
     "starting": ("runtime", ""),
     "finishing": ("overlapped_comm", ""),
     "recording": ("soft", ""),

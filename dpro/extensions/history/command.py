@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpro.analysis.answers.diagnosis import Diagnosis
     from dpro.store import Run
 
-NO_HISTORY = "Neither read nor write the history of findings; DPRO_HISTORY=off is the same."
+NO_HISTORY = "Neither read nor write the history of findings, as with DPRO_HISTORY=off."
 OPTIONS = [click.Option(["--no-history", "history"], flag_value=False, default=True, help=NO_HISTORY)]
 
 

@@ -252,7 +252,7 @@ def culprit_of(finding: Finding, hosts: Mapping[int, str]) -> Culprit:
         return Culprit("", f"it is about {kind} {finding.component_id}, not about one host")
     ranks = finding.ranks if kind in ("rank", "ranks") else finding.part_ranks
     if not ranks:  # leaf1 > node3:nic0
-        return Culprit("", f"it is about {kind} {finding.component_id}, which is no rank")
+        return Culprit("", f"it is about {kind} {finding.component_id}, which is not a rank")
     named = {hosts.get(rank, "") for rank in ranks}
     if len(named) == 1 and "" not in named:
         return Culprit(named.pop())

@@ -54,8 +54,8 @@ INIT_PARTS = {  # NCCL's name of a part of creating a communicator -> its meanin
 }  # fmt: skip
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|MemoryError")
 _MORE_MEMORY = "give it more host memory, or fewer DataLoader workers and smaller caches in each"
-NOT_KNOWN = "whether it would end so again is not known"
-_AS_IT_IS = "do not start it again as it is: it would end so again"
+NOT_KNOWN = "it is unknown whether it would end like this again"
+_AS_IT_IS = "do not restart it unchanged: it would end like this again"
 
 
 def diagnose_paths(paths: list[Path]) -> Diagnosis | None:

@@ -31,9 +31,10 @@ def mcp(folders: tuple[Path, ...], timeout_s: float) -> None:
     dpro mcp                                   runs in the current folder
 
     An MCP client starts this command and talks to it on standard input and output. Its tools are `runs`,
-    `info`, `diagnose`, `report`, `replay`, `whatif`, `edits`, `sensitivity`, `pareto` and `diff`; they return
-    the `--json` output. The tools are read-only and limited to the given folders: paths and links to other
-    places are refused. Traces of other tools are imported into the user's cache. dpro exits with its client.
+    `info`, `explain`, `diagnose`, `report`, `replay`, `whatif`, `edits`, `sensitivity`, `pareto` and `diff`;
+    they return the `--json` output. The tools are read-only and limited to the given folders: paths and links
+    to other places are refused. Traces of other tools are imported into the user's cache. dpro exits with its
+    client.
     """
     from dpro.extensions.mcp.tools import named_folders
 

@@ -25,7 +25,7 @@ from dpro.panics import is_panic
 from dpro.words import one_line
 
 INSTRUCTIONS = (
-    "dpro explains recorded runs of distributed training: begin with `runs` and `diagnose`. "
+    "dpro explains recorded runs of distributed training: begin with `runs` and `explain`. "
     "Believe predictions as far as `trust` says, and name the run's `reasons` beside them."
 )
 

@@ -265,13 +265,13 @@ TOOLS: dict[str, Tool] = {
         lambda _, folders: RunsDocument(folders=list(map(str, folders)), runs=runs_in(folders)),
     ),
     "info": Tool(
-        "What a run holds and what it lacks.",
+        "What a run contains and what it lacks.",
         OfRun,
         InfoDocument,
         _info,
     ),
     "explain": Tool(
-        "What limits the job, who is at fault, and what to do first: ask this before anything else.",
+        "What limits the job, what is at fault, and what to do first: call this before any other tool.",
         OfRun,
         Explanation,
         lambda asked, folders: explain(_analysis(asked.run, folders)),

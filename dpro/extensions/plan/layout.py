@@ -96,7 +96,7 @@ def parse_layout(text: str) -> dict[str, int]:
         key, _, value = part.partition("=")
         key = key.strip()
         if key not in COLUMNS:
-            raise UsageError(f"{part!r} is no part of a layout: there are {', '.join(COLUMNS)}")
+            raise UsageError(f"{part!r} is not part of a layout: there are {', '.join(COLUMNS)}")
         if key == "recompute" and value in RECOMPUTE:
             value = str(RECOMPUTE.index(value))
         if key == "schedule":
@@ -151,7 +151,7 @@ def undividable(model: Model, row: Mapping[str, int]) -> str:
     if pp > MAX_STAGES:
         return f"pp={pp}: no pipeline has more than {MAX_STAGES} stages"
     if vpp > 1 and pp == 1:
-        return f"vpp={vpp}: chunks are of the stages of a pipeline, and pp is 1"
+        return f"vpp={vpp}: only pipeline stages have chunks, and pp is 1"
     if model.sequence % cp:
         return f"cp={cp} does not divide sequences of {model.sequence} tokens"
     if ep > 1 and (not model.experts or model.experts % ep):

@@ -218,7 +218,7 @@ def runs(model: Model, rows: pl.DataFrame, software: Software) -> list[str]:
     for row in rows.iter_rows(named=True):
         stages = row["pp"] * row["vpp"]
         if bare[row["pp"], row["vpp"]] > (WITHOUT_LAYERS if software.balanced else 0):
-            reasons.append(f"{model.layers} layers leave some of {stages} stages without any")
+            reasons.append(f"{model.layers} layers leave some of {stages} stages empty")
         elif row["micro_batches"] < row["pp"] - 1:
             reasons.append(f"{row['micro_batches']} micro-batches are too few for {row['pp']} stages")
         else:

@@ -238,9 +238,9 @@ def read_model(path: Path, sequence: int | None = None) -> Model:
     try:
         config = json.loads(read_small(path))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is no JSON ({first_line(error)})") from error
+        raise InputError(f"{path}: is not JSON ({first_line(error)})") from error
     if not isinstance(config, dict):
-        raise InputError(f"{path}: is no configuration: a JSON object is needed")
+        raise InputError(f"{path}: is not a configuration: a JSON object is needed")
     return model_of(config, sequence)
 
 

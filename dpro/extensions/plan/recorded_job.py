@@ -136,7 +136,7 @@ def recorded_job(graph: Graph, given: GivenJob | None = None) -> RecordedJob:
     """
     given = given or GivenJob()
     if graph.run is None:
-        raise Unanswerable("the graph does not know the run it is from: its operators are unknown")
+        raise Unanswerable("the graph has no run, so its operators are unknown")
     timeline = replay(graph)
     mesh = mesh_of_run(graph.run)
     degrees = own_degrees(mesh, graph.run.manifest.world_size, given)

@@ -182,7 +182,7 @@ def _inside(calls: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
 
 # Layers.
 
-NO_STACK = "no stack of equal layers is found: {}; layouts are computed of models that repeat one layer"
+NO_STACK = "no stack of equal layers was found: {}; layouts need models that repeat one layer"
 HOST_BOUND = 1.1
 MIN_SHARE = 0.25  # of the time of a pass's products that must be in its layers
 

@@ -200,7 +200,7 @@ def _shown(loaded: Loaded, link: Link) -> Any:
         return message(capitalised(str(error)))
     said = [f"{job.explained:.0%} of the measured step is explained by what was found: {job.said[0]}."]
     if not job.machine.memory_gb:
-        said.append("How much memory there is is not known: `dpro plan RUN --memory` judges what fits.")
+        said.append("The GPUs' memory is unknown: give it as `dpro plan RUN --memory` to see what fits.")
     return [
         choices(link, "against", AXES, "memory"),
         *number,

@@ -69,7 +69,7 @@ def _refused(why: str) -> list[click.Option]:
 
     def refuse(_: click.Context, option: click.Parameter, given: str | None) -> None:
         if given is not None:
-            raise UsageError(f"{option.opts[0]} is of dpro record: {why}")
+            raise UsageError(f"{option.opts[0]} is an option of dpro record: {why}")
 
     return [
         click.Option(option.opts, hidden=True, expose_value=False, callback=refuse) for option in OF_RECORD

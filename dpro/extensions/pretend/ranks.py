@@ -60,7 +60,7 @@ def parse_ranks(text: str, world: int) -> tuple[int, ...]:
         low, high = int(first), int(last or first)
         if max(low, high) >= world:
             raise UsageError(
-                f"--pretend-ranks {text}: rank {max(low, high)} is none of --pretend-world {world}, "
+                f"--pretend-ranks {text}: rank {max(low, high)} is not in --pretend-world {world}, "
                 f"whose ranks are 0 to {world - 1}"
             )
         if low > high:
@@ -78,8 +78,8 @@ def refuse_launchers(command: Sequence[str]) -> None:
     for word in command[:4]:
         if Path(word).name in LAUNCHERS:
             raise UsageError(
-                f"{Path(word).name} starts ranks itself, and --pretend-ranks does: give the script alone, "
-                "as `dpro record --pretend-world 8 --pretend-ranks 0 -- python train.py`"
+                f"{Path(word).name} starts ranks itself, as --pretend-ranks does: give the script alone, "
+                "such as `dpro record --pretend-world 8 --pretend-ranks 0 -- python train.py`"
             )
 
 
@@ -150,7 +150,7 @@ class Ranks:
             self._stuck_s = self._stuck_s or time.monotonic()
             if time.monotonic() - self._stuck_s > STUCK_S:
                 rank, sender = next(iter(waits.items()))
-                self._say(f"rank {rank} waits for an object of rank {sender}, which sends it none: ended")
+                self._say(f"rank {rank} waits for an object from rank {sender}, which sends none: ended")
                 self._end(STUCK)
 
     def _waiting(self) -> dict[int, int]:

@@ -36,7 +36,7 @@ def in_words(error: Exception, sql: str, there: Sequence[str]) -> str:
         tables = tables_in(sql)
         columns = [column for name in tables for column in TABLES[name].columns]
         has = "; ".join(f"{name} has {', '.join(TABLES[name].columns)}" for name in tables)
-        quoted = " (text stands in single quotes)" if f'"{wrong[1]}"' in sql else ""
+        quoted = " (strings take single quotes)" if f'"{wrong[1]}"' in sql else ""
         return f"no column {wrong[1]!r}{quoted or nearest(wrong[1], columns)}; {has or _tables(there)}"
     if wrong := _TABLE.search(line):
         return f"no table {wrong[1]!r}{nearest(wrong[1], there)}; {_tables(there)}"

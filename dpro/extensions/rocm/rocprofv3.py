@@ -139,7 +139,7 @@ def _calls(path: Path, warnings: list[str]) -> pl.DataFrame:
     for kind in ("hip_api_trace", "rccl_api_trace", "marker_api_trace"):
         rows = _read_beside(path, kind, _CALL, warnings)
         if kind == "hip_api_trace" and rows.is_empty():
-            lacking = f"{path.name}: no calls of HIP beside it, so what launched its kernels is unknown"
+            lacking = f"{path.name}: no HIP calls beside it, so the launches of its kernels are unknown"
             warnings.append(f"{lacking}; record with {_RECORD}")
         is_range = kind == "marker_api_trace"
         parts.append(

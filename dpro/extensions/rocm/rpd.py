@@ -43,7 +43,7 @@ def read_rpd(path: Path, *, rank: int | None = None) -> list[RankTrace]:
         path,
         "rocpd_op",
         "a recording of rocmProfileData",
-        "an .rpd file, or what `rocpd convert --output-format csv -i FILE` makes of one of rocprofv3",
+        "an .rpd file, or the output of `rocpd convert --output-format csv -i FILE` for rocprofv3",
     ) as file:
         _refuse_newer(file)
         calls = _calls(file)

@@ -230,7 +230,7 @@ def _longer(column: str) -> Callable[[Server, Values], Server]:
 
 def _prefix(server: Server, values: Values) -> Server:
     if values["share"] == 1:
-        raise UsageError("prefix: share is less than 1: a prompt ends with tokens of its own")
+        raise UsageError("prefix: share must be less than 1, since a prompt ends with tokens of its own")
     cached = (pl.col("prompt_tokens") * values["share"]).floor().cast(pl.Int64)
     return replace(server, requests=server.requests.with_columns(cached_tokens=cached))
 

@@ -229,8 +229,8 @@ def _stall(seen: SeenServer) -> ServingFinding | None:
     count = seen.waited.filter(pl.col("stall_ms") > 0).height
     longest = max(seen.waited["stall_ms"])
     evidence = [
-        f"decoding stands still {format_ms(cost)} of {format_ms(tpot)} per token, for prompts of others",
-        f"{count} of {counted(seen.waited.height, 'request')} stood still, up to {format_ms(longest)}",
+        f"decoding stalls for {format_ms(cost)} of {format_ms(tpot)} per token, for prompts of others",
+        f"{count} of {counted(seen.waited.height, 'request')} stalled, up to {format_ms(longest)}",
     ]
     return ServingFinding(
         "prefill_stall", cost, None, None, evidence,

@@ -235,7 +235,7 @@ class OfferedLoad(DocumentPart, frozen=True):
                 "those of a log of this length"
             )
         elif self.low_per_s < self.arrivals_per_s:
-            said.append(arrive + "whether they queue up is not known")
+            said.append(arrive + "it is uncertain whether they queue up")
         if self.most_recorded is not None:
             said.append(
                 f"more requests run at once than the {self.most_recorded:,} that were recorded; what the "

@@ -559,7 +559,7 @@ def _print_codecs(document: ProbeDocument) -> None:
     out.print(table)
     if len(kept) < len(document.codecs):
         out.print(f"and further buckets, in {document.run}")
-    out.print("lost: the norm of what is lost over that of the gradients; ms: to compress and back")
+    out.print("lost: norm of the error over norm of the gradients; ms: to compress and decompress")
     out.print(f"next: dpro whatif {document.run} --edit compress:budget=0.05")
 
 

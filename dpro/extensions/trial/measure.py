@@ -101,7 +101,7 @@ def _needed(deviation: float, enough: float, confidence: float, count: int) -> i
 MORE_CROWDED = 1.5  # ratio of waits for a core per CPU time from which the machine was busier
 OF_EFFECT = 0.5  # share of the difference between sides; a larger wait for cores may explain all of it
 OF_STEP = 0.02  # share of the step; waits that differ by less are ignored
-ONE_PAIR = "one pair does not show whether recordings differ by themselves: --repeats 3 does"
+ONE_PAIR = "one pair cannot show how much unchanged recordings differ: use --repeats 3"
 
 
 class CoreUse(NamedTuple):
@@ -146,7 +146,7 @@ def load_differs(
     if as_crowded or more < max(OF_EFFECT * abs(measured.ratio - 1), OF_STEP) * step_ns:
         return ""
     return (
-        f"the load of the machine differed: a step waits {format_duration(wait)} for a core as it is, "
+        f"the load of the machine differed: a step waits {format_duration(wait)} for a core unchanged, "
         f"{format_duration(wait_then)} changed"
     )
 
@@ -319,7 +319,7 @@ def _resampled(times: Floats, random: np.random.Generator) -> Floats:
 LOSS = "loss"
 MIN_PASSES = 6
 SHARE = 0.02  # share of the loss, or of its fall, within which losses count as equal
-NOT_SEEN = "no rank of some recording asked for gradients of one number"
+NOT_SEEN = "in some recording, no rank called backward on a single number"
 
 
 class Training(DocumentPart, frozen=True):

@@ -133,7 +133,7 @@ class CodecDocument(DocumentPart, frozen=True):
         elements: number of its gradients.
         codec: as in the edit `compress`.
         lost: norm of the loss divided by the norm of the gradients.
-        ms: to compress and back.
+        ms: to compress and decompress.
     """
 
     module: int

@@ -217,7 +217,7 @@ def watch(
         if outlet is not None:
             outlet.close()
     if posts is not None and posts.lost:
-        warn(f"not received by --webhook: {posts.lost} of what is said above")
+        warn(f"--webhook did not receive {posts.lost} of the reports above")
 
 
 def _offer_end(hook: Hook, watcher: Watcher, complain: Callable[[Exception], None]) -> None:
@@ -537,7 +537,7 @@ def policy_of(
     context = click.get_current_context()
     for name in _OF_ONE_RULE:
         if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT):
-            raise UsageError(f"--{name.replace('_', '-')}: the rules in {policy} say that for each of them")
+            raise UsageError(f"--{name.replace('_', '-')}: each rule in {policy} sets its own")
     return Policy(on_finding, read_rules(policy), dry_run, policy.resolve())
 
 

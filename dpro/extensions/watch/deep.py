@@ -159,8 +159,8 @@ class DeepWatch:
             return None
         if sizes[0] > MAX_BYTES:
             raise Unanswerable(
-                f"deep windows of {sizes[0] >> 20} MiB are not looked at while the job runs, only up to "
-                f"{MAX_BYTES >> 20}: `dpro diagnose` does when it is over"
+                f"deep windows of {sizes[0] >> 20} MiB are too large to diagnose while the job runs, the "
+                f"limit is {MAX_BYTES >> 20}: run `dpro diagnose` when the job is over"
             )
         chosen = [
             ["--window", str(window)]

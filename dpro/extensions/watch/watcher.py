@@ -123,7 +123,7 @@ class Watcher:
             return []
         late = self.findings.ranks(LATE)
         deep = [finding for finding in deep if finding.of_job or not {*finding.ranks} <= late]
-        why = "the latest deep windows do not show it"
+        why = "the latest deep windows no longer show it"
         return self.findings.observe(DEEP, deep, self.job.step, 0, why)
 
     def _look_at_memory(self) -> list[Notice]:
@@ -136,7 +136,9 @@ class Watcher:
         bad = self.numbers.look(self.job)
         if bad is None:
             return []
-        return self.findings.observe(NUMBERS, bad, self.job.step, PATIENCE, "the latest steps do not show it")
+        return self.findings.observe(
+            NUMBERS, bad, self.job.step, PATIENCE, "the latest steps no longer show it"
+        )
 
     def keep_evidence(self) -> None:
         """Keep dumps and stacks of all ranks if a hang was found since the last call."""

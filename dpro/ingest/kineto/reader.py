@@ -87,8 +87,8 @@ def read_trace(path: Path | Source, *, rank: int | None = None, window: int = 0)
     counters = memory.rows(_base_ns(facts)).with_columns(host=pl.lit(_text(facts.host)))
     gpu = _gpu_name(facts, spans)
     damage = _damage(reader, source)
-    lost = {"begin or end without the other": unmatched, "memory events without totals": memory.without_total}
-    lost |= {"malformed events": reader.malformed, CUT: int(bool(reader.truncated))}
+    lost = {"begin or end marks without a match": unmatched, CUT: int(bool(reader.truncated))}
+    lost |= {"memory events without totals": memory.without_total, "malformed events": reader.malformed}
     versions = {
         "cuda_runtime": facts.cuda_runtime,
         "cuda_driver": facts.cuda_driver,
@@ -176,7 +176,7 @@ def _damage(reader: EventReader, source: Source) -> list[str]:
         if reader.truncated and reader.facts.base_ns is None
         else ""
     )
-    return [f"{source.name}: damaged ({', '.join(what)}); read as far as it goes, {reader.read} events{lost}"]
+    return [f"{source.name}: damaged ({', '.join(what)}); read up to there, {reader.read} events{lost}"]
 
 
 def _why_empty(reader: EventReader, source: Source) -> str:
@@ -186,7 +186,7 @@ def _why_empty(reader: EventReader, source: Source) -> str:
         return "a trace without events; record it again, with profiled work in the window"
     if next(blocks(source, []), b"").startswith(_OF_RPD2TRACING):
         return (
-            "made of an .rpd file by rpd2tracing.py, which leaves out what events are; import the .rpd file"
+            "made from an .rpd file by rpd2tracing.py, which omits the kinds of events; import the .rpd file"
         )
     return "no operator, runtime call or kernel in it; record it with torch.profiler"
 

@@ -202,7 +202,7 @@ def read_bytes(path: Path) -> bytes:
         read += len(block)
         if read > MAX_WHOLE_BYTES:
             raise InputError(
-                f"{path}: more than {format_bytes(MAX_WHOLE_BYTES)}, and is read as a whole; split it"
+                f"{path}: more than {format_bytes(MAX_WHOLE_BYTES)}, too large to read as a whole; split it"
             )
     content = b"".join(pieces)
     if damage:

@@ -183,7 +183,7 @@ def _of_tree(size: int) -> float:
 
 def _port(fabric: Fabric, gpu: int) -> int:
     if gpu not in fabric.port:
-        raise Unanswerable(f"{fabric.names[gpu]} has no port: the topology gives its host none")
+        raise Unanswerable(f"{fabric.names[gpu]} has no port: its host has none in the topology")
     return fabric.port[gpu]
 
 

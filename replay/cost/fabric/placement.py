@@ -92,7 +92,7 @@ def fabric_of_run(run: Run | None) -> Fabric:
         InputError: its file is wrong.
     """
     if run is None or not (run.path / TOPOLOGY).is_file():
-        raise Unanswerable("the run has no topology: `dpro topology FILE --attach RUN` gives it one")
+        raise Unanswerable("the run has no topology: add one with `dpro topology FILE --attach RUN`")
     return fabric_of(read(run.path / TOPOLOGY))
 
 
@@ -130,7 +130,7 @@ def gpus_of_ranks(run: Run, fabric: Fabric) -> dict[int, int]:
         gpu = fabric.gpus[host][local]
         if gpu in taken:
             raise Unanswerable(
-                f"ranks {taken[gpu]} and {rank} are both on {fabric.names[gpu]}, by their numbers"
+                f"ranks {taken[gpu]} and {rank} are both on {fabric.names[gpu]}, by their local ranks"
             )
         gpus[rank], taken[gpu] = gpu, rank
     if not gpus:
@@ -243,7 +243,7 @@ def placed(graph: Graph) -> Placed:
     exchanged = communications(graph, gpus)
     flows = flows_of(fabric, *exchanged.kinds)
     if not (fabric.kind[flows.begin] == NIC).any():
-        raise Unanswerable("no rank sends to another host: the fabric has no part in this run")
+        raise Unanswerable("no rank sends to another host: this run does not use the fabric")
     in_order = tuple(gpus[rank] for rank in sorted(gpus))
     return Placed(fabric, routes_of(fabric), exchanged, flows, in_order, paths_of_run(graph.run))
 

@@ -86,7 +86,7 @@ def read_products(path: Path | str) -> pl.DataFrame:
     )
     devices, dtypes = (few(frame[name].drop_nulls().unique().sort().to_list(), 4) for name in NEEDED[:2])
     for fits, what in (
-        (pl.col("device") != "", f"of a device that dpro has a data sheet of ({devices or 'none'})"),
+        (pl.col("device") != "", f"of a device with a data sheet in dpro ({devices or 'none'})"),
         (pl.col("dtype") != "", f"in an element type that dpro knows ({dtypes or 'none'})"),
         (sizes, f"whose sizes and {time} are above 0"),
     ):
@@ -118,9 +118,9 @@ def _refuse_other_unit(rows: pl.DataFrame, column: str) -> None:
     long = times.filter(pl.col("least") > LONG_US)
     most = (long["us"] / long["least"]).median()
     if isinstance(ratio, float) and ratio < FASTEST:
-        raise InputError(f"{column}: is not in its unit: products take {ratio:.2g} of what the peak allows")
+        raise InputError(f"{column}: wrong unit: products take {ratio:.2g} of the time that the peak allows")
     if isinstance(most, float) and most > SLOWEST:
-        raise InputError(f"{column}: is not in its unit: products take {most:.2g} times what the peak allows")
+        raise InputError(f"{column}: wrong unit: products take {most:.2g} times what the peak allows")
 
 
 def sources_of(products: pl.DataFrame | None, *devices: str) -> Sources:

@@ -350,8 +350,8 @@ def gpu_named(names: Sequence[str]) -> GpuModel:
     """
     model = common_model(names)
     if not model:
-        listed = ", ".join(sorted(set(names))) or "the run names none; `dpro record` notes it"
+        listed = ", ".join(sorted(set(names))) or "the run names none; `dpro record` records it"
         raise Unanswerable(
-            f"what the run's GPUs can do is not known ({listed}): give speedup= of its matmuls"
+            f"the peaks of the run's GPUs are not known ({listed}): give speedup= of its matmuls"
         )
     return GPUS[model]

@@ -118,7 +118,7 @@ class NoCommunication(RankwiseEdit):
 
 @dataclass(frozen=True)
 class Network(TransferEdit):
-    """Collectives take less for their bytes, or for beginning; which rank waits for which stays as it is."""
+    """The network has another bandwidth or latency; which rank waits for which stays the same."""
 
     name = "network"
     summary = "change network bandwidth and latency"

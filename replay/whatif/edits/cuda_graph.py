@@ -53,7 +53,7 @@ SHARE_OF_OPTIMIZER = 0.05  # of the step: host work of the optimizer that is wor
 
 @dataclass(frozen=True)
 class CudaGraph(CountedEdit):
-    """What operators launch between two points that cannot be captured becomes one CUDA graph."""
+    """GPU work that operators launch between two uncapturable points becomes one CUDA graph."""
 
     name = "cuda-graph"
     of_torch = True

@@ -198,8 +198,8 @@ def _devices_of(graph: Graph) -> dict[int, str]:
     workers = [] if graph.run is None else graph.run.table(WORKERS, ["rank", "gpu_name"]).rows()
     models = {rank: model_named(name) for rank, name in workers}
     if not all(models.get(rank) for rank in ranks):
-        listed = ", ".join(sorted(set(names))) or "the run names none; `dpro record` notes it"
-        raise Unanswerable(f"which GPU the kernels ran on is not known ({listed}): its data sheet is needed")
+        listed = ", ".join(sorted(set(names))) or "the run names none; `dpro record` records it"
+        raise Unanswerable(f"the GPU of the kernels is not known ({listed}): its data sheet is needed")
     return {rank: models[rank] for rank in ranks}
 
 

@@ -306,7 +306,7 @@ def require_bytes(reductions: GradientReductions) -> None:
 
 @dataclass(frozen=True)
 class Priority(ReductionEdit):
-    """Reductions in pieces, of which that for the first layer of the next step goes first."""
+    """Gradients are reduced in chunks; the chunk for the first layer of the next step goes first."""
 
     name = "priority"
     of_torch = True

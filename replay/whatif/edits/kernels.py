@@ -313,7 +313,7 @@ COMPUTES = ("gemm", "convolution", "attention")
 
 @dataclass(frozen=True)
 class Precision(Edit):
-    """Matmuls and what is between them compute with fewer bits."""
+    """Matmuls and the pointwise work between them use fewer bits."""
 
     name = "precision"
     of_torch = True

@@ -148,7 +148,7 @@ def slowness(graph: Graph) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Balance(Edit):
-    """The same work, divided evenly over stages, or over the sequences of a step."""
+    """Work is divided evenly over stages, or over the sequences of a step."""
 
     name = "balance"
     summary = "balance the work of pipeline stages, or of the sequences of a step"
@@ -221,7 +221,7 @@ class Balance(Edit):
         slow = most.filter(pl.col("slowness") > 1).sort("rank")
         lines = [
             f"rank {rank} takes {times:.2f} times as long as others of its stage: its excess is not spread "
-            f"over them, since it is not their work; heal:rank={rank} says what it costs"
+            f"over them, since it is not their work; heal:rank={rank} shows its cost"
             for rank, times in slow.iter_rows()
         ]
         if rows.group_by("stage").agg(pl.col("rank").n_unique())["rank"].max() == 1:
@@ -323,14 +323,14 @@ class Pipeline(Edit):
         most = max(map(most_in_flight, orders)) / self._chunks(shape)
         after = most * shape.batches / (self.micro_batches or shape.batches)
         lines = [
-            f"a stage holds activations of {after:.3g} micro-batches of the recorded size at most, where it "
-            f"held {before:.3g}"
+            f"a stage keeps activations of at most {after:.3g} micro-batches of the recorded size, where it "
+            f"kept {before:.3g}"
         ]
         if self._chosen.copies > 1:
             lines.append("each stage holds the parameters of two; reducing their gradients is not predicted")
         if self._chosen.splits and share_of_weights(rows) is None:
             lines.append(
-                "how much of a backward the gradients of weights are was not recorded: half is assumed, a "
+                "the share of weight gradients in a backward was not recorded: half is assumed, a "
                 "third is the other end of the interval"
             )
         return tuple(lines)
@@ -533,7 +533,7 @@ def _tokens_of(graph: Graph) -> pl.DataFrame:
     counted = counters.filter((pl.col("counter") == TOKENS) & (pl.col("value") > 0))
     if graph.run is None or counted.is_empty():
         raise Unanswerable(
-            "the run does not count what ranks were handed (it consists of no whole operations, either): "
+            "the run does not count the elements of ranks' batches (nor has it whole operations): "
             "`dpro record` counts the elements of batches from a DataLoader"
         )
     steps = graph.run.table(STEPS, ["rank", "step", "start_ns"])
@@ -634,7 +634,7 @@ OVERRUN = 1.1  # factor on the given time of a piece, for the other end of the i
 
 @dataclass(frozen=True)
 class Fill(Edit):
-    """Pieces of another job's work where stages stand still for each other."""
+    """Pieces of another job's work fill the time in which stages wait for each other."""
 
     name = "fill"
     summary = "fill pipeline bubbles with pieces of another job's work"

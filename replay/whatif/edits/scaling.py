@@ -403,7 +403,7 @@ def _gradient_reductions(graph: Graph, group: str) -> Bools:
     groups = sorted({graph.messages[index].group for index in np.unique(graph.nodes.message[reduces])})
     if len(groups) > 1 and not group and not _along(graph, fits[:-1]):
         raise Unanswerable(
-            f"several groups reduce: say which of {', '.join(groups)} has the gradients (group=)"
+            f"several groups reduce: give the one with the gradients with group= ({', '.join(groups)})"
         )
     return reduces
 
@@ -443,7 +443,7 @@ def _group_of_gradients(graph: Graph) -> str:
 
 @dataclass(frozen=True)
 class Recompute(Edit):
-    """Blocks keep their inputs only: backward does the forward pass of each block again before its own."""
+    """Blocks keep only their inputs: backward repeats the forward pass of each block first."""
 
     name = "recompute"
     of_torch = True

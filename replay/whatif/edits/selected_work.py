@@ -80,9 +80,9 @@ class Scale(RankwiseEdit):
 
 @dataclass(frozen=True)
 class Remove(RankwiseEdit):
-    """Take selected work out: its time, what it calls, launches for it alone, waits in its collectives.
+    """Remove selected work: its time, its calls, launches for it alone, and waits in its collectives.
 
-    Where kinds of work are asked for, it is those alone, and not what they call.
+    If kinds of work are selected, only those are removed, not the work that they call.
     """
 
     name = "remove"
@@ -456,7 +456,7 @@ def _by_coordinates(mesh: Mesh, ranks: Collection[int]) -> str:
             )
             if next(shares, -1) >= 0:
                 place = f"{words} rank {places[rank]} ({axis})"
-                return f"rank {rank} is {place} of a model that other ranks hold the rest of"
+                return f"rank {rank} is {place} of a model, and other ranks have the rest"
     return ""
 
 
@@ -514,8 +514,8 @@ def _by_forward_sums(run: Run, ranks: Collection[int]) -> str:
         return "activations are summed with it in forward passes (all_reduce): it holds a part of each layer"
     unknown = forward.filter(pl.col("bytes_in") < 0).height
     if unknown >= MIN_UNKNOWN_SUMS * steps:
-        what = "forward passes sum with it what the trace gives no size of (all_reduce), maybe activations"
-        return f"{what}: say by --layout dp={run.manifest.world_size} that each rank holds the whole model"
+        what = "forward passes sum data of unknown size with it (all_reduce), perhaps activations"
+        return f"{what}: if each rank has the whole model, give --layout dp={run.manifest.world_size}"
     return ""
 
 

@@ -51,7 +51,7 @@ MIN_PER_STEP = (
 
 @dataclass(frozen=True)
 class Split(ChunkedEdit):
-    """A matmul and its collective run in chunks, the one beside the other."""
+    """A matmul and its collective run in overlapping chunks."""
 
     name = "split"
     of_torch = True

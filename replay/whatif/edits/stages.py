@@ -168,13 +168,15 @@ class StageLayers(Edit):
         if wanted is None:
             wanted = self._balanced(graph, rows, now)
         elif wanted.sum() != now.sum():
-            raise UsageError(f"stages: {wanted.sum()} layers are not {now.sum()}: say how they are now, now=")
+            raise UsageError(
+                f"stages: {wanted.sum()} layers are not {now.sum()}: give the present layers with now="
+            )
         most = self._most(graph, rows, now)
         if most is not None and (wanted > most).any():
             stage = int(np.argmax(wanted > most))
             raise Unanswerable(
                 f"stage {stage % shape.stages} has memory for {most[stage]} layers, not for {wanted[stage]}: "
-                f"each takes as much as those it has"
+                f"each is assumed to take as much as its present ones"
             )
         return now, wanted
 
@@ -257,7 +259,7 @@ def _numbers(text: str, name: str, shape: PipelineShape) -> Ints | None:
 def _evenly(layers: int, shape: PipelineShape) -> Ints:
     places = shape.stages * shape.chunks
     if layers % places:
-        raise UsageError(f"stages: {layers} layers are not as many on each of {places}: say now=")
+        raise UsageError(f"stages: {layers} layers cannot be divided evenly over {places} places: give now=")
     return np.full(places, layers // places)
 
 
@@ -352,7 +354,7 @@ def regrouped(work: Floats, now: Ints, layers: Ints, ends_stay: bool = True) -> 
 
 @dataclass(frozen=True)
 class Skip(Edit):
-    """A partial pipeline: stages are skipped in turn, each by as many micro-batches."""
+    """A partial pipeline: stages are skipped in turn, each by an equal number of micro-batches."""
 
     name = "skip"
     summary = "let each micro-batch skip some pipeline stages, in turn"

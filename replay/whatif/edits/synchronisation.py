@@ -119,7 +119,7 @@ def gathers_of(graph: Graph) -> pl.DataFrame:
     gathers = _within(graph, f"{GATHER} ")[launches.source] & (nodes.step[launches.source] >= 0)
     source, arrive = launches.source[gathers], launches.arrive[gathers]
     if arrive.size == 0:
-        raise Unanswerable(f"the run holds no all-gather within a range {GATHER}, as FSDP2 has them")
+        raise Unanswerable(f"the run has no all-gather within a range {GATHER}, as FSDP2 records them")
     frame = pl.DataFrame(
         {
             "arrive": arrive,

@@ -268,7 +268,7 @@ def _outside(graph: Graph) -> str:
     ]
     mean = counted.mean()
     if not isinstance(mean, float):
-        return ": `dpro record` notes them"
+        return ": `dpro record` records them"
     share = f"in all recorded steps it takes {format_duration(mean)} per step"
     return (
         f"; {share}: record more or longer windows (--every, --window-steps)"

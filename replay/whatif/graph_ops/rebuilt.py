@@ -159,7 +159,9 @@ def _pipes(rows: pl.DataFrame) -> pl.DataFrame:
     """
     sided = rows.with_columns(side=pl.col("rank").rank("dense").over("dp", "stage"))
     if sided.group_by("dp", "side").agg(pl.col("stage").n_unique())["stage"].n_unique() > 1:
-        raise Unanswerable("stages are of different numbers of ranks: which pass on to which is not known")
+        raise Unanswerable(
+            "stages have different numbers of ranks: which ranks pass data to which is not known"
+        )
     firsts = sided.with_columns(first=pl.col("rank").min().over("step", "dp", "side"))
     return firsts.sort("step", "first", "stage", "start", "node")
 

@@ -129,11 +129,11 @@ class GradientReductions:
             )
         if not all(backward.parameters.are_sizes_known for backward in self.passes):
             said.append(
-                "sizes of single gradients are not known: the interval holds any division of a bucket"
+                "sizes of single gradients are not known: the interval covers any division of a bucket"
             )
         if self.are_ranks_missing:
             said.append(
-                "ranks are missing: reductions are taken to cost no more than the fastest of their size"
+                "ranks are missing: reductions are assumed to cost no more than the fastest of their size"
             )
         return tuple(said)
 

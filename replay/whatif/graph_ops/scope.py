@@ -289,7 +289,7 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     again = _run_again(nesting, calls)
     if again:
         named = few(again, MAX_NAMES)
-        raise Unanswerable(f"the job computes activations again in backward already, those of {named}")
+        raise Unanswerable(f"the job already recomputes activations in backward: those of {named}")
     rows, parts = rows_of(graph), []
     for block, outer in enumerate(_outermost(calls)["row"].to_list()):
         chosen = np.arange(nesting.start.size) == outer
@@ -525,7 +525,7 @@ def with_descendants(graph: Graph, mask: Bools) -> Bools:
 
 def _run_of(graph: Graph) -> Run:
     if graph.run is None:
-        raise Unanswerable("the graph does not know the run it is from: what is inside of what is unknown")
+        raise Unanswerable("the graph has no run, so the nesting of its spans is unknown")
     return graph.run
 
 

@@ -81,7 +81,7 @@ def end_of(path: Path) -> JobEnd:
 def test_a_job_that_ended_well_has_no_first_line(tmp_path):
     run = written(tmp_path, {"exit_code": 0}, {"exit_code": 0}, status=0)
     end = end_of(run)
-    assert (end.how, end.early, end.sentence) == (COMPLETED, False, "The job ended well after 3 steps.")
+    assert (end.how, end.early, end.sentence) == (COMPLETED, False, "The job completed after 3 steps.")
 
 
 def test_the_first_line_of_a_failed_job_is_the_exception_of_the_rank_that_was_first(tmp_path):
@@ -139,8 +139,8 @@ def test_a_job_whose_ranks_all_stood_still_outside_calls_says_for_how_long_and_w
     ended = {"exit_signal": 2, "stack": "/usr/lib/python3.11/queue.py:171 get\njob.py:49 read"}
     end = end_of(written(tmp_path, ended, ended))
     assert end.sentence.endswith(
-        "by Ctrl-C (SIGINT); no step had ended for 37 s, where one takes 1 s, and no call waited for another "
-        "rank (ranks 0-1: job.py:49 read)."
+        "by Ctrl-C (SIGINT); no step had ended for 37 s, while a step takes 1 s, and no call waited for "
+        "another rank (ranks 0-1: job.py:49 read)."
     )
 
 
@@ -151,7 +151,7 @@ def test_a_job_of_which_no_rank_has_ended_still_hangs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sampled_s", "said"), [(24, "No step has ended for 21 s, where one takes 1 s"), (22, "")]
+    ("sampled_s", "said"), [(24, "No step has ended for 21 s, while a step takes 1 s"), (22, "")]
 )
 def test_a_copy_that_was_made_just_after_steps_have_stopped_says_so(tmp_path, sampled_s, said):
     path = written(tmp_path, {}, {}, status=None)
@@ -168,7 +168,7 @@ def test_a_copy_that_was_made_just_after_steps_have_stopped_says_so(tmp_path, sa
 def test_a_command_that_fails_though_no_rank_did_says_so(tmp_path):
     well = {"exit_code": 0, "ended_ns": at(4)}
     end = end_of(written(tmp_path, well, well, status=3))
-    assert "the command ended with exit code 3, and no rank was seen to fail." in end.sentence
+    assert "the command ended with exit code 3, and no rank is known to have failed." in end.sentence
 
 
 def test_a_command_that_fails_because_a_rank_did_not_leave_says_for_how_long_and_where_it_was(tmp_path):

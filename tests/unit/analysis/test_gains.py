@@ -92,5 +92,5 @@ def test_wide_intervals_and_those_that_reach_0_are_in_doubt(predicted, low, high
 def test_more_than_a_fifth_of_starts_from_the_trace_is_in_doubt():
     assert interval_doubts(Fit(0.2), []) == []
     (line,) = interval_doubts(Fit(0.21), [])
-    assert line.startswith("21% of start times are copied from the trace")
+    assert line.startswith("21% of start times come from the trace")
     assert shown_grade(SimpleNamespace(grade="poor"), [line]) == "poor"

@@ -28,7 +28,7 @@ def test_a_run_without_windows_cost_what_the_ends_of_steps_took(tmp_path):
 
 def test_a_budget_that_the_ends_of_steps_use_up_is_the_reason_for_few_windows(tmp_path):
     cost = recording_share(manifest_with(tmp_path, {"ends_share": 0.02}, budget=0.01, every=None))
-    assert "that is the budget (1.0%), so no more windows followed" in recording_in_words(cost)
+    assert "that used up the budget (1.0%), so no more windows followed" in recording_in_words(cost)
     fixed = recording_share(manifest_with(tmp_path, {"ends_share": 0.02}, budget=0.01, every=10))
     assert "budget" not in recording_in_words(fixed)
 

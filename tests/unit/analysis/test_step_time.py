@@ -54,7 +54,7 @@ def test_the_mark_of_a_single_step_is_no_step_time(tmp_path):
     steps = run.table(STEPS)
     assert (steps["step"].n_unique(), set(steps["window"])) == (1, {0})
     assert step_time_document(steps) is None
-    assert step_time_in_words(steps) == "one step was marked, in a deep window"
+    assert step_time_in_words(steps) == "only one step was recorded, in a deep window"
     outside = steps.with_columns(pl.lit(-1, pl.Int32).alias("window"))
     assert step_time_document(outside).steps == 1
 

@@ -45,7 +45,7 @@ def test_a_comment_on_a_pull_request_says_first_what_changed_and_whether_that_is
     head, _, runs, _, commands, _, typical, _, in_depth, _, columns, align, first, *_ = (
         done.stdout.splitlines()
     )
-    assert head == "\U0001f534 **A step takes 123 ms instead of 73.7 ms: +66.9%** (3.0% more is too much)"
+    assert head == "\U0001f534 **A step takes 123 ms instead of 73.7 ms: +66.9%** (limit: 3.0% more)"
     assert commands == "B also has `--slow-rank 1 --slow-ms 6`"
     assert typical.startswith("typical step of 47 and 47 steps outside deep windows (+47.8% to")
     assert in_depth.startswith("usual step, as the job runs: 74.7 ms -> 123 ms")

@@ -93,7 +93,7 @@ def test_earlier_attempts_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("steps", "why"),
     [
-        (4, "the job ended after 4 steps, before its first deep window (steps 5 to 6) was whole"),
+        (4, "the job ended after 4 steps, before its first deep window (steps 5 to 6) was complete"),
         (6, "the job ended after 6 steps"),
         (7, "no deep window was kept: the recording does not say why"),
     ],
@@ -110,13 +110,13 @@ def test_run_without_a_window_says_why_in_every_command_that_needs_one(tmp_path,
     ("facts", "why"),
     [
         (
-            {"warnings": ["a word", "process 7 goes on without windows: TypeError: __init__()"]},
-            "process 7 goes on without windows: TypeError: __init__()",
+            {"warnings": ["a word", "process 7 continues without windows: TypeError: __init__()"]},
+            "process 7 continues without windows: TypeError: __init__()",
         ),
         ({"warnings": ["rank 0: window 0 is lost: it is cut off"]}, "window 0 is lost: it is cut off"),
         (
             {"skipped": {UNFINISHED: 1, OCCUPIED: 2, "calls": 1}},
-            "1 deep windows begun and never ended; 2 deep windows not begun, since another profiler ran",
+            "1 deep windows begun and never ended; 2 deep windows not started, since another profiler ran",
         ),
         (
             {"skipped": {DROPPED: 2}},

@@ -68,12 +68,12 @@ def test_a_plan_of_a_batch_that_is_a_large_prime_ends(tmp_path):
 @pytest.mark.parametrize(
     ("config", "code", "said"),
     [
-        (f'{{"num_hidden_layers": {"9" * 5000}}}', 1, "is no JSON"),
+        (f'{{"num_hidden_layers": {"9" * 5000}}}', 1, "is not JSON"),
         ('{"num_hidden_layers": 1e400}', 2, "a whole number"),
         (f'{{"num_hidden_layers": {"9" * 30}}}', 2, "is from 0 to 16,777,216"),
-        ("[" * 100_000, 1, "is no JSON"),
-        ('{"a":' * 100_000, 1, "is no JSON"),
-        ("\xff", 1, "is no JSON"),
+        ("[" * 100_000, 1, "is not JSON"),
+        ('{"a":' * 100_000, 1, "is not JSON"),
+        ("\xff", 1, "is not JSON"),
     ],
 )
 def test_a_configuration_of_no_model_is_one_line(tmp_path, config, code, said):

@@ -40,7 +40,7 @@ def test_of_a_job_that_hung_it_says_first_what_gains_are_of():
     hung = ROOT / "sample_traces" / "h200_hang"
     lines = dpro("whatif", hung, "--edit", "bucket:mb=100").stdout.splitlines()
     assert lines[0].startswith("The job hung at step 31")
-    assert lines[1].startswith("The job hung: these predictions are of the steps before that")
+    assert lines[1].startswith("The job hung: these predictions are for the steps before that")
     assert lines[2].startswith("Predictions from this run")
 
 

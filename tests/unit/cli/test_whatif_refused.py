@@ -38,7 +38,7 @@ def test_an_edit_that_was_written_on_two_lines_is_said_on_one() -> None:
 def test_operations_that_do_not_explain_their_steps_are_said_with_the_number(tmp_path) -> None:
     analysis = Analysis(recorded(Job(num_batches=4, num_steps=4, late=5.0).run(), tmp_path))
     assert analysis.operations is None
-    assert analysis.why_no_operations.startswith("nothing in the trace explains 16.1% of the time")
+    assert analysis.why_no_operations.startswith("the trace does not explain 16.1% of the time")
 
 
 def test_a_run_with_recorded_operations_is_not_asked_to_import_a_trace(tmp_path) -> None:

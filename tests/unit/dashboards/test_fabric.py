@@ -75,7 +75,7 @@ def test_what_cables_carry_downloads_as_csv(collided: Loaded) -> None:
 
 def test_the_figure_has_a_mark_for_each_cable_and_each_node(collided: Loaded) -> None:
     drawn = VIEW.sections["fabric-cables"](collided, Link(view="fabric"))
-    assert "Shares of what a cable carries" in _text(drawn)
+    assert "Shares of a cable's capacity in its fuller direction" in _text(drawn)
     fabric = fabric_of(fat_tree(FabricSize(4, gpus=1, nics=1, ports=4)))
     cables = VIEW.tables["cables"](collided, Link(view="fabric"))
     figure = fabric_figure(node_info(fabric, {}), cables, "load", "light")
@@ -97,7 +97,7 @@ def test_paths_that_are_not_known_are_said_to_be_so(tmp_path) -> None:
     assert "paths of 4 connections are not known" in _text(
         VIEW.sections["fabric-cables"](loaded, Link(view="fabric"))
     )
-    assert "A hash that is not known decides" in _text(
+    assert "An unknown hash decides the paths." in _text(
         VIEW.sections["fabric-collisions"](loaded, Link(view="fabric"))
     )
 

@@ -123,7 +123,9 @@ def test_a_finding_that_the_next_copy_does_not_show_is_withdrawn_with_time_and_r
     assert "withdrawn" not in str(fill(shown.loaded, Link()))
     shown.follow()
     step = run.table(STEPS)["step"].max()
-    line = f"slow host work: rank 1: withdrawn at {time_of_day(10**18)} because the steps up to {step} do not"
+    line = (
+        f"slow host work: rank 1: withdrawn at {time_of_day(10**18)} because the steps up to {step} no longer"
+    )
     assert line in str(fill(states[1], Link()))
     assert line in str(fill(states[2], Link()))
     assert "withdrawn" not in str(fill(states[3], Link()))  # found again
@@ -136,7 +138,7 @@ def test_copies_whose_findings_no_reader_asked_for_withdraw_nothing_and_lose_not
     ShownRun(first, iter([skipped, last])).follow()
     assert not skipped.values
     (gone,) = last.withdrawn()
-    assert (gone.finding, gone.why) == (slow, "not known now: too few steps")
+    assert (gone.finding, gone.why) == (slow, "it cannot be checked now: too few steps")
 
 
 def test_a_refusal_of_a_selection_is_asked_for_again_with_each_copy(run):

@@ -125,7 +125,8 @@ def test_of_two_dumps_of_a_rank_the_newest_counts_and_one_line_says_so(tmp_path)
     assert set(dumps.frames[COLLECTIVES.name]["state"]) == {"completed"}
     (line,) = dumps.manifest.warnings
     assert (
-        line == f"rank 0: {tmp_path / 'a' / 'rank_0'} counts, which is newer than {tmp_path / 'b' / 'rank_0'}"
+        line
+        == f"rank 0: {tmp_path / 'a' / 'rank_0'} is used, which is newer than {tmp_path / 'b' / 'rank_0'}"
     )
 
 

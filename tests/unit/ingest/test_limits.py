@@ -84,7 +84,7 @@ def test_a_bomb_is_one_line_and_the_other_ranks_are_imported(tmp_path, small_lim
 def test_a_bomb_says_how_far_it_swells(tmp_path, small_limits):
     path = tmp_path / "rank0"
     path.write_bytes(gzip.compress(b" " * (1 << 21)))
-    with pytest.raises(InputError, match=r"rank0: swells from .* to more than .*, over 400 times"):
+    with pytest.raises(InputError, match=r"rank0: expands from .* to more than .*, over 400 times"):
         list(blocks(Source(str(path), path), []))
 
 
@@ -150,7 +150,7 @@ def test_many_small_values_are_refused_before_they_are_decoded(tmp_path, monkeyp
 def test_a_format_that_is_read_as_a_whole_has_a_largest_size(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_WHOLE_BYTES", 1000)
     (tmp_path / "rank0").write_bytes(b"{" * 2000)
-    with pytest.raises(InputError, match="and is read as a whole"):
+    with pytest.raises(InputError, match="too large to read as a whole"):
         read_bytes(tmp_path / "rank0")
 
 

@@ -145,7 +145,7 @@ def test_slices_of_another_writer_are_ranges_of_its_threads_on_the_wall_clock(tm
         ("annotation", "step", BASE_NS + 6_000, 10_000, 42, 2),
         ("annotation", "load", BASE_NS + 8_000, 3_000, 42, 2),
     ]
-    assert read.skipped == {"instants and values of counters": 1, "begin or end without the other": 1}
+    assert read.skipped == {"instants and values of counters": 1, "begin or end marks without a match": 1}
 
 
 def test_a_trace_that_is_cut_is_read_as_far_as_it_goes(tmp_path):
@@ -153,7 +153,7 @@ def test_a_trace_that_is_cut_is_read_as_far_as_it_goes(tmp_path):
     path = tmp_path / "rank0.pftrace"
     path.write_bytes(content[:-30])
     read = read_perfetto(path)
-    assert read.warnings[-1] == "rank0.pftrace: truncated within a packet; read as far as it goes"
+    assert read.warnings[-1] == "rank0.pftrace: truncated within a packet; read up to there"
     assert read.frames["spans"].height == len(job()) - 2 - 1  # waits are no spans; the last copy is lost
 
 

@@ -75,11 +75,11 @@ def test_what_names_say_of_a_job_is_said():
 @pytest.mark.parametrize("edit", OF_TRAINING)
 def test_a_job_that_does_not_train_is_offered_nothing_about_gradients(tmp_path, edit):
     graph = forward_job().build(tmp_path).graph
-    with pytest.raises(Unanswerable, match="holds no backward pass"):
+    with pytest.raises(Unanswerable, match="has no backward pass"):
         job_of(graph).under(parse_edit(edit))
     _, refused = candidates(facts_of(graph), [type(parse_edit(edit))])
     assert [refusal.reason for refusal in refused] == [
-        "the recording holds no backward pass: nothing is trained, so no gradients are reduced or applied"
+        "the recording has no backward pass: nothing is trained, so no gradients are reduced or applied"
     ]
 
 
@@ -94,8 +94,8 @@ def test_ranks_that_sum_activations_hold_parts_of_a_layer(tmp_path, backward):
     assert built.graph.run is not None
     mesh = mesh_of_run(built.graph.run)
     assert [(axis.name, axis.size) for axis in mesh.axes] == [("tp", 2)]
-    assert mesh.ambiguity == ("Nothing names the axis of 2, whose calls are activations, all_reduce: "
-                              "by its use alone it is tp.",)  # fmt: skip
+    assert mesh.ambiguity == ("The axis of size 2, whose calls are activations, all_reduce, has no name: "
+                              "its use implies tp.",)  # fmt: skip
     if backward:
         with pytest.raises(Unanswerable, match="no group in the run is data-parallel"):
             job_of(built.graph).under(parse_edit("data-parallel:ranks=4"))

@@ -134,7 +134,7 @@ def test_coordinates_of_a_device_mesh_come_before_groups():
 
 def test_axes_of_a_mesh_that_hold_too_few_ranks_are_said():
     mesh = mesh_of([], {0: {"tp": 0}, 1: {"tp": 1}}, 4)
-    assert mesh.ambiguity == ("The recorded axes hold 2 of 4 ranks.",)
+    assert mesh.ambiguity == ("The recorded axes have 2 of 4 ranks.",)
 
 
 def test_axes_are_as_long_as_meshes_say_where_ranks_are_missing():
@@ -161,7 +161,7 @@ def test_groups_that_only_exchange_messages_are_a_pipeline():
     mesh = mesh_of(groups, {}, 6)
     assert set(mesh.axes) == {Axis("pp", 2), Axis("", 3)}
     assert mesh.source == "algebra"
-    assert any("all_reduce: its kind is unknown" in each for each in mesh.ambiguity)
+    assert any("all_reduce, has no name: its kind is unknown" in each for each in mesh.ambiguity)
 
 
 def test_two_axes_of_equal_size_and_use_stay_ambiguous():
@@ -179,7 +179,7 @@ def test_an_axis_that_no_group_shows_is_said():
     mesh = mesh_of(groups_along(grid((4, 2)), 1, MEGATRON["tp"]), {}, 8)
     assert in_words(mesh) == "8 ranks = tp 2 x axis of 4"
     assert mesh.coordinates[5] == (1, 2)
-    assert mesh.ambiguity == ("No group shows the axis of 4: ranks in order of their numbers are taken.",)
+    assert mesh.ambiguity == ("No group shows the axis of size 4: ranks are taken in order.",)
 
 
 def test_a_job_of_unknown_size_has_no_layout():

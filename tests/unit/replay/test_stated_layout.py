@@ -61,10 +61,10 @@ def test_experts_divide_replicas(tmp_path):
 @pytest.mark.parametrize(
     ("layout", "why"),
     [
-        ({"tp": 3}, "holds 3 ranks; the run has 8"),
-        ({"dp": 2, "tp": 2}, "holds 4 ranks; the run has 8"),
-        ({"ep": 3}, "ep divides the 8 data-parallel ranks"),
-        ({"tp": 4}, "ranks 0, 1, 6 are one group, which lies along no axis"),
+        ({"tp": 3}, "has 3 ranks; the run has 8"),
+        ({"dp": 2, "tp": 2}, "has 4 ranks; the run has 8"),
+        ({"ep": 3}, "ep has to divide the 8 data-parallel ranks"),
+        ({"tp": 4}, "the group of ranks 0, 1, 6 does not follow any axis"),
     ],
 )
 def test_a_layout_that_the_run_contradicts_is_refused(tmp_path, layout, why):

@@ -47,7 +47,7 @@ def test_a_small_fabric_is_read(tmp_path: Path) -> None:
 def test_a_binary_file_is_said_to_be_no_text(tmp_path: Path) -> None:
     path = tmp_path / "topology.toml"
     path.write_bytes(b"\x80\x00PAR1")
-    with pytest.raises(InputError, match=r"topology\.toml: this is no text"):
+    with pytest.raises(InputError, match=r"topology\.toml: is not text"):
         read(path)
 
 

@@ -77,8 +77,8 @@ def test_insides_of_hosts(tmp_path, made, text, code, said):
     ("text", "said"),
     [
         (PRINTED.replace("[1]", f"[{'9' * 5000}]"), "no link found"),
-        (PRINTED.replace("4xHDR", f"{'9' * 400}xHDR"), "no speed of the link"),
-        (PRINTED.replace("4xHDR", f"4xHDR{' ' * LONG}x"), "no speed of the link"),
+        (PRINTED.replace("4xHDR", f"{'9' * 400}xHDR"), "no known speed of the link"),
+        (PRINTED.replace("4xHDR", f"4xHDR{' ' * LONG}x"), "no known speed of the link"),
     ],
 )
 def test_outputs_of_ibnetdiscover(tmp_path, text, said):
@@ -95,7 +95,7 @@ def test_numbers_of_many_digits_in_names_are_names(tmp_path):
 def test_switches_of_slurm(tmp_path):
     path = tmp_path / "topology.conf"
     text = f"SwitchName=s Nodes=n[1-{'9' * 5000}]"
-    assert "is no number and no range" in _line(path, text, "--slurm", path, "--gbit", "400")
+    assert "is neither a number nor a range" in _line(path, text, "--slurm", path, "--gbit", "400")
     assert "does not begin with SwitchName" in _line(path, "a" * LONG, "--slurm", path, "--gbit", "400")
 
 

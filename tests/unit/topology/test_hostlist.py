@@ -26,7 +26,7 @@ def test_brackets_multiply_and_commas_separate() -> None:
         ("node[1-", "brackets"),
         ("node]1[", "brackets"),
         ("node[[1]]", "brackets"),
-        ("node[a-b]", "no number"),
+        ("node[a-b]", "neither a number nor a range"),
         ("node[3-1]", "ends before"),
         ("node[1-99999999]", "names"),
         ("a[1-2000]b[1-2000]", "names"),

@@ -107,7 +107,10 @@ def test_channels_that_are_written_come_back(tmp_path: Path) -> None:
     [
         (GroupChannels([1, 0]), "ranks: two or more, each once, in ascending order"),
         (GroupChannels([0, 1], [[0, 1], [0, 0]]), r"groups\[0\]: rings\[1\]: does not have each rank"),
-        (GroupChannels([0, 1, 2], [], [[-1, 2, 1]]), r"trees\[0\]: the parents of its ranks make no tree"),
+        (
+            GroupChannels([0, 1, 2], [], [[-1, 2, 1]]),
+            r"trees\[0\]: the parents of its ranks do not form a tree",
+        ),
         (GroupChannels([0, 1], [], [[-1, -1]]), r"trees\[0\]"),
         (GroupChannels([0, 1], [], [[-1, 5]]), r"trees\[0\]"),
     ],

@@ -538,7 +538,7 @@ def test_kernels_with_one_short_name_are_named_once_and_counted(tmp_path):
 def test_that_kernels_of_no_known_kind_compute_is_said_from_half_of_the_time(tmp_path, unknown_us, is_said):
     run = launches_of([("what_is_this", 5, unknown_us), ("volta_sgemm_128x64_tn", 5, 300)] * 4)
     unsure = explained(run, tmp_path).unsure
-    assert any("is not known by their names" in line for line in unsure) == is_said
+    assert any("are of unknown kind, by their names" in line for line in unsure) == is_said
 
 
 def test_matmuls_on_tensor_cores_are_left_alone(tmp_path):
@@ -552,7 +552,7 @@ def test_a_missing_rank_and_one_step_make_a_verdict_unsure(tmp_path):
     unmarked = launches_of([("mul", 60, 10)] * 50)
     del unmarked.rows["steps"]
     assert explained(unmarked, tmp_path / "unmarked").unsure[:1] == [
-        "no steps are known: all that was recorded is taken as one"
+        "no steps are known: the whole recording counts as one"
     ]
 
 
@@ -663,7 +663,9 @@ def test_what_may_be_at_fault_is_said_where_nothing_is_for_sure(tmp_path, monkey
     doubtful = dataclasses.replace(finding("stage", "7", 20, "uneven stages"), confidence=0.45)
     monkeypatch.setattr(Analysis, "verdict", ([doubtful], []))
     verdict = explain(analysis)
-    assert verdict.fault == "none for sure; stage 7 (uneven stages) may cost 20 us a step (confidence 0.45)."
+    assert (
+        verdict.fault == "none is certain; stage 7 (uneven stages) may cost 20 us a step (confidence 0.45)."
+    )
     assert verdict.account.faulty_ranks == []
     sure = finding("rank", "1", 30)
     monkeypatch.setattr(Analysis, "verdict", ([sure, doubtful], []))
@@ -973,7 +975,7 @@ def test_a_limit_is_that_of_the_deep_steps_alone_where_the_others_take_another_t
     verdict = explain(analysis)
     assert ("what limits those is not known" in " ".join(verdict.unsure)) == is_said
     another = 1.25 / times / 1.1 > 1.1 and not is_said  # the typical one of these is a longer one
-    assert ("these figures are of the former" in " ".join(verdict.unsure)) == another
+    assert ("these figures are for the former" in " ".join(verdict.unsure)) == another
     assert (verdict.limit is None) == (times > 3)  # nothing that recording slowed so much says what limits
     assert (verdict.advice[0].kind == "record-more") == (times > 3)
 
@@ -1043,9 +1045,9 @@ def test_of_devices_that_only_filled_memory_as_the_process_started_no_limit_is_n
     verdict = explained(run, tmp_path)
     assert verdict.limit is None
     assert [advice.do for advice in verdict.advice] == [
-        "record later steps: here the devices worked for 1 us in all"
+        "record later steps: here the devices worked for 1 us in total"
     ]
-    assert verdict.unsure[0] == "next to no work of devices was recorded: 1 us in all"
+    assert verdict.unsure[0] == "hardly any work of devices was recorded: 1 us in total"
 
 
 def test_what_comes_before_the_first_launch_of_a_program_is_no_input(tmp_path):

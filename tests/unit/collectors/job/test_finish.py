@@ -22,6 +22,7 @@ from dpro.collectors.inside import records
 from dpro.collectors.inside.kernel import name_of
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
+from dpro.detect.hang.memory import HOST_KILL
 from dpro.errors import InputError
 from dpro.ingest.requests import read_requests
 from dpro.opening import ensure_finished
@@ -118,7 +119,7 @@ def test_what_was_being_written_is_named_unless_it_was_only_for_a_watcher(launch
     (recorded(launch) / name).write_text("half")
     finish(launch, READERS, 0, {7: 0})
     warnings = open_run(launch.run).manifest.warnings
-    assert [each.rpartition(": ")[2] for each in warnings if "not written whole" in each] == [lost] * bool(
+    assert [each.rpartition(": ")[2] for each in warnings if "incomplete, since" in each] == [lost] * bool(
         lost
     )
 
@@ -139,7 +140,7 @@ REQUEST = "`dpro attach RUN --steps 3` records one on request"
     [
         ([], []),
         ([STOP], [f"{STOPPED}: steps take 27% longer than before the first one; {REQUEST}"]),
-        ([STOP, RESUME], [f"{STOPPED}, and went on at step 54,013: {MEANWHILE}"]),
+        ([STOP, RESUME], [f"{STOPPED}, and resumed at step 54,013: {MEANWHILE}"]),
         (
             [STOP, RESUME, AGAIN],
             [f"{STOPPED_AGAIN}: steps take 38% longer than before the first one; {REQUEST}"],
@@ -202,7 +203,7 @@ def test_each_worker_group_is_a_run_and_that_which_trains_most_is_the_jobs(launc
     assert runs[""].manifest.warnings[0] == (
         "the job has 2 worker groups: this one trains most, the others are in groups/"
     )
-    assert "the group began 2 times: this is the last, what came before is in attempts/" in (
+    assert "the group began 2 times: this is the last run, earlier ones are in attempts/" in (
         runs["groups/rollout"].manifest.warnings
     )
     assert "role       trainer\n" in dpro("info", launch.run).stdout
@@ -236,6 +237,20 @@ def test_processes_on_other_hosts_are_waited_for_until_they_write_no_more(launch
     monkeypatch.setattr(sidecar.socket, "gethostname", lambda: "host")
     sidecar._outlast_elsewhere(launch)
     assert looks == []
+
+
+def test_kills_for_lack_of_memory_are_said_as_the_diagnosis_reads_them(launch, monkeypatch):
+    recorded(launch)
+    counts = iter((3, 5))
+    monkeypatch.setattr(sidecar, "oom_kills", lambda: next(counts))
+    monkeypatch.setattr(sidecar, "start_sampler", lambda _: None)
+    monkeypatch.setattr(sidecar, "ELSEWHERE_S", 0)
+    job = SimpleNamespace(ended=lambda: True, status=0)
+    sidecar.attend(launch, job, lambda _: None, lambda ended, *how: finish(ended, READERS, *how))
+    [warning] = open_run(launch.run).manifest.warnings
+    assert "killed 2 process(es) for lack of memory" in warning
+    assert HOST_KILL.search(warning)
+    assert HOST_KILL.search("host: for lack of memory the kernel killed 2 process(es), of the job")  # older
 
 
 def test_conversion_that_was_interrupted_gives_each_row_once(launch, monkeypatch):
@@ -303,7 +318,7 @@ def test_restarted_job_is_a_run_of_its_last_attempt_with_the_others_beside_it(la
     assert run.table(STEPS).filter(rank=1)["step"].to_list() == [1, 2, 3]
     assert run.table(SPANS).is_empty()
     assert run.manifest.warnings == [
-        "the job began 3 times: this is the last, what came before is in attempts/"
+        "the job began 3 times: this is the last run, earlier ones are in attempts/"
     ]
     first, second = (open_run(launch.run / "attempts" / number) for number in "01")
     assert first.manifest.ranks == second.manifest.ranks == [0, 1]
@@ -348,7 +363,7 @@ def test_telemetry_that_ends_long_before_the_processes_is_a_warning(launch, step
     finish(launch, READERS, 0, {})
     run = open_run(launch.run)
     assert run.table(COUNTERS).filter(counter="cpu").height == 1
-    said = "telemetry ends at 1970-01-01 00:00:01 UTC, 19 s before the processes that it is of"
+    said = "telemetry ends at 1970-01-01 00:00:01 UTC, 19 s before the processes do: the sampler"
     assert [said in each for each in run.manifest.warnings if "telemetry" in each] == [True] * lost
 
 

@@ -102,7 +102,7 @@ def test_descendants_are_looked_at(tmp_path):
     assert shell.stdout.readline()
     [reason] = in_words(reasons(shell.pid, NAME, tmp_path))
     shell.communicate(b"\n")
-    assert "has torch but was not recorded: its torch is 2.4" in reason
+    assert "imported torch but was not recorded: its torch is 2.4" in reason
 
 
 @pytest.mark.parametrize(
@@ -114,11 +114,17 @@ def test_descendants_are_looked_at(tmp_path):
             False,
             [],
             "exit code 1",
-            r"failed \(exit code 1\) before any process of it was seen to import torch",
+            r"failed \(exit code 1\) before any of its processes was seen to import torch",
         ),
         ([], True, [], "exit code 1: E", r"the job failed \(exit code 1: E\) before its first step ended"),
         ([], True, [], "", "imported torch, but no process created a process group, ran an optimizer step"),
-        ([], True, ["process 7 has torch but"], "", "nothing was recorded: process 7 has torch but"),
+        (
+            [],
+            True,
+            ["process 7 imported torch but"],
+            "",
+            "nothing was recorded: process 7 imported torch but",
+        ),
         ([0, 0], True, [], "", "no step of the job ended: no optimizer ran"),
         ([0, 0], True, [], "SIGKILL", r"the job failed \(SIGKILL\) before its first step ended"),
         (

@@ -95,7 +95,7 @@ def test_rows_are_those_of_the_processes_rank_outside_deep_windows(launch):
 
 def test_a_log_that_cannot_be_read_is_a_warning(launch):
     (launch.raw / INSPECTOR_LOGS / "one.log").write_text("damaged")
-    assert convert_logs(launch, [], read)["warnings"] == ["a log of NCCL's Inspector is not taken: damaged"]
+    assert convert_logs(launch, [], read)["warnings"] == ["a log of NCCL's Inspector was skipped: damaged"]
 
 
 def test_an_inspector_that_wrote_nothing_is_a_warning_only_where_it_was_asked_for(launch):

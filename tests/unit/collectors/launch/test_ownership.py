@@ -274,7 +274,7 @@ def test_folder_of_another_user_is_not_recorded_into(tmp_path):
 @pytest.mark.usefixtures("as_another")
 def test_process_of_the_job_takes_nothing_from_a_folder_of_another_user(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(PermissionError, match="is not this user's own"):
+    with pytest.raises(PermissionError, match="does not belong to this user"):
         Recorder(tmp_path)
 
 
@@ -379,7 +379,7 @@ def test_there_is_no_copy_below_a_folder_of_another_user(tmp_path, monkeypatch):
 @pytest.mark.parametrize("which", [".", ".."])
 def test_copy_that_others_may_enter_is_not_loaded(copied, which):
     (copied / which).resolve().chmod(0o750)
-    with pytest.raises(PermissionError, match="is not this user's own"):
+    with pytest.raises(PermissionError, match="does not belong to this user"):
         _dpro_autoload._install(str(copied.parent), str(copied / _dpro_autoload.ARCHIVE))
     assert _dpro_autoload.ALIAS not in sys.modules
 
@@ -388,7 +388,7 @@ def test_copy_that_others_may_enter_is_not_loaded(copied, which):
 def test_copy_of_another_user_is_not_loaded(tmp_path):
     (tmp_path / "recorder").mkdir()
     (tmp_path / "recorder" / _dpro_autoload.ARCHIVE).write_bytes(b"code")
-    with pytest.raises(PermissionError, match="is not this user's own"):
+    with pytest.raises(PermissionError, match="does not belong to this user"):
         _dpro_autoload._install(str(tmp_path), str(tmp_path / "recorder" / _dpro_autoload.ARCHIVE))
 
 

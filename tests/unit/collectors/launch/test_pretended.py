@@ -17,7 +17,7 @@ def test_ranks_that_name_none_are_refused(text):
 
 
 def test_a_rank_that_the_job_does_not_have_is_refused():
-    with pytest.raises(UsageError, match="rank 300 is none of --pretend-world 256, whose ranks are 0 to 255"):
+    with pytest.raises(UsageError, match="rank 300 is not in --pretend-world 256, whose ranks are 0 to 255"):
         parse_ranks("0,300", 256)
 
 

@@ -191,7 +191,7 @@ def test_a_node_without_the_driver_never_loads_the_binding(monkeypatch, tmp_path
 
 
 def test_what_keeps_the_library_from_being_asked_is_one_line_and_nothing_is_printed(opened, capfd):
-    with pytest.raises(Unavailable, match="the binding of AMD SMI does not go with libamd_smi"):
+    with pytest.raises(Unavailable, match="the binding of AMD SMI does not match libamd_smi"):
         opened(None)
     with pytest.raises(Unavailable, match="AMD GPUs are not sampled: AMDSMI_STATUS_DRIVER_NOT_LOADED"):
         opened(FakeLibrary(FakeGpu(), init=34))
@@ -232,4 +232,4 @@ def test_gpus_of_both_makers_on_one_node_are_sampled_side_by_side(opened, monkey
         for thread in threads:
             thread.join(10)
     assert seen == {"8c5", "a1b2c3d4e5f60718"}
-    assert complaints == ["telemetry goes on without GPUs: RuntimeError: enough"] * 2
+    assert complaints == ["telemetry continues without GPUs: RuntimeError: enough"] * 2

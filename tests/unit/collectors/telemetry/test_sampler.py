@@ -185,7 +185,7 @@ def test_a_source_that_fails_is_left_out_from_then_on(tmp_path, monkeypatch):
     wait_until(lambda: sampled(launch))
     time.sleep(5 * FAST_S)
     running.stop()
-    assert log(launch) == f"{HOST}: telemetry goes on without the node: ValueError: odd\n"
+    assert log(launch) == f"{HOST}: telemetry continues without the node: ValueError: odd\n"
     assert any(sample.device for sample in sampled(launch))
 
 

@@ -63,7 +63,7 @@ def test_the_first_typical_steps_begin_together_unless_others_are_chosen(two):
     assert chosen.shift_ns - other.shift_ns == 1_000_000
     for wrong, why in (
         ("5~9", "step 9 is not in a deep window"),
-        ("5", "not understood"),
+        ("5", "is invalid: give a step of each run"),
         ("a~b", "align 'a~b'"),
     ):
         with pytest.raises(UsageError, match=why):

@@ -81,7 +81,7 @@ def test_lanes_are_kept_whose_names_fit_an_expression_and_all_where_it_is_none(c
     assert kept("nothing")[0] == set()
     some, _, why = kept("(")
     assert some == every
-    assert "is no regular expression" in why
+    assert "is not a regular expression" in why
 
 
 def test_ranks_that_are_not_read_yet_are_named_without_lanes(tmp_path):
@@ -158,12 +158,12 @@ def test_a_collective_says_how_long_it_waited_and_for_which_rank(client, loaded)
     early = members.filter(pl.col("rank") == 0).row(0, named=True)
     known = _ask(client, f"span?rank=0&id={early['span_id']}").json
     facts = dict(known["facts"])
-    assert facts["waited"].endswith("for rank 1, which came last")
+    assert facts["waited"].endswith("for rank 1, which arrived last")
     assert facts["kind"] == "transfer of a collective"
     (arrow,) = [each for each in known["arrows"] if each["place"]["rank"] == 1]
     assert not arrow["out"]
     last = _ask(client, f"span?rank=1&id={arrow['place']['id']}").json
-    assert dict(last["facts"])["waited"] == "came last"
+    assert dict(last["facts"])["waited"] == "arrived last"
     assert [each["place"]["id"] for each in last["arrows"] if each["place"]["rank"] == 0] == [
         early["span_id"]
     ]
@@ -263,7 +263,7 @@ def test_requests_that_make_no_sense_are_refused_in_words(client, path):
 
 
 def test_an_expression_that_is_still_being_typed_is_answered_in_words_and_dims_nothing(client):
-    assert "no regular expression" in _ask(client, "find?find=(").json["error"]
+    assert "not a regular expression" in _ask(client, "find?find=(").json["error"]
     assert (_view(client, begin=0, end=9000, px=10, rows="m0.0-1", find="(")["layer"] != 1).all()
 
 

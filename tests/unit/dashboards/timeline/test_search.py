@@ -102,7 +102,7 @@ def test_names_are_matched_one_by_one():
         ("*", "before it to repeat"),
         ("a\\", "it ends with a \\"),
         ("a{", "{"),
-        ("(?=a)", "(?= and (?< are not known"),
+        ("(?=a)", "(?= and (?< are not supported"),
     ],
 )
 def test_what_is_wrong_with_an_expression_is_said_in_words(pattern, said):

@@ -67,6 +67,8 @@ def test_sections_fill_for_any_selection(loaded):
 
 
 def test_job_without_a_pipeline_says_what_is_missing(tmp_path):
-    assert "micro-batches" in needs.operations(Loaded(gpu_job().write(tmp_path / "kernels")), Link())
+    assert "pass of a micro-batch is known" in needs.operations(
+        Loaded(gpu_job().write(tmp_path / "kernels")), Link()
+    )
     alone = recorded(Job(num_stages=1, num_dp=1, num_steps=3).run(), tmp_path / "alone")
     assert "one stage" in needs.operations(Loaded(alone), Link())

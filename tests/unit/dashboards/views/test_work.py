@@ -310,7 +310,7 @@ def test_a_waterfall_ends_at_its_prediction_where_steps_are_unusual_or_hosts_set
 def test_a_finding_beside_what_healing_its_ranks_saves_says_of_which_steps_each_is(unusual):
     answer = str(VIEW.sections["whatif-answer"](unusual, Link(options={"edit": "heal:rank=1"})))
     page = str(FIRST.sections["verdict-findings"](unusual, Link()))
-    said = "of the usual step of 72.2 ms; its cost, 4.25 ms, is the mean of all recorded steps"
+    said = "of the usual step of 72.2 ms; its cost, 4.25 ms, is a mean over all recorded steps"
     assert said in answer
     assert said in page
     assert "edit=heal:rank=1" in page
@@ -329,7 +329,7 @@ def test_a_job_that_hangs_shows_what_to_do_and_no_gain(repository):
     answer = str(VIEW.sections["whatif-answer"](hung, Link()))
     assert "Do: check the GPU of rank 1" in answer
     for name in ("whatif-ranked", "whatif-limits"):
-        with pytest.raises(Unanswerable, match="no change gains anything before that is mended"):
+        with pytest.raises(Unanswerable, match="no change gains anything until the hang is fixed"):
             VIEW.sections[name](hung, Link())
     typed = str(VIEW.sections["whatif-answer"](hung, Link(options={"edit": "bucket:mb=100"})))
     assert typed.index("Do: check the GPU of rank 1") < typed.index("throughput")

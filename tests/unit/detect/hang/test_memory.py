@@ -28,7 +28,7 @@ from tests.builders import cpu_job
 GB = 10**9
 ERROR = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\njob.py:7 step"
 KILLED = (
-    "host: for lack of memory the kernel killed 1 process(es), of the job or of others, while the job ran"
+    "host: the kernel killed 1 process(es) for lack of memory, of the job or of others, while the job ran"
 )
 
 
@@ -76,7 +76,7 @@ def test_a_rank_that_ran_out_of_memory_says_what_filled_it_and_what_to_do():
     assert observed["memory-asked-for"]["requested_bytes"] == 2 * GB
     assert observed["memory-of-others"]["outside_bytes"] == (80 - 1 - 72) * GB
     assert finding.evidence[1:] == (
-        "2.0 GB were asked for by layers.7.mlp MLP in the forward (/job/model.py:31 forward) with 71.0 GB of "
+        "2.0 GB were requested by layers.7.mlp MLP in the forward (/job/model.py:31 forward) with 71.0 GB of "
         "80.0 GB in use by PyTorch",
         "44.0 GB optimizer state: layers.*.mlp 40.0 GB, embed 4.0 GB",
         "20.0 GB parameters: layers.*.mlp 20.0 GB",
@@ -122,12 +122,12 @@ def test_other_deaths_are_left_as_they_are_but_for_what_the_kernel_killed():
 def test_a_rank_that_went_on_is_a_note_with_how_often_it_was_refused():
     rows = pl.concat([refused(rank=0), refused(rank=0, time_ns=9, requested_bytes=GB, refused=40)])
     (line,) = went_on(pl.concat([rows, refused(rank=1)]), workers("", ERROR))
-    assert line.startswith("rank 0 was refused memory 40 times and went on")
-    assert "1.0 GB were asked for by layers.7.mlp MLP" in line
+    assert line.startswith("rank 0 was refused memory 40 times and continued")
+    assert "1.0 GB were requested by layers.7.mlp MLP" in line
 
 
 def test_what_a_run_says_of_memory_that_was_refused_is_among_its_notes(tmp_path):
     run = cpu_job().write(tmp_path / "run")
     write_part(run.path, OUT_OF_MEMORY, "rank00000", refused(rank=0))
     (note,) = [note for note in Analysis(open_run(run.path)).notes([]) if "refused memory" in note]
-    assert note.startswith("rank 0 was refused memory 1 time and went on")
+    assert note.startswith("rank 0 was refused memory 1 time and continued")

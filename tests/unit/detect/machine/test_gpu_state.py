@@ -233,7 +233,9 @@ def test_an_error_long_before_the_last_steps_is_none():
 
 def test_a_hardware_error_of_a_rank_that_is_not_named_is_marked_as_such():
     (line,) = errors(hang(), ("g6", "xid", [(END, 74.0)]), ("g2", "xid", [(END, 31.0)]))
-    assert line.startswith("not named here, and it may be the cause: the GPU of rank 3 (g6 on n1): XID 74")
+    assert line.startswith(
+        "possibly the cause, though not named as such: the GPU of rank 3 (g6 on n1): XID 74"
+    )
     assert line.endswith(f"; do: {DO[HARDWARE]}")
 
 

@@ -143,7 +143,7 @@ def test_the_limit_of_a_ranks_own_cgroup_is_its_cause_where_it_held_the_rank_bac
     held = pl.concat([counters, conform(COUNTERS, pl.DataFrame(rows))])
     (finding,) = with_throttling([LATE], steps, held)
     assert finding.cause == "its limit of CPU time"
-    assert "limit of 0.2 cores, and held it back for 40 ms per step" in finding.evidence[0]
+    assert "limit of 0.2 cores, and throttled it for 40 ms per step" in finding.evidence[0]
     held_back, waits = finding.observations
     assert held_back.values == {"rank": 1, "limit_cores": 0.2, "held_ns": pytest.approx(40 * MS)}
     assert (waits, finding.remedy) == (WAITS, "raise cpu.max, or the CPU limit of its container")

@@ -32,7 +32,7 @@ def test_a_rank_whose_gpu_is_shared_is_named_with_what_that_costs(tmp_path):
     assert finding.cost_ns == 10 * SLICE * 1000
     assert finding.severity == pytest.approx(10 * SLICE / (10 * SLICE + 11 * 200), abs=1e-3)
     assert finding.evidence == (
-        "its GPU stands still 10 times for 2.4 ms with its next work queued: 92% of the time",
+        "its GPU is idle 10 times for 2.4 ms with its next work queued: 92% of the time",
     )
 
 

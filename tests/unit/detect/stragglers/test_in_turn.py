@@ -51,7 +51,7 @@ def test_ranks_that_take_turns_are_one_finding_about_what_they_share(num_ranks):
     assert one_by_one.values["later_ns"] == pytest.approx(30e6, rel=0.15)
     assert sum(one_by_one.values[f"rank_{rank}_last_share"] for rank in range(num_ranks)) == pytest.approx(1)
     assert no_rank.kind == "no-rank-at-fault"
-    assert finding.remedy == "look at what all of them open in each step"
+    assert finding.remedy == "check what all of them open in each step"
 
 
 @pytest.mark.parametrize("sigma", [0.01, 0.1, 0.3])

@@ -156,7 +156,7 @@ def test_hosts_are_named_once_and_suspects_are_among_them(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "code", "says"), [(b"", 2, "no host to check"), (b"\xff\xfe\n", 1, "this is no text")]
+    ("content", "code", "says"), [(b"", 2, "no host to check"), (b"\xff\xfe\n", 1, "is not text")]
 )
 def test_a_hostfile_that_names_no_host_is_refused(tmp_path, content, code, says):
     path = tmp_path / "hosts"

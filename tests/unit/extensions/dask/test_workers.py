@@ -87,8 +87,8 @@ def test_a_worker_that_was_lost_is_an_executor_that_is_broken():
             ModuleNotFoundError("No module named 'dpro'"),
             r"cannot run dpro \(No module named 'dpro'\): install",
         ),
-        (("0.0.1", []), "has dpro 0.0.1, and this is"),
-        ((workers.__version__, ["/data/run"]), "does not see /data/run: .* DPRO_CACHE names one"),
+        (("0.0.1", []), "has dpro 0.0.1, but this is"),
+        ((workers.__version__, ["/data/run"]), "does not see /data/run: .* DPRO_CACHE sets such a folder"),
     ],
 )
 @pytest.mark.parametrize("who", ["the scheduler", "worker tcp://2"])
@@ -113,7 +113,7 @@ def test_a_worker_looks_for_each_path(tmp_path):
 @pytest.mark.parametrize("url", ["8786", "tcp://host:8786", "dask://host", "dask://:8786", "dask://host:x"])
 def test_what_names_no_scheduler_is_refused(url, tmp_path, monkeypatch):
     said = refused(dpro("report", tmp_path, "--executor", url), 2)
-    assert f"{url} names no executor: give the scheduler of a Dask cluster as dask://HOST:PORT" in said
+    assert f"{url} is not an executor: give the scheduler of a Dask cluster as dask://HOST:PORT" in said
     monkeypatch.setenv(VARIABLE, url)
     with pytest.raises(UsageError):
         workers_of_cluster([])

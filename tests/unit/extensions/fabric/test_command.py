@@ -21,7 +21,7 @@ def test_a_made_fabric_is_written_checked_and_summed_up(tmp_path: Path) -> None:
     made = dpro("topology", *MADE, "-o", file)
     assert (made.returncode, made.stderr) == (0, "")
     assert "3 with 6 GPUs and 3 ports" in made.stdout
-    assert "4 equally short ones from leaf to leaf" in made.stdout
+    assert "4 equally short paths from leaf to leaf" in made.stdout
     assert dpro("topology", file).stdout == made.stdout
 
 
@@ -49,7 +49,7 @@ def test_a_topology_is_put_into_a_run_and_hosts_that_it_lacks_are_named(tmp_path
         (("--fat-tree", "3", "--gbit", "1e308"), "not in the range"),
         (("--fat-tree", "3", "--oversubscription", "1e308"), "not in the range"),
         (("--fat-tree", "99999999999"), "not in the range"),
-        (("{folder}",), "has no topology: `dpro topology FILE --attach"),
+        (("{folder}",), "has no topology: add one with `dpro topology FILE --attach"),
     ],
 )
 def test_what_cannot_be_described_is_refused_in_one_line(
@@ -164,7 +164,7 @@ def test_a_log_of_another_job_is_refused(tmp_path: Path) -> None:
     )
     found = dpro("topology", run, "--nccl-log", log)
     assert (found.returncode, found.stdout) == (1, "")
-    assert "no communicator of the log is known with all its rings: 1 have ranks" in found.stderr
+    assert "no communicator of the log matches the run with all its rings: 1 have ranks" in found.stderr
     assert not (run / "channels.json").exists()
 
 

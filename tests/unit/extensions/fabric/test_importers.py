@@ -125,7 +125,7 @@ def test_adapters_that_only_say_their_model_are_hosts_of_their_own(tmp_path: Pat
         ("H-f1:nic0", "ISR9024-Switch", 10.0, 1),
         ("H-f2:nic0", "ISR9024-Switch", 10.0, 1),
     }
-    with pytest.raises(InputError, match="--gbit gives one"):
+    with pytest.raises(InputError, match="give one with --gbit"):
         read_ibnetdiscover(tmp_path / "fabric.txt", HOST)
 
 
@@ -199,8 +199,8 @@ def inside(path: Path) -> object:
         (inside, "<system", "no XML"),
         (inside, "<graphs/>", "<graphs>"),
         (inside, "<system/>", "names no GPU"),
-        (inside, _system().replace('dev="0"', 'dev="x"', 1), "no number"),
-        (inside, _system().replace('dev="0"', 'dev="nan"', 1), "no number"),
+        (inside, _system().replace('dev="0"', 'dev="x"', 1), "not a number"),
+        (inside, _system().replace('dev="0"', 'dev="nan"', 1), "not a number"),
         (slurm, "BlockName=b Nodes=a", ":1: blocks"),
         (slurm, "NodeName=a", "does not begin with SwitchName"),
         (slurm, "SwitchName=a Switches=b", "is not described by any line"),
@@ -213,7 +213,7 @@ def inside(path: Path) -> object:
         (slurm, "SwitchName=a Nodes=n[1-", ":1: 'n[1-': brackets"),
         (slurm, "SwitchName=a Nodes=x\nSwitchName=a Nodes=y", "twice"),
         (infiniband, "", "no link found"),
-        (infiniband, _fabric().replace("4xNDR", ""), "no speed"),
+        (infiniband, _fabric().replace("4xNDR", ""), "no known speed of the link"),
         (infiniband, _fabric().partition("\nca")[0], "is the file complete?"),
     ],
 )

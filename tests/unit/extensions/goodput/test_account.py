@@ -155,7 +155,7 @@ def test_attempt_that_loaded_nothing_begins_anew_and_says_so(tmp_path):
     second.checkpoints.clear()
     attempts = attempts_of([job(tmp_path, [first, second])])
     assert attempts[1].first_step == 0
-    assert attempts[1].notes == ("attempt 1 loaded no checkpoint: it is taken to have begun at step 0",)
+    assert attempts[1].notes == ("attempt 1 loaded no checkpoint: it is assumed to have begun at step 0",)
 
 
 def test_checkpoint_that_was_not_seen_saved_is_taken_for_the_last_one(tmp_path):

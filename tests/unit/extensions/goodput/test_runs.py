@@ -54,7 +54,7 @@ def test_runs_that_ran_at_the_same_time_are_no_attempts_of_one_job(tmp_path, beg
     one, other = written(tmp_path / "one", 0), written(tmp_path / "other", begin)
     if together:
         said = refused(dpro("goodput", str(one.path), str(other.path)), 1)
-        assert "ran at the same time: they are no attempts of one job" in said
+        assert "ran at the same time, so they are not attempts of one job" in said
     else:
         assert len(account(one.path, other.path)["attempts"]) == 2
 
@@ -91,7 +91,7 @@ def test_search_says_which_change_gains_most_and_which_gain_nothing(tmp_path):
 
 def test_job_that_saved_nothing_is_shown_how_to_ask_for_checkpoints(tmp_path):
     said = dpro("goodput", str(written(tmp_path, 0).path), "--preset", "bloom").stdout
-    assert "The job saved no checkpoint, so that a failure loses all its steps: --edit checkpoint:" in said
+    assert "The job saved no checkpoint, so a failure loses all its steps: --edit checkpoint:" in said
     asked = ("--preset", "bloom", "--edit", "checkpoint:every=5,stall=1")
     assert "saved no checkpoint" not in dpro("goodput", str(tmp_path), *asked).stdout
 

@@ -111,7 +111,7 @@ def test_run_of_an_older_version_says_that_its_parts_are_not_known(tmp_path):
     start, stages = start_of(run)
     assert not start.has_parts
     assert stages["set_up"].longest_s == pytest.approx(1.0)
-    assert "not known one by one" in dpro("goodput", str(run.path)).stdout
+    assert "were not recorded one by one" in dpro("goodput", str(run.path)).stdout
 
 
 def test_attempt_without_a_step_has_no_start(tmp_path):

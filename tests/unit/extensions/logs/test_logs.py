@@ -203,7 +203,7 @@ def test_a_process_that_the_kernel_killed_for_memory_is_named_by_its_rank(diagno
     assert blamed(document) == [("dead.rank", [3])]
     assert "node1, rank 3, 10:00:04.000 UTC: the kernel killed the process: host memory ran out" in said
     assert any("host memory ran out" in line for line in document["findings"][0]["evidence"])
-    assert "do not start it again as it is" in said
+    assert "do not restart it unchanged" in said
 
 
 def test_a_gpu_that_fell_off_the_bus_is_reason_to_start_again_without_its_host(diagnosed):
@@ -274,7 +274,7 @@ def test_several_paths_that_are_not_all_logs_are_refused(tmp_path, repository):
     (tmp_path / "a.log").write_text("step 1\n")
     done = dpro("diagnose", tmp_path / "a.log", repository / "sample_traces" / "healthy")
     assert done.returncode == 2
-    assert "several paths are the logs of one job" in done.stderr
+    assert "several paths must all be text logs of one job" in done.stderr
 
 
 def test_a_launchers_own_traceback_is_no_ranks(diagnosed):

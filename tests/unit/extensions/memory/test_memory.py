@@ -292,5 +292,5 @@ def test_two_snapshots_are_compared_at_their_peaks(leaking, tmp_path):
 
 
 def test_other_commands_name_the_one_for_snapshots(leaking, tmp_path):
-    assert "`dpro memory FILE` says" in refused(dpro(leaking), 1)
+    assert "`dpro memory FILE` shows" in refused(dpro(leaking), 1)
     assert "No such file" in refused(dpro("memory", tmp_path / "nope"), 1)

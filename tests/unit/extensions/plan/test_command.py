@@ -94,7 +94,7 @@ def test_where_nothing_fits_the_plan_says_what_comes_nearest(config: str) -> Non
     ("more", "word"),
     [
         (("--keep", "tp"), "give the value"),
-        (("--keep", "zp=3"), "no part of a layout"),
+        (("--keep", "zp=3"), "not part of a layout"),
         (("--keep", "tp=3"), "no layout of 8 GPUs"),
         (("--keep", "tp=0"), "tp is from 1"),
         (("--keep", "zero=9"), "zero is from 0 to 3"),
@@ -108,7 +108,7 @@ def test_where_nothing_fits_the_plan_says_what_comes_nearest(config: str) -> Non
         (("--calibrate", "dp=4:100ms"), "its axes make 4 of 8 GPUs"),
         (("--calibrate", "pp=1000000:100ms"), "16 layers do not make 1000000 stages"),
         (("--calibrate", "dp=2,pp=4,vpp=7:100ms"), "16 layers do not make 28 stages"),
-        (("--calibrate", "dp=8,vpp=2:100ms"), "chunks are of the stages of a pipeline"),
+        (("--calibrate", "dp=8,vpp=2:100ms"), "only pipeline stages have chunks"),
         (("--calibrate", "dp=4,tp=2,ep=2:100ms"), "the model has no experts"),
         (("--keep", "ep=2"), "no layout of 8 GPUs"),
         (("--calibrate", "dp=8:0ms"), "positive"),
@@ -127,7 +127,7 @@ def test_what_cannot_be_planned_is_one_line_that_says_why(
     ("more", "word"),
     [
         (("--keep", "zp"), "--keep zp: there are dp"),
-        (("--keep", "zp=3"), "no part of a layout"),
+        (("--keep", "zp=3"), "not part of a layout"),
         (("--calibrate", "dp=8"), "give a layout and its step"),
     ],
 )

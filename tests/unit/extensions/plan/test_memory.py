@@ -98,7 +98,7 @@ def test_stages_without_layers_are_refused() -> None:
         [{"pp": 32, "micro_batches": 64}, {"pp": 16, "micro_batches": 64}, {"pp": 8, "micro_batches": 2}]
     )
     reasons = runs(MODEL, rows, Software())
-    assert "without any" in reasons[0]
+    assert "stages empty" in reasons[0]
     assert not reasons[1]
     assert "too few" in reasons[2]
 

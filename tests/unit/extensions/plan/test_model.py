@@ -88,10 +88,10 @@ def test_a_configuration_that_lacks_a_size_is_refused_by_its_name(missing: str) 
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text("[1]")
-    with pytest.raises(InputError, match="no configuration"):
+    with pytest.raises(InputError, match="is not a configuration"):
         read_model(path)
     path.write_text("{")
-    with pytest.raises(InputError, match="no JSON"):
+    with pytest.raises(InputError, match="is not JSON"):
         read_model(path)
     path.write_text(json.dumps(LLAMA))
     assert read_model(path, sequence=64).sequence == 64

@@ -80,7 +80,12 @@ def test_no_pipeline_has_more_stages_than_can_be_replayed() -> None:
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("dp=x", "whole number"), ("dp=" + "9" * 5000, "whole number"), ("zp=2", "no part"), ("", "empty")],
+    [
+        ("dp=x", "whole number"),
+        ("dp=" + "9" * 5000, "whole number"),
+        ("zp=2", "not part of a layout"),
+        ("", "empty"),
+    ],
 )
 def test_a_layout_that_is_none_says_what_is_wrong(text: str, word: str) -> None:
     with pytest.raises(UsageError, match=word):

@@ -152,7 +152,7 @@ STEP_COLUMNS = f"; steps has {', '.join(STEPS.columns)}"
         ("SELECT * EXCLUDE (zzz) FROM steps", f"no column 'zzz'{STEP_COLUMNS}"),
         (
             'SELECT * FROM steps WHERE rank = "one"',
-            f"no column 'one' (text stands in single quotes){STEP_COLUMNS}",
+            f"no column 'one' (strings take single quotes){STEP_COLUMNS}",
         ),
         ("FROM span", "no table 'span' (did you mean 'spans'?); the tables are spans, collectives, "),
         ("SELECT x.rank FROM steps", "no table 'x'; the tables are spans, "),

@@ -155,7 +155,7 @@ def test_what_is_beside_kernels_is_nothing_by_itself(recorded, tmp_path):
     calls = recorded.with_name("job_hip_api_trace.csv")
     assert registry().find(calls.read_bytes()) is ROCPROFV3
     assert read_rocprofv3(calls) == []
-    with pytest.raises(InputError, match=r"job_hip_api_trace\.csv: nothing by itself; give the folder"):
+    with pytest.raises(InputError, match=r"job_hip_api_trace\.csv: cannot be used alone; give the folder"):
         import_sources([calls], tmp_path / "run", jobs=1)
     recorded.unlink()
     with pytest.raises(InputError, match=r"no kernel_trace\.csv beside it; record with `rocprofv3 --runtime"):
@@ -167,7 +167,7 @@ def test_what_is_lacking_is_one_warning(recorded):
     calls.write_bytes(gzip.compress(calls.read_bytes())[:40])
     (trace,) = read_rocprofv3(recorded)
     assert [warning.partition(":")[0] for warning in trace.warnings] == ["left out", recorded.name]
-    assert "no calls of HIP beside it" in trace.warnings[1]
+    assert "no HIP calls beside it" in trace.warnings[1]
 
 
 def test_rows_that_are_cut_short_or_garbled_are_counted(recorded):

@@ -229,7 +229,7 @@ def test_damaged_files_and_those_of_rocprofv3_are_refused_in_one_line(recording,
         connection.execute("CREATE TABLE rocpd_info_node_00 (id)")
     connection.close()
     assert RPD.matches(other.read_bytes())
-    with pytest.raises(InputError, match="or what `rocpd convert --output-format csv"):
+    with pytest.raises(InputError, match="or the output of `rocpd convert --output-format csv"):
         read_rpd(other)
 
 
@@ -245,5 +245,5 @@ def test_what_rpd2tracing_made_names_the_file_to_import(tmp_path):
     made = tmp_path / "trace.json"
     event = '{"pid":"2","tid":"0","name":"gemm","ts":"34893892.157","dur":"5.4","ph":"X","args":{}}'
     made.write_text('{"traceEvents": [ {}\n,' + event + "\n]\n} ")
-    with pytest.raises(InputError, match=r"made of an \.rpd file by rpd2tracing.*; import the \.rpd file"):
+    with pytest.raises(InputError, match=r"made from an \.rpd file by rpd2tracing.*; import the \.rpd file"):
         read_trace(made)

@@ -77,7 +77,7 @@ def test_at_capacity_whether_requests_queue_is_not_known_and_there_is_no_point()
     load = load_of(every(8.0), KNOWN, ["arrivals:rate=4"])
     assert load is not None
     assert load.sentences == [f"0.5 requests/s arrive, and it can serve {load.low_per_s:.3g} to "
-                              f"{load.high_per_s:.3g}: whether they queue up is not known"]  # fmt: skip
+                              f"{load.high_per_s:.3g}: it is uncertain whether they queue up"]  # fmt: skip
 
 
 @pytest.mark.slow

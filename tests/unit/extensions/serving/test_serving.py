@@ -336,7 +336,7 @@ def test_commands_for_steps_send_a_log_alone_to_the_command_for_servers(tmp_path
     run_of(tmp_path, requests=ASKED)
     refused = dpro(command, tmp_path)
     assert refused.returncode == 1
-    assert "is enough for `dpro serving`" in refused.stderr
+    assert "are enough for `dpro serving`" in refused.stderr
 
 
 def test_slowest_requests_are_named_once_and_percentiles_have_their_unit(tmp_path):

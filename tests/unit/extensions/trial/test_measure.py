@@ -108,7 +108,7 @@ def loads(wait, cpu):
     ("before", "after", "ratio", "said"),
     [
         # 8 ms of waits have gone and the step takes 7 less: that is no gain of the change.
-        ((9, 2), (1, 2), 0.3, "the load of the machine differed: a step waits 9 ms for a core as it is"),
+        ((9, 2), (1, 2), 0.3, "the load of the machine differed: a step waits 9 ms for a core unchanged"),
         ((1, 2), (9, 2), 1.7, "the load"),
         # Half the work waits half as long: both sides are as crowded.
         ((6, 3), (3, 1.5), 0.55, ""),

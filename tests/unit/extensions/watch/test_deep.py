@@ -125,7 +125,7 @@ def test_of_windows_as_many_are_looked_at_as_can_be_and_one_that_is_too_large_is
     monkeypatch.setattr(deep, "MAX_BYTES", 30)
     assert found_by(looks, tails)[0].evidence == ("--window", "2")
     monkeypatch.setattr(deep, "MAX_BYTES", 10)
-    with pytest.raises(Unanswerable, match="are not looked at while the job runs"):
+    with pytest.raises(Unanswerable, match="are too large to diagnose while the job runs"):
         DeepWatch(tmp_path / "run").look(tails)
 
 

@@ -130,7 +130,7 @@ def test_a_way_of_a_cable_is_no_rank_of_the_same_number(tmp_path) -> None:
     way = replace(SLOW, class_="slow.link", component_kind="link", component_id="leaf1 > x1:nic1")
     (line,) = offered(tmp_path, f"touch {tmp_path}/ran", notice(way))
     assert (line["what"], line["host"]) == ("skipped", "")
-    assert "which is no rank" in line["why"]
+    assert "which is not a rank" in line["why"]
 
 
 @pytest.mark.parametrize("text", ["nosuch", "slow.nic,", "imbalance.data", "slow.nic, dead"])
@@ -315,7 +315,7 @@ def test_a_policy_needs_a_command_and_says_by_itself_what_each_rule_allows(tmp_p
     rules = ["record", "-o", tmp_path / "run", "--policy", tmp_path / "policy.toml"]
     assert "--policy needs a command" in refused(dpro(*rules, "--", "true"), 2)
     both = refused(dpro(*rules, "--on-finding", "true", "--at-most", "2/1h", "--", "true"), 2)
-    assert both.startswith("dpro: --at-most: the rules in")
+    assert both.startswith("dpro: --at-most: each rule in")
 
 
 # Recipes, with fake binaries that write what they are asked for into `calls`.

@@ -19,7 +19,7 @@ SLOWER = SimpleNamespace(
     before_ns=10 * MS, after_ns=20 * MS, since=100, after=SimpleNamespace(begin_ns=1000 * MS)
 )
 TAKEN = {"window": 4, "steps": [20, 22], "why_not": ""}
-PUT_OFF = {"why_not": "the budget has not paid for one more yet", "paid_in_s": 90.0}
+PUT_OFF = {"why_not": "the budget does not allow another window yet", "paid_in_s": 90.0}
 REFUSED = {"why_not": "the job is recorded without deep windows (--no-windows)"}
 
 
@@ -105,7 +105,7 @@ def test_window_that_is_put_off_is_said_once_and_asked_for_again_when_it_may_be_
     look(requests, job, noticed(BEGINS))
     job.given = {0: PUT_OFF}
     [said] = look(requests, job)
-    assert said == f"rank 1 is late: a deep window is put off for 90 s, since {PUT_OFF['why_not']}"
+    assert said == f"rank 1 is late: a deep window is postponed for 90 s, since {PUT_OFF['why_not']}"
     look(requests, job, after_s=80)
     assert len(job.sent) == 1
     look(requests, job, after_s=20)

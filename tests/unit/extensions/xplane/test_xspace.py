@@ -306,7 +306,7 @@ def test_nothing_of_pytorch_is_advised_or_answered(tmp_path, empty_cache):
         facts.predict("compile")
     assert facts.predict("cpu:factor=2").speedup > 1
     _, unknown = inputs_of_step(analysis)
-    assert unknown == "profiles of XLA do not say what a step computes on"
+    assert unknown == "XLA profiles do not show what a step computes on"
     lacks = "a tool that has it, since XPlane traces lack it"
     assert how_to_record(SHAPES, analysis.run) == lacks
 

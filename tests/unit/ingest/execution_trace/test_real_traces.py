@@ -138,7 +138,7 @@ def test_a_real_step_among_many_equal_ones_is_found_on_both_threads(traces):
     combined = combine(spans, stored(operators))
     assert combined.warnings == [
         *spans.warnings,
-        "rank 0: the execution trace fits 39 places of the trace equally well: taken for the first",
+        "rank 0: the execution trace fits 39 places of the trace equally well: matched to the first",
     ]
     assert combined.skipped == spans.skipped
     # Of both threads the same step: no data is read before it was written, and none is lost by that.

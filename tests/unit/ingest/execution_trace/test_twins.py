@@ -95,7 +95,7 @@ def test_steps_that_look_equal_are_taken_for_the_first_with_a_warning(tmp_path):
     spans = read_trace(write(tmp_path / "rank0.json", events))
     combined = combine(spans, stored(read_execution_trace(trace_file(tmp_path / "et_rank0.json", *LAYER))))
     assert combined.warnings == [
-        "rank 0: the execution trace fits 3 places of the trace equally well: taken for the first"
+        "rank 0: the execution trace fits 3 places of the trace equally well: matched to the first"
     ]
     linked = combined.frames["spans"].filter(
         combined.frames["spans"]["span_id"].is_in(combined.frames["dependencies"]["target_span_id"].to_list())

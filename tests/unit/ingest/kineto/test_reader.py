@@ -176,7 +176,7 @@ def test_a_begin_and_its_end_are_one_span(tmp_path):
         ("other thread", "annotation", 2000, 3000, 2),
         ("inner", "cpu_op", 3000, 1500, 1),
     ]
-    assert trace.skipped == {"begin or end without the other": 2}
+    assert trace.skipped == {"begin or end marks without a match": 2}
 
 
 def test_kernels_of_one_graph_launch_share_its_correlation(tmp_path):

@@ -223,9 +223,9 @@ def test_what_is_not_taken_is_counted(tmp_path):
     (trace,) = read_inspector_log(path)
     assert trace.frames["collectives"].height == 1
     assert trace.skipped == {
-        "records of no communicator": 2,
+        "records without a communicator": 2,
         "collectives that the Inspector dropped": 5,
-        "records of NCCL's proxy that are of no send": 1,
+        "records of NCCL's proxy that are not sends": 1,
         "malformed lines": 2,
     }
 
@@ -240,7 +240,7 @@ def test_unknown_keys_are_passed_over(tmp_path):
     ("content", "reason"),
     [
         (b'{"coll_perf": {"coll"\n', "1 malformed lines"),
-        (b'{"coll_perf": {"coll": "AllReduce"}}\n', "1 records of no communicator"),
+        (b'{"coll_perf": {"coll": "AllReduce"}}\n', "1 records without a communicator"),
         (b"\n\n", "no lines"),
         (b"\x00\xff\xfe\n", "1 malformed lines"),
     ],

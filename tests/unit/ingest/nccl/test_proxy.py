@@ -72,8 +72,8 @@ def test_what_does_not_describe_a_whole_send_is_counted(tmp_path):
     )
     assert rows.is_empty()
     assert skipped == {
-        "records of NCCL's proxy that are of no send": 1,
-        "sends of NCCL's proxy of which steps are missing": 3,
+        "records of NCCL's proxy that are not sends": 1,
+        "sends of NCCL's proxy with missing steps": 3,
     }
 
 

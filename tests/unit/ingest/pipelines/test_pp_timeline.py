@@ -183,7 +183,7 @@ def test_a_file_cut_short_is_refused(tmp_path, content):
 
 def test_a_list_without_all_its_ends_is_refused(tmp_path):
     times = primus([0.5, 2.0], [4.0], 8.0) | {"fwd_end": [1.0]}
-    assert "iteration 1 has not as many starts as ends" in refusal(
+    assert "iteration 1 has unequal numbers of starts and ends" in refusal(
         write(tmp_path / "rank0.json", {"1": times})
     )
 

@@ -140,8 +140,8 @@ def test_bad_rows_are_counted_with_the_line_of_the_first(tmp_path):
     assert found.requests.height == 1
     assert found.skipped == {
         "requests not a JSON object": 2,
-        "requests with moments that run backwards": 1,
-        "requests without a moment of arrival": 1,
+        "requests with times that run backwards": 1,
+        "requests without an arrival time": 1,
     }
     assert "2 rows left out, not a JSON object, the first in line 2" in found.warnings[0]
 
@@ -156,7 +156,7 @@ def test_moments_and_lengths_that_no_table_holds_are_left_out(tmp_path):
     ]
     found = log(tmp_path, lines)
     assert found.requests.select("end_ns", "prompt_tokens").rows() == [(3_000_000_000, 3), (-1, -1)]
-    assert found.skipped == {"requests without a moment of arrival": 3}
+    assert found.skipped == {"requests without an arrival time": 3}
 
 
 @pytest.mark.parametrize("replica", ["\u00b2", "9" * 5000])

@@ -319,7 +319,7 @@ def test_a_clock_that_is_seen_to_be_set_within_the_window_cannot_be_aligned():
         row = {"rank": 1, "time_ns": time, "monotonic_ns": second * S, "peer_rank": -1}
         job.samples.append(row | {"offset_ns": 0, "round_trip_ns": 0})
     conflicts = job.align().conflicts
-    assert any("the clock of rank 1 was set meanwhile" in line for line in conflicts)
+    assert any("the clock of rank 1 was set during the window" in line for line in conflicts)
 
 
 def test_comparisons_from_long_before_the_window_count_less_than_its_ends():
@@ -420,7 +420,7 @@ def test_a_conflict_names_every_clock_and_how_early_a_collective_was_left():
     assert [line.partition(" cannot")[0] for line in conflicts] == [
         f"window 0: the clock of rank {rank}" for rank in range(3)
     ]
-    assert all("left 400 us before all have come" in line for line in conflicts)
+    assert all("left 400 us before all have arrived" in line for line in conflicts)
 
 
 def _buffered(backwards_ms: int) -> Job:

@@ -135,7 +135,7 @@ def test_parameters_count_where_no_operator_has_shapes():
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"experts": True}, "experts"),
+        ({"experts": True}, "it has expert modules"),
         ({"tensors": 20_000}, "convolutions"),
         ({"parameters": -1}, "sizes of its weights"),
         ({"matrices": 0}, "sizes of its weights"),

@@ -65,7 +65,7 @@ def test_20_and_22_percent_of_copied_starts_say_the_same_in_nearly_the_same_word
         for figures in (_figures(0.199), _figures(0.2), _figures(0.22))
     ]
     assert {each.split(" (")[0] for each in said} == {"Predictions from this run: poor"}
-    assert [each.split(" of start times are copied")[0].split()[-1] for each in said] == [
+    assert [each.split(" of start times come from")[0].split()[-1] for each in said] == [
         "19.9%",
         "20%",
         "22%",
@@ -77,8 +77,9 @@ def test_the_worst_figure_decides_and_is_named_with_its_bars():
     assert score_of(figures) == pytest.approx(0.5)
     assert grade_of(score_of(figures)) == "fair"
     words = grade_sentence(score_of(figures), figures)
-    assert "Weakest point: steps in and outside deep windows differ by a factor of 1.3x (good up to" in words
-    assert "11% of start times are copied from the trace (good up to 5%, poor from 20%)" in words
+    weakest = "Weakest point: steps inside and outside deep windows differ by a factor of 1.3x (good up to"
+    assert weakest in words
+    assert "11% of start times come from the trace (good up to 5%, poor from 20%)" in words
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,8 @@ def test_a_trace_without_other_steps_says_that_it_does_not_know(tmp_path):
     assert windows_to_usual(_table(10.0, 10.0, num_usual=2)) is None
     assert windows_to_usual(STEPS.empty()) is None
     (unknown,) = [figure for figure in _figures(windows=None) if figure.value is None]
-    assert "not known" in str(unknown)
-    assert grade_sentence(1.0, _figures(windows=None)).endswith(f"Not known: {unknown.name}.")
+    assert ": unknown" in str(unknown)
+    assert grade_sentence(1.0, _figures(windows=None)).endswith(f" Unknown: {unknown.name}.")
 
 
 def test_a_trust_has_a_grade_and_its_figures_as_json(tmp_path):

@@ -95,7 +95,7 @@ def test_pipeline_stages_of_which_no_rank_is_recorded_are_named(tmp_path):
     built = build_graph(run)
     assert pipeline_stages(built.matching.rows) == (4, {0: 0, 4: 1, 8: 2, 12: 3})
     extrapolation = extrapolate_missing_ranks(built, run.manifest)
-    assert "no rank was recorded of pipeline stage 1, 2, 3 of 4" in extrapolation.unknown[1]
+    assert "no rank of pipeline stage 1, 2, 3 of 4 was recorded" in extrapolation.unknown[1]
     assert extrapolation.assumed[0].startswith("missing ranks of the same pipeline stage")
 
 

@@ -63,7 +63,7 @@ def test_passes_are_the_recorded_buffers_one_after_the_other():
     half = calls((1, 2, 12), (3, 4, 8))  # the same in another type
     assert len(turns_of(half, IN_BACKWARD)) == 1
     for other in (calls((1, 2, 16), (3, 4, 24)), calls((1, 2, 24))):
-        with pytest.raises(Unanswerable, match="do not fit the buffers"):
+        with pytest.raises(Unanswerable, match="do not match the recorded buffers"):
             turns_of(other, IN_BACKWARD)
 
 
@@ -90,7 +90,7 @@ def test_what_is_reduced_after_backward_and_who_updates_is_in_the_source(tmp_pat
             bucket(0, "DeepSpeed ZeRO-2 buckets"),
             bucket(0, "DeepSpeed ZeRO-2 buckets of experts", 1),
         )
-    with pytest.raises(Unanswerable, match="does not say"):
+    with pytest.raises(Unanswerable, match="does not record which gradients"):
         read("four", bucket(0, "Megatron-core buckets"))
 
 

@@ -135,7 +135,7 @@ def test_batches_have_so_many_times_as_many_samples(job):
     [
         (lambda: DataLoader(numbers(4), batch_size=None), "the dataset creates the batches"),
         (lambda: DataLoader(numbers(4), batch_sampler=[[0, 1]]), "a batch_sampler creates the batches"),
-        (lambda: DataLoader(numbers(4), batch_size=3), "no whole number of samples"),
+        (lambda: DataLoader(numbers(4), batch_size=3), "not a whole number of samples"),
     ],
 )
 def test_batches_that_cannot_be_enlarged_are_refused(job, loader, reason):

@@ -216,7 +216,7 @@ def test_gradients_of_two_types_are_not_reduced_as_one(job):
 def test_sparse_gradients_are_reduced_alone_and_as_they_are(job, reductions, first):
     planned(job, *reductions, **first)
     trained(job, of_model={"sparse": True})
-    assert "tokens.weight has sparse gradients: plan a reduction of it alone, as it is" in job.refused()
+    assert "tokens.weight has sparse gradients: plan a separate, unchanged reduction for it" in job.refused()
 
 
 def test_sparse_gradients_that_are_planned_alone_are_reduced(job):

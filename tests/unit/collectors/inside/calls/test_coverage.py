@@ -55,8 +55,8 @@ def test_name_that_this_torch_does_not_know_changes_nothing(monkeypatch):
 def test_calls_that_are_not_recorded_are_said_once(knows_all):
     assert coverage.lacks({"nccl"}, 2000) == []
     of_gloo = coverage.lacks({"nccl", "gloo"}, 2000)
-    assert of_gloo == [] if knows_all else "does not have the calls of gloo" in of_gloo[0]
-    assert "does not have the calls of ucc" in coverage.lacks({"ucc"}, 2000)[0]
+    assert of_gloo == [] if knows_all else "does not record the calls of gloo" in of_gloo[0]
+    assert "does not record the calls of ucc" in coverage.lacks({"ucc"}, 2000)[0]
 
 
 def test_ring_that_is_turned_off_is_said_to_be(knows_all, monkeypatch):

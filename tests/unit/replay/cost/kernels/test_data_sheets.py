@@ -104,5 +104,5 @@ def test_a_run_of_several_models_cannot_be_answered():
     assert gpu_named(["NVIDIA H20", "NVIDIA H20"]).tflops["bf16"] == 148
     with pytest.raises(Unanswerable, match="NVIDIA H20, NVIDIA H200"):
         gpu_named(["NVIDIA H20", "NVIDIA H200"])
-    with pytest.raises(Unanswerable, match="the run names none; `dpro record` notes it"):
+    with pytest.raises(Unanswerable, match="the run names none; `dpro record` records it"):
         gpu_named([])

@@ -73,13 +73,13 @@ def test_a_file_is_read_in_the_names_of_published_tables_and_of_data_sheets(tmp_
         ("device,dtype,m,n,latency_us\n", "no column k"),
         ("device,dtype,m,n,k\n", "no column latency_us"),
         ("device,dtype,m,n,k,us\nabacus,bf16,1,2,3,4\n", "abacus"),
-        ("", "no readable"),
+        ("", "not a readable"),
         ("device,dtype,m,n,k,us\n", r"no product of a device .*\(none\)"),
-        ("device,dtype,m,n,k,us\nH100,bf16,one,2,3,4\n", "column m holds 'one'"),
+        ("device,dtype,m,n,k,us\nH100,bf16,one,2,3,4\n", "column m has 'one'"),
         ("device,dtype,m,n,k,us\nH100,int3,1,2,3,4\n", r"no product in an element type .*\(int3\)"),
         ("device,dtype,m,n,k,us\nH100,bf16,1,2,3,-4\n", "no product whose sizes and us are above 0"),
-        ("device,dtype,m,n,k,us\nH100,bf16,4096,4096,4096,2e-4\n", "column us: is not in its unit"),
-        ("device,dtype,m,n,k,us\nH100,bf16,4096,4096,4096,2e5\n", "column us: is not in its unit"),
+        ("device,dtype,m,n,k,us\nH100,bf16,4096,4096,4096,2e-4\n", "column us: wrong unit"),
+        ("device,dtype,m,n,k,us\nH100,bf16,4096,4096,4096,2e5\n", "column us: wrong unit"),
     ],
 )
 def test_a_file_that_is_no_table_of_products_is_refused_in_one_line(text, why, tmp_path):

@@ -209,7 +209,7 @@ def test_layouts_replay_the_same_schedules(schedule, half, rounds):
 def test_schedules_that_cannot_be_made_of_these_numbers_are_refused():
     for schedule, numbers, why in (
         ("dualpipe", (3, 12, 1), "even number of stages"),
-        ("dualpipe", (4, 6, 1), "two for each stage"),
+        ("dualpipe", (4, 6, 1), "two or more for each stage"),
         ("zbv", (4, 8, 1), "chunks=2"),
         ("zb-h1", (4, 8, 2), "one chunk per stage"),
         ("interleaved", (4, 8, 1), "needs chunks="),

@@ -88,5 +88,5 @@ def test_no_two_micro_batches_reach_a_stage_in_the_same_slot(shape):
 
 
 def test_the_ends_of_the_pipeline_cannot_be_skipped():
-    with pytest.raises(UsageError, match="the first and the last are not"):
+    with pytest.raises(UsageError, match="the first and last are required"):
         paths_of(4, 8, 3)

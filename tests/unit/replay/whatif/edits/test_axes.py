@@ -134,7 +134,7 @@ def test_candidates_need_no_group_where_axes_are_known(jobs):
 @pytest.mark.parametrize(
     ("job", "edit", "reason"),
     [
-        ("unknown", "accumulate:steps=2", "several groups reduce: say which of"),
+        ("unknown", "accumulate:steps=2", "several groups reduce: give the one with the gradients"),
         ("unknown", "data-parallel:ranks=4", "which are data-parallel is not recorded"),
         ("unknown", "network:axis=tp", "no communication in the run is known to be along tp: the axes of"),
         (
@@ -161,5 +161,5 @@ def test_one_replica_alone_is_refused_where_transfers_may_be_waiting_for_others(
     run = grid_job(tp=1, axes=False)
     for row in run.rows["collectives"]:
         row["bytes_in"] = row["bytes_out"] = -1
-    with pytest.raises(Unanswerable, match=r"known size .*: `dpro record` notes sizes of all calls"):
+    with pytest.raises(Unanswerable, match=r"known size .*: `dpro record` records the sizes of all calls"):
         changed(run.build(tmp_path / "run").graph, "data-parallel:ranks=1")

@@ -236,7 +236,7 @@ def test_operations_that_collect_garbage_are_known_by_name(tmp_path):
 
 
 def test_no_collection_in_a_window_is_refused_with_what_is_known_of_all_steps(jobs, tmp_path):
-    with pytest.raises(Unanswerable, match="`dpro record` notes them"):
+    with pytest.raises(Unanswerable, match="`dpro record` records them"):
         changed(jobs["cpu"], "gc")
     run = cpu_job()
     run.counter("step_gc_ns", 0, 3_000_000)

@@ -94,7 +94,7 @@ def test_reductions_of_several_groups_need_to_be_distinguished(jobs):
     graph = dataclasses.replace(
         graph, messages=sorts, nodes=dataclasses.replace(graph.nodes, message=message)
     )
-    with pytest.raises(Unanswerable, match=r"which of data\[0-2\], tensor has the gradients \(group=\)"):
+    with pytest.raises(Unanswerable, match=r"the gradients with group= \(data\[0-2\], tensor\)"):
         changed(graph, "accumulate")
     for group in ("data", "tensor"):
         assert (steps_us(graph, f"accumulate:group={group}") > steps_us(graph)).all()
@@ -194,7 +194,7 @@ def test_modules_that_torch_profiler_numbers_by_class_are_blocks_where_they_hold
 def test_what_backward_computes_again_already_is_refused(tmp_path):
     run = blocks(1)
     run.mark("nn.Module: layers.1", 101, 115)  # within the first operator of the backward pass
-    with pytest.raises(Unanswerable, match=r"again in backward already, those of layers.1$"):
+    with pytest.raises(Unanswerable, match=r"already recomputes .*: those of layers.1$"):
         changed(run.build(tmp_path / "r").graph, "recompute:module=layers.?")
     with pytest.raises(Unanswerable, match=r"those of layers.1$"):  # which is called by what is asked for
         changed(run.build(tmp_path / "outer").graph, "recompute:module=layers")

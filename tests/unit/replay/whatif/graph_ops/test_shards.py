@@ -103,8 +103,8 @@ def tensor_parallel(size: int, grouped: bool) -> TinyRun:
     [
         (1 << 20, True, "rank 1 is tensor-parallel rank 1"),
         (1 << 20, False, "activations are summed with it in forward passes"),
-        (-1, True, "no size of .* --layout dp=2"),
-        (-1, False, "no size of .* --layout dp=2"),
+        (-1, True, "unknown size .* --layout dp=2"),
+        (-1, False, "unknown size .* --layout dp=2"),
     ],
 )
 def test_a_tensor_parallel_shard_is_refused_whatever_is_known_of_its_sums(size, grouped, reason, tmp_path):

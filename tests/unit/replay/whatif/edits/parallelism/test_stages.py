@@ -98,7 +98,7 @@ def test_what_cannot_be_is_refused_in_a_line(tmp_path):
     for text, why in (
         ("layers=8/8", "2 numbers for 4 stages"),
         ("layers=a/b/c/d", "whole numbers"),
-        ("layers=5/4/4/4", "say now="),
+        ("layers=5/4/4/4", "give now="),
         ("layers=5/4/4/4,now=4/4/4/4", "17 layers are not 16"),
     ):
         with pytest.raises(UsageError, match=why):
