@@ -55,7 +55,7 @@ def windows(loaded: Loaded, _link: Link) -> str:
     """Require operators and kernels."""
     if loaded.num_rows[SPANS.name]:
         return ""
-    why = why_no_window(loaded.run) or "the run holds no operators and kernels"
+    why = why_no_window(loaded.run) or "the run has no operators or kernels"
     return f"This view needs deep windows, and none was recorded: {why}."
 
 

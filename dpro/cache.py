@@ -152,7 +152,7 @@ def _own(folder: Path) -> int:
         folder.mkdir(_PRIVATE)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise _not_used(folder, "is a link" if stat.S_ISLNK(status.st_mode) else "is no folder")
+        raise _not_used(folder, "is a link" if stat.S_ISLNK(status.st_mode) else "is not a folder")
     if status.st_uid != os.geteuid():
         raise _not_used(folder, "belongs to another user")
     return stat.S_IMODE(status.st_mode)

@@ -92,7 +92,7 @@ def written_whole(folder: Path, name: str, *, time_ns: int | None = None) -> Ite
         with suppress(FileNotFoundError):
             kind = stat.S_IFMT(os.lstat(name, dir_fd=where).st_mode)
             if kind not in (stat.S_IFREG, stat.S_IFLNK):
-                raise InputError(f"{folder / name}: is no file, and is not replaced by one; name another")
+                raise InputError(f"{folder / name}: is not a file, and is not replaced by one; name another")
         with suppress(FileNotFoundError):  # left by a killed thread with this id
             os.unlink(temporary, dir_fd=where)
         try:

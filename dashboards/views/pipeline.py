@@ -164,6 +164,6 @@ VIEW = view(
     "Pipeline",
     needs.operations,
     Panel("Micro-batches", "pipeline-operations", "finding the operations", _operations, wide=True),
-    Panel("Bubbles", "pipeline-bubbles", "adding up where stages stand still", _bubbles, wide=True),
+    Panel("Bubbles", "pipeline-bubbles", "adding up where stages wait", _bubbles, wide=True),
     tables={"operations": operation_info, "bubbles": bubble_info},
 )

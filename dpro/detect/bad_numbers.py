@@ -312,7 +312,7 @@ def _remedy(place: BadNumber, workers: pl.DataFrame, differs: set[str]) -> str:
         return f"losses do not show it yet: look at the backward of step {step}{how}"
     if place.of_all:
         causes = f"the data of step {step}, or the update before it (learning rate, clipping, precision)"
-        return f"look at {causes}; go on from a checkpoint before both"
+        return f"look at {causes}; continue from a checkpoint before both"
     other = "GPU" if (workers["gpu_name"] != "").any() else "host"
     hosts = ", ".join(workers["host"].unique().sort()) or "its host"
     return (

@@ -382,7 +382,10 @@ def test_help_shows_an_example(command, here):
 
 
 def test_a_run_that_lost_its_steps_or_collectives_is_not_called_healthy(recorded, tmp_path):
-    for lost, said in ((STEPS.name, "no steps are known"), (COLLECTIVES.name, "no collective is known")):
+    for lost, said in (
+        (STEPS.name, "no steps are recorded"),
+        (COLLECTIVES.name, "no collective was matched"),
+    ):
         run = tmp_path / lost
         shutil.copytree(recorded, run)
         shutil.rmtree(run / lost)

@@ -193,7 +193,7 @@ def test_a_job_that_hangs_is_shown_as_that_first_with_what_to_do(browser, offere
     story = [row.text for row in browser.find_elements("css selector", "#hang-story tbody tr")]
     assert len(story) == 5
     assert "ranks 0-1 wait in all_reduce #125" in story[0]
-    assert "step 30 ends, the last one" in story[1]
+    assert "step 30 ends, the last step" in story[1]
     stood = browser.find_element("css selector", "#hang-stacks pre").text.splitlines()
     assert [line.split()[-1] for line in stood] == ["<module>", "main", "train"]
     browser.find_element("partial link text", "Verdict").click()

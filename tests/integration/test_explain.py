@@ -106,7 +106,7 @@ def test_a_rank_without_steps_is_named_beside_the_others(tmp_path, empty_cache, 
         monkeypatch.setattr(graphs, "LARGE", 0)
     verdict = explain(Analysis(open_run(run)))
     assert (verdict.steps, verdict.step_ms) == (whole.steps, pytest.approx(whole.step_ms, rel=0.01))
-    assert "no step is known of rank 1" in verdict.unsure
+    assert "no steps are known for rank 1" in verdict.unsure
     assert verdict.limit.kind == "input"  # what rank 0 waits for has no step to be compared in
     for command in () if large else ("whatif", "report"):
         assert dpro(command, run, "--json").returncode == 0

@@ -200,7 +200,7 @@ def _two_of_one_rank(folder: Path) -> Path:
         (_not_a_trace, "no trace found (1 file that is not a trace)"),
         (_empty_folder, "no trace found (no files)"),
         (lambda folder: folder / "nowhere", "no such file or folder"),
-        (_two_of_one_rank, "both are rank 0; give dpro one of them, or import each as a run of its own"),
+        (_two_of_one_rank, "both are rank 0; give dpro one of them, or import each as a separate run"),
     ],
 )
 def test_a_bad_source_is_one_line_and_leaves_nothing(make, what, tmp_path):
@@ -355,7 +355,7 @@ def test_a_rank_that_no_job_has_is_left_out(tmp_path):
     write_rank(tmp_path / "in", 0, world_size=1)
     write_rank(tmp_path / "in", 5_000_000)
     (warning,) = import_sources([tmp_path / "in"], tmp_path / "run").warnings
-    assert "says that it is rank 5000000 of 2" in warning
+    assert "claims to be rank 5000000 of 2" in warning
 
 
 def test_gpu_time_that_no_class_explains_is_printed(tmp_path):
@@ -425,8 +425,8 @@ def test_files_that_do_not_state_their_rank_are_read_once(reads, tmp_path):
     assert sorted(reads) == ["a.json", "b.json", "rank0.json.gz"]
     assert manifest.ranks == [0, 1, 2]
     assert [line for line in manifest.warnings if "no rank information" in line] == [
-        "a.json: no rank information; taken as rank 1, by order of file names",
-        "b.json: no rank information; taken as rank 2, by order of file names",
+        "a.json: no rank information; assumed to be rank 1, by order of file names",
+        "b.json: no rank information; assumed to be rank 2, by order of file names",
     ]
     for rank in (1, 2):
         write(tmp_path / "named" / f"rank{rank}.json", events)

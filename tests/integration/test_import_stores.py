@@ -107,7 +107,7 @@ def test_other_sources_and_an_existing_run_are_refused(store, source, tmp_path):
 def test_a_place_that_names_others_too_is_refused(store, source, tmp_path, name):
     _import(source, tmp_path / "first", Shard(0, 2), url="memory://bucket/run1")
     staged = store.find("/bucket")
-    with pytest.raises(UsageError, match="names other places"):
+    with pytest.raises(UsageError, match="which match other paths, too"):
         _import(source, tmp_path / "second", Shard(0, 1), url=f"memory://bucket/{name}")
     assert store.find("/bucket") == staged
 

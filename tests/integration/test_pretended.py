@@ -104,7 +104,7 @@ def test_step_is_refused_without_times_of_communication_and_given_with_them(pret
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--pretend-world", "256", "--pretend-ranks", "300"), "rank 300 is none of --pretend-world 256"),
+        (("--pretend-world", "256", "--pretend-ranks", "300"), "rank 300 is not in --pretend-world 256"),
         (("--pretend-ranks", "0"), "need --pretend-world"),
     ],
 )
@@ -119,9 +119,12 @@ def test_what_does_not_go_together_is_refused(options, complaint, tmp_path):
     [
         (
             ("attach", "RUN", "--pretend-world", "4"),
-            "--pretend-world is of dpro record: a running job already has",
+            "--pretend-world is an option of dpro record: a running job already has",
         ),
-        (("try", "gc", "--pretend-ranks", "0", "--", "python"), "--pretend-ranks is of dpro record: a try"),
+        (
+            ("try", "gc", "--pretend-ranks", "0", "--", "python"),
+            "--pretend-ranks is an option of dpro record: a try",
+        ),
     ],
 )
 def test_commands_other_than_record_pretend_no_ranks_and_say_so(command, complaint):

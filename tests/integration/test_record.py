@@ -305,7 +305,7 @@ def test_the_end_of_a_job_of_which_nothing_was_recorded_says_why_on_its_terminal
         b"exit 3",
     ]
     assert text.split(b"\r\n")[2].startswith(
-        b"dpro: the job failed (exit code 3) before any process of it was"
+        b"dpro: the job failed (exit code 3) before any of its processes was"
     )
 
 

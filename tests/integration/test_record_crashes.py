@@ -322,7 +322,7 @@ def test_full_disk_ends_the_recording_and_not_the_job_and_what_was_written_can_b
     assert (room.returncode, later.returncode) == (0, 0)
     assert b"steps      399" in later.stdout
     assert b"rank 0: exit code 0" in later.stdout
-    assert b"not written whole" in later.stdout
+    assert b"incomplete, since" in later.stdout
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare")
@@ -341,7 +341,7 @@ def test_no_job_begins_where_its_run_has_no_room(tmp_path):
 def test_no_job_begins_where_no_reader_would_take_the_path_of_its_run(tmp_path):
     done = complete([*RECORD, "-o", os.fsdecode(b"run\xff"), "--", "touch", "begun"], tmp_path)
     assert done.returncode == 1
-    assert b"the path is not UTF-8" in done.stderr
+    assert b"the path of a run must be UTF-8" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -193,8 +193,8 @@ def test_ranks_that_count_differently_are_a_warning(jobs):
     folder, _, _ = jobs
     ensure_finished(folder / "large_extra_optimizer")
     [warning] = open_run(folder / "large_extra_optimizer").manifest.warnings
-    assert "rank 1 ended" in warning
-    assert "in a time in which rank 0 ended" in warning
+    assert "rank 1 completed" in warning
+    assert "steps while rank 0 completed" in warning
     assert "name the step" in warning
 
 

@@ -95,7 +95,7 @@ def test_a_real_job_replays_as_well_as_it_did(jobs, name):
     assert trust.coverage.starts_anchored <= anchored
     assert trust.answerable
     without_steps = name == DECODE  # one forward pass, marked by nothing
-    assert [reason for reason in trust.reasons if "no steps are known" in reason] == list(trust.reasons)
+    assert [reason for reason in trust.reasons if "no steps are recorded" in reason] == list(trust.reasons)
     assert bool(trust.reasons) == without_steps
 
 

@@ -107,7 +107,7 @@ def test_text_has_a_line_per_rank_and_says_that_there_were_no_gpus(run, tmp_path
     assert "no GPU work" in done.stdout
     assert "addmm" in done.stdout
     assert "60.0%" in done.stdout
-    assert "What the host did" in done.stdout
+    assert "Host activity" in done.stdout
     assert "15.0%" in done.stdout
 
 

@@ -269,7 +269,7 @@ def test_search_counts_goes_on_and_back_and_dims_the_rest(browser, job):
     box.clear()
     box.send_keys("(")
     wait(browser, "return document.querySelector('.found.bad')")
-    assert "no regular expression" in browser.find_element("class name", "found").text
+    assert "is not a regular expression" in browser.find_element("class name", "found").text
 
 
 @pytest.mark.slow
@@ -314,16 +314,16 @@ def test_a_click_shows_what_a_span_is_with_arrows_both_ways(browser, job):
         browser, "const box = document.querySelector('#timeline-facts dl'); return box && box.innerText"
     )
     assert "collective" in facts
-    assert re.search(r"for rank 1, which came last", facts)
+    assert re.search(r"for rank 1, which arrived last", facts)
     assert re.search(r"span=0\.\d+", browser.current_url)
     arrows = browser.execute_script("return dproTimeline.span.arrows")
     assert {arrow["out"] for arrow in arrows} == {True, False}
     rows = browser.find_elements("css selector", "#timeline-facts tbody tr")
     assert len(rows) == len(arrows)
-    came_last = next(row for row in rows if "came last" in row.text)
-    came_last.find_element("css selector", "button").click()
+    arrived_last = next(row for row in rows if "arrived last" in row.text)
+    arrived_last.find_element("css selector", "button").click()
     wait(browser, "return dproTimeline.span.place.rank === 1")
-    wait(browser, "return document.querySelector('#timeline-facts dl').innerText.includes('came last')")
+    wait(browser, "return document.querySelector('#timeline-facts dl').innerText.includes('arrived last')")
     _open(browser, browser.current_url)
     wait(browser, "return dproTimeline.span && dproTimeline.span.place.rank === 1")
     assert complaints(browser) == []
@@ -514,7 +514,7 @@ def test_only_lanes_whose_names_fit_an_expression_are_shown_and_pinned_ones(brow
     box = browser.find_element("css selector", "#timeline-tracks")
     assert box.get_attribute("value") == "rank 1.*nccl"
     box.send_keys("(")
-    wait(browser, f"{said}.includes('is no regular expression: a ( is not closed')")
+    wait(browser, f"{said}.includes('is not a regular expression: a ( is not closed')")
     assert browser.execute_script(labels) == everything
     _keys(browser, Keys.ESCAPE)
     wait(browser, "return !location.search.includes('tracks=')")

@@ -84,7 +84,7 @@ def test_without_a_cache_graphs_are_built_and_traces_are_refused_in_one_line(roo
 def test_a_place_where_nothing_can_be_made_is_said(root, monkeypatch):
     root.parent.mkdir()
     root.write_text("a file")
-    with pytest.raises(DproError, match="is no folder"):
+    with pytest.raises(DproError, match="is not a folder"):
         cache_folder("graphs")
     monkeypatch.setenv("DPRO_CACHE", str(root / "below"))
     with pytest.raises(DproError, match="cannot be made"):

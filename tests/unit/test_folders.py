@@ -105,7 +105,7 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name in ("pipe", "folder"):
-        with pytest.raises(InputError, match="is no file"), written_whole(tmp_path, name):
+        with pytest.raises(InputError, match="is not a file"), written_whole(tmp_path, name):
             pass
     assert (tmp_path / "pipe").is_fifo()
     assert sorted(os.listdir(tmp_path)) == ["folder", "pipe"]

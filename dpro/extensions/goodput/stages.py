@@ -332,7 +332,7 @@ def read_log(path: Path) -> pl.DataFrame:
     if "time" not in frame.columns:
         raise InputError(f"{path}: a log of failures has a column 'time', and 'host' where one failed")
     if frame.is_empty() or frame["time"].null_count():
-        raise InputError(f"{path}: holds no failure, or one without a time")
+        raise InputError(f"{path}: has no failure, or one without a time")
     if not is_parquet:
         first = pl.read_csv(BytesIO(content), infer_schema=False, n_rows=1).row(0)
         written = str(first[frame.columns.index("time")])

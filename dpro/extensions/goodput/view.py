@@ -57,7 +57,7 @@ def nothing_started(loaded: Loaded, _link: Link) -> str:
     """Return the message for a run without the start times of its processes; empty otherwise."""
     if loaded.num_rows[STARTS.name]:
         return ""
-    why = "`dpro record` keeps it, imported traces hold none"
+    why = "`dpro record` records it, imported traces have none"
     return f"How the job started and restarted was not recorded: {why}."
 
 

@@ -359,7 +359,7 @@ def readable(path: str, folders: Sequence[Path]) -> Path:
         allowed = [place for place in places if _is_below(place, folders)]
         existing = [place for place in allowed if place.exists()]
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path}: is no path ({error})") from error
+        raise InputError(f"{path}: is not a path ({error})") from error
     if not allowed:
         raise InputError(f"{path}: leads out of {_named(folders)}")
     if not existing:

@@ -171,7 +171,9 @@ def positions_of(reductions: GradientReductions, plan: TensorPlan) -> list[list[
     place |= {f"{UNNAMED}{number}": number for number in range(len(names))}
     for name in plan.gradients:
         if name not in place:
-            raise Unanswerable(f"the plan reduces {name}, which is no gradient of this run: {_MAKE_ANOTHER}")
+            raise Unanswerable(
+                f"the plan reduces {name}, which is not a gradient of this run: {_MAKE_ANOTHER}"
+            )
     positions = [[place[name] for name in reduction.gradients] for reduction in plan.reductions]
     planned = {number for listed in positions for number in listed}
     for number, name in enumerate(names):

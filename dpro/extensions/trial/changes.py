@@ -113,7 +113,7 @@ def _flags(*names: str) -> list[Key]:
 def _autocast(values: Values) -> Values:
     if values.get("dtype") == "fp8":
         raise UsageError(
-            "precision: fp8 is no type of autocast: convert the model where it is built, with torchao "
+            "precision: autocast does not support fp8: convert the model where it is built, with torchao "
             "(torchao.float8.convert_to_float8_training, pip install torchao) or Transformer Engine's "
             "fp8_autocast"
         )

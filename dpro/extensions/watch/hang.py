@@ -45,7 +45,7 @@ class HangWatchPhase(Enum):
     """Phases of the hang watch."""
 
     MOVING = "steps end"
-    PATIENT = "the job stands still, for less than its patience or since a search"
+    PATIENT = "the job is stalled, for less than its patience or since a search"
     ASKED = "processes were asked for their calls"
     SEARCHING = "the calls are searched for a hang"
 

@@ -42,7 +42,7 @@ def test_a_path_that_leads_out_is_refused(served, path):
 def test_an_edit_that_names_a_file_outside_is_refused(served, tmp_path, edit, path):
     (tmp_path / "outside").touch()
     (served[0] / "out").symlink_to(tmp_path / "outside")
-    with pytest.raises(InputError, match=r"leads out of|no such file|is no path"):
+    with pytest.raises(InputError, match=r"leads out of|no such file|is not a path"):
         call("whatif", {"run": "team/run", "edits": [f"{edit}{path}"]}, served)
 
 
@@ -101,7 +101,8 @@ def test_links_within_the_folders_are_followed_and_those_behind_them_are_checked
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [("nothing", "no such file"), ("s3://bucket/run", "is a URL"), ("a\0b", "is no path")]
+    ("path", "said"),
+    [("nothing", "no such file"), ("s3://bucket/run", "is a URL"), ("a\0b", "is not a path")],
 )
 def test_what_is_no_path_here_is_refused(served, path, said):
     with pytest.raises(InputError, match=said):

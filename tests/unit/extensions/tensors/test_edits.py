@@ -129,7 +129,7 @@ def _of_two_types() -> TinyRun:
 @pytest.mark.parametrize(
     ("run", "buckets", "said"),
     [
-        (ddp_job((KB,) * 2, (1,)), [("layer1", "layer0", "other")], "reduces other, which is no gradient"),
+        (ddp_job((KB,) * 2, (1,)), [("layer1", "layer0", "other")], "reduces other, which is not a gradient"),
         (ddp_job((KB,) * 3, (2,)), [("layer2",), ("layer0",)], "does not reduce layer1, a gradient of this"),
         (_of_two_types(), [("layer2", "layer1"), ("layer0",)], r"layer2 \(float32\) together with layer1"),
         (ddp_job((KB,) * 2, (1,), hook="fp16_compress_hook"), [("layer1", "layer0")], "communication hook"),
