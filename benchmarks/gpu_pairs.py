@@ -34,7 +34,7 @@ from benchmarks import as_program
 from benchmarks.accuracy.bars import signs
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.whatif import search_once, what_if
-from dpro.analysis.predictions import of_steps
+from dpro.analysis.predictions import trust_and_baseline
 from dpro.cli.analysis import analyse
 from dpro.documents import finite
 from dpro.errors import DproError, InputError
@@ -170,7 +170,7 @@ def judge(pair: Row, folder: Path) -> Row:
             opened = {side: open_side(pair, side, folder, Path(links)) for side in SIDES}
             real = pair.get("real") or {}
             steps = {
-                side: [ms(measured_ns(*of_steps(run, ALL))), real.get(f"{side}_ms")]
+                side: [ms(measured_ns(*trust_and_baseline(run, ALL))), real.get(f"{side}_ms")]
                 for side, run in opened.items()
             }
             before = opened["before"]

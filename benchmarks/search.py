@@ -35,7 +35,7 @@ from dpro.replay.timeline import changed_step_times, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts, facts_of
 from dpro.replay.whatif.predict import Prediction
-from dpro.replay.whatif.search import bounds_of, candidates, explore, goes_with, in_order
+from dpro.replay.whatif.search import bounds_of, can_combine, candidates, explore, in_order
 
 RUNS = (
     "multirank/torchrec_v100_2r_kjt",
@@ -79,7 +79,7 @@ def measure(source: Path) -> dict[str, Any]:
     bounds, _ = bounds_of(facts, candidates(facts)[0])
     advice = [edit for edit in bounds if edit.is_advice]
     pairs = [(one,) for one in advice] + [
-        tuple(in_order(pair)) for pair in combinations(advice, 2) if goes_with(pair[1], [pair[0]])
+        tuple(in_order(pair)) for pair in combinations(advice, 2) if can_combine(pair[1], [pair[0]])
     ]
     best = max(((speedup(facts, pair), pair) for pair in pairs), key=lambda each: each[0])
     mine = max((speedup(facts, each.edits) for each in found if each.is_advice), default=1.0)

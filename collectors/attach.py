@@ -27,7 +27,7 @@ from msgspec import UNSET, UnsetType
 from dpro.collectors.convert.recorded import RecordedProcess, attempts, of_training, processes
 from dpro.collectors.inside import tracebacks
 from dpro.collectors.inside.files import REQUESTED, STACKS, STACKS_BY
-from dpro.collectors.inside.kernel import lives
+from dpro.collectors.inside.kernel import is_alive
 from dpro.collectors.inside.threads import is_started_here
 from dpro.collectors.launch.processes import environment_of
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, ensure_mine, launch_on, launches
@@ -43,7 +43,7 @@ LOOK_S = 0.1
 NATIVE_S = 20.0  # timeout of py-spy for one process: it reads the symbols of all its libraries
 SIGNAL_S = 2.0  # timeout of the C signal handler
 _TRIES = 5
-KEPT = 8  # latest requests in the file: processes that check once a second see all of them
+KEPT_REQUESTS = 8  # latest requests in the file: processes that check once a second see all of them
 _NUMBERS = count()  # numbers the requests of this process
 
 Answer = dict[str, Any]
@@ -72,7 +72,7 @@ def run_of(pid: int) -> Path | None:
     return launch.run if launch else None
 
 
-def training(run: Path) -> list[RecordedProcess]:
+def training_processes(run: Path) -> list[RecordedProcess]:
     """Return the processes of the latest attempt that are being recorded now, ordered by rank.
 
     Raises:
@@ -83,7 +83,7 @@ def training(run: Path) -> list[RecordedProcess]:
         raise InputError(f"{run}: is not being recorded now" if run.exists() else f"{run}: no such run")
     ensure_mine([run / RAW], within=False)
     trying = attempts(of_training([process for launch in live for process in processes(launch)]))
-    recorded = [process for process in (trying[-1] if trying else []) if lives(process.facts) is not False]
+    recorded = [process for process in (trying[-1] if trying else []) if is_alive(process.facts) is not False]
     if not recorded:
         raise InputError(f"{run}: none of its processes trains yet; try again in a moment")
     return recorded
@@ -96,13 +96,13 @@ class SentRequest:
         """Send a request to all processes of a job.
 
         Args:
-            kind: `window` (with `steps`; `within_budget` for automatic requests), `off`, `on`, `stacks`.
+            kind: `window` (with `steps`; `within_budget` for automatic requests), `off`, `on`, `read_stacks`.
 
         Raises:
             InputError: the run is not being recorded.
             OSError: the request cannot be written.
         """
-        self._asked = training(run)
+        self._asked = training_processes(run)
         self._given: dict[int, Answer] = {}
         self._name = f"{time.time_ns()}-{os.getpid()}-{next(_NUMBERS)}"
         _send(run / RAW, {"id": self._name, "kind": kind, **facts})
@@ -120,7 +120,7 @@ class SentRequest:
     def is_over(self) -> bool:
         """Return whether no more answers will come: each process has answered or ended."""
         silent = [process for process in self._asked if process.rank not in self._given]
-        return not any(lives(process.facts) is not False for process in silent)
+        return not any(is_alive(process.facts) is not False for process in silent)
 
 
 def _send(raw: Path, request: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ def _send(raw: Path, request: dict[str, Any]) -> None:
         with suppress(OSError, ValueError):
             latest = from_json((raw / REQUESTED).read_bytes())
         with written_whole(raw, REQUESTED) as control:
-            control.write(json.dumps([*latest, request][-KEPT:]).encode())
+            control.write(json.dumps([*latest, request][-KEPT_REQUESTS:]).encode())
 
 
 def ask(run: Path, kind: str, timeout_s: float, done: Callable[[Answers], bool], **facts: Any) -> Answers:
@@ -170,7 +170,7 @@ def outcome_in_words(answers: Answers) -> str:
     return f"{words}, but not on {ranks_in_words(lacking)}" if lacking else words
 
 
-def stacks(run: Path, timeout_s: float) -> Answers:
+def read_stacks(run: Path, timeout_s: float) -> Answers:
     """Return the stacks of all threads of all ranks.
 
     Ranks on this host whose interpreter is blocked by a call in C are asked by a signal.
@@ -180,7 +180,7 @@ def stacks(run: Path, timeout_s: float) -> Answers:
     """
     answers = ask(run, "stacks", timeout_s, lambda _: False)
     given = dict(answers.given)
-    for process in training(run):
+    for process in training_processes(run):
         if process.rank in answers.silent and process.facts["host"] == socket.gethostname():
             text = _stacks_by_signal(process)
             if text:
@@ -202,7 +202,7 @@ def with_native_stacks(answers: Answers, run: Path) -> Answers:
     if command is None:
         raise InputError("--native: py-spy is not on PATH; `pip install py-spy`")
     given, why = dict(answers.given), "no rank of the job runs on this host"
-    for process in training(run):
+    for process in training_processes(run):
         if process.facts["host"] != socket.gethostname():
             continue
         threads: list[dict[str, Any]] = []
@@ -273,7 +273,7 @@ def copy_run(run: Path, to: Path, finish: Callable[[Launch], None]) -> None:
         InputError: the run is not being recorded, or changes faster than it can be copied.
         UsageError: `to` exists and is not empty, or cannot be written.
     """
-    training(run)
+    training_processes(run)
     try:
         to.mkdir(parents=True, exist_ok=True)
         if any(to.iterdir()):

@@ -78,7 +78,7 @@ CLOCKS = {
     "monotonic": "CLOCK_MONOTONIC_RAW",
     "windows": "CLOCK_REALTIME: Kineto's ts * 1000 + baseTimeNanoseconds",
 }
-UNSAMPLED_S = 10  # telemetry that ends this much before the processes is incomplete
+MIN_TELEMETRY_GAP_S = 10  # telemetry that ends this much before the processes is incomplete
 ENDED_BY_RAY = (1 << 8, signal.SIGKILL)  # wait statuses of workers that Ray ends
 GROUPS = "groups"  # folder with the runs of the other worker groups of the job
 ATTEMPTS = "attempts"  # folder with the runs of earlier attempts of a restarted job
@@ -120,7 +120,7 @@ def finish(
         f"{name}: not all of .raw was converted: its facts.json is damaged" for name in lost
     ]
     whole, options = not lost, launch.facts().get("options", {})
-    statuses = {**statuses, **_of_actors(launch, statuses, status)}
+    statuses = {**statuses, **_statuses_of_actors(launch, statuses, status)}
     write_engines(launch)
     for folder, recorded, other in runs:
         for process in recorded:
@@ -128,13 +128,18 @@ def finish(
         notes = []
         for process in recorded:
             doubt = f"rank {process.rank}: not all of .raw was converted"
-            notes.append(_noted(doubt, _converted, folder, process, readers, statuses, launched_ns))
+            notes.append(
+                _note_or_warning(doubt, _convert_one, folder, process, readers, statuses, launched_ns)
+            )
         notes.append({"warnings": [*other, *disagreement(folder)]})
         if folder == launch.run:
             doubt = "not all NCCL Inspector logs were converted"
             notes += [{"warnings": warnings}]
-            notes += [_noted("not all telemetry was converted", _sampled, launch, recorded)]
-            notes += [_noted(doubt, convert_logs, launch, recorded, readers.log), _logged(launch, readers)]
+            notes += [_note_or_warning("not all telemetry was converted", _sampled, launch, recorded)]
+            notes += [
+                _note_or_warning(doubt, convert_logs, launch, recorded, readers.log),
+                _add_logged_requests(launch, readers),
+            ]
         if launches(launch.run) == [launch]:
             _keep_windows(folder, options)
         _write_manifest(folder, _manifest(launch, folder, recorded, notes, status))
@@ -177,7 +182,7 @@ def _updates(process: RecordedProcess) -> int:
     return sum(record.kind == records.UPDATE for record in recorded)
 
 
-def _of_actors(launch: Launch, statuses: Mapping[int, int], status: int | None) -> dict[int, int]:
+def _statuses_of_actors(launch: Launch, statuses: Mapping[int, int], status: int | None) -> dict[int, int]:
     """Return zero as wait status of the actors that Ray ended.
 
     Ray ends actors with exit code 1 or SIGKILL once they are not needed any more. An actor in a call may have
@@ -214,7 +219,7 @@ def _ensure_mine(launch: Launch) -> None:
         keep_others_out(launch.run, launch.raw.parent)
 
 
-def _noted(doubt: str, convert: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+def _note_or_warning(doubt: str, convert: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """Return the result of a conversion, or a warning that it failed, so that the others still run.
 
     Raises:
@@ -228,10 +233,10 @@ def _noted(doubt: str, convert: Callable[..., dict[str, Any]], *arguments: Any) 
         return {"warnings": [f"{doubt}: {type(error).__name__}: {error}"], "whole": False}
 
 
-def _converted(
+def _convert_one(
     run: Path, process: RecordedProcess, readers: Readers, statuses: Mapping[int, int], launched_ns: int
 ) -> dict[str, Any]:
-    status = None if _followed(process) else statuses.get(process.facts["pid"])
+    status = None if _recorded_again(process) else statuses.get(process.facts["pid"])
     note = convert_process(run, process, readers, status, launched_ns)
     further = [*_replaced(process), *_cut_off(process), *_lines(process.folder / LACKS)]
     return note | {"warnings": [*note["warnings"], *further]}
@@ -241,16 +246,16 @@ def _sampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> dict[str, A
     """Convert the samples of the node; the processes have been converted before."""
     convert_samples(launch)
     forget_elections(launch.raw.parent)
-    return {"warnings": _unsampled(launch, recorded)}
+    return {"warnings": _telemetry_gap(launch, recorded)}
 
 
-def _unsampled(launch: Launch, recorded: Sequence[RecordedProcess]) -> list[str]:
+def _telemetry_gap(launch: Launch, recorded: Sequence[RecordedProcess]) -> list[str]:
     """Return at most one warning: that telemetry ended before the processes did."""
     sampled = part_files(launch.run, COUNTERS, f"telemetry-*-{launch.name}")
     lived = [launch.run / WORKERS.name / f"{process.part}.parquet" for process in recorded]
     sampled_ns, ended_ns = _latest_ns(sampled, "time_ns"), _latest_ns(lived, "ended_ns")
     lost_s = (ended_ns - sampled_ns) // NS_PER_S
-    if sampled_ns < 0 or lost_s < UNSAMPLED_S:
+    if sampled_ns < 0 or lost_s < MIN_TELEMETRY_GAP_S:
         return []
     last = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(sampled_ns // NS_PER_S))
     return [
@@ -265,7 +270,7 @@ def _latest_ns(parts: Iterable[Path], column: str) -> int:
     return max((value for value in values if isinstance(value, int)), default=-1)
 
 
-def _logged(launch: Launch, readers: Readers) -> dict[str, Any]:
+def _add_logged_requests(launch: Launch, readers: Readers) -> dict[str, Any]:
     """Add the requests of logs that the user named.
 
     Raises:
@@ -283,7 +288,7 @@ def _logged(launch: Launch, readers: Readers) -> dict[str, Any]:
         return {"warnings": [f"no requests of a log were added: {error}"]}
 
 
-def _followed(process: RecordedProcess) -> bool:
+def _recorded_again(process: RecordedProcess) -> bool:
     """Return whether the process later recorded as another program; its end is then that program's."""
     facts = process.facts
     return image_folder(process.folder.parent, facts["host"], facts["pid"], facts["image"] + 1).is_dir()
@@ -294,7 +299,7 @@ def _replaced(process: RecordedProcess) -> list[str]:
     path = process.folder / REPLACED
     if not path.is_file():
         return []
-    lost = "recorded as a separate attempt" if _followed(process) else "which was not recorded"
+    lost = "recorded as a separate attempt" if _recorded_again(process) else "which was not recorded"
     command = shlex.join(from_json(path.read_bytes())["command"])
     return [f"rank {process.rank}: its process replaced itself by another program, {lost}: {command}"]
 
@@ -360,7 +365,7 @@ def _job_ending(launch: Launch, status: int | None) -> Ending:
     return seen if seen.is_known else exited(launch.raw / EXIT)
 
 
-def _joined(earlier: Manifest, added: Manifest) -> Manifest:
+def _join_manifests(earlier: Manifest, added: Manifest) -> Manifest:
     """Combine the manifests of several launchers of a run; the exit status is that of the first to fail."""
     statuses = (earlier.exit_status, added.exit_status)
     failed = [status for status in statuses if status]
@@ -392,7 +397,7 @@ def _write_manifest(run: Path, added: Manifest) -> None:
     run.mkdir(parents=True, exist_ok=True)
     with locked(run):  # launchers may end at the same time
         earlier = open_run(run).manifest if is_run(run) else None
-        write_manifest(run, added if earlier is None else _joined(earlier, added))
+        write_manifest(run, added if earlier is None else _join_manifests(earlier, added))
 
 
 def _common(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -411,8 +416,8 @@ def _distinct(names: Iterable[str]) -> list[str]:
 
 # Whether the ranks of a job complete steps at the same rate.
 
-MUCH = 1.5  # factor between step counts that counts as disagreement, beyond
-SLACK = 2  # steps that may be cut off at the two ends of the compared period
+MAX_STEP_RATIO = 1.5  # factor between step counts that counts as disagreement, beyond
+STEP_SLACK = 2  # steps that may be cut off at the two ends of the compared period
 
 
 def disagreement(run: Path) -> list[str]:
@@ -432,7 +437,7 @@ def disagreement(run: Path) -> list[str]:
     if counts.is_empty():
         return []
     (fewer_rank, fewer), (more_rank, more) = counts.row(0), counts.row(-1)
-    if more <= MUCH * fewer + SLACK:
+    if more <= MAX_STEP_RATIO * fewer + STEP_SLACK:
         return []
     return [
         f"rank {more_rank} completed {more} steps while rank {fewer_rank} completed {fewer}: if they "
@@ -442,7 +447,7 @@ def disagreement(run: Path) -> list[str]:
 
 # Which of the requested changes were made to the job; a change that a process did not report was not made.
 
-SILENT = "the process ended before it could report whether the change was made"
+UNREPORTED = "the process ended before it could report whether the change was made"
 
 
 def applied(process: RecordedProcess, options: Mapping[str, Any]) -> list[AppliedChange]:
@@ -451,23 +456,25 @@ def applied(process: RecordedProcess, options: Mapping[str, Any]) -> list[Applie
     Returns:
         A record per change, which was either applied or refused.
     """
-    said = {change.edit: change for change in _said(process)}
+    said = {change.edit: change for change in _reported_changes(process)}
     outcomes = []
     for change in options.get("apply", []):
         outcome = said.get(change["edit"], AppliedChange(change["edit"], process.rank, [], []))
-        outcomes.append(outcome if outcome.applied or outcome.refused else replace(outcome, refused=[SILENT]))
+        outcomes.append(
+            outcome if outcome.applied or outcome.refused else replace(outcome, refused=[UNREPORTED])
+        )
     return outcomes
 
 
 def refused_so_far(launch: Launch) -> Iterator[str]:
     """Yield why changes could not be made in a running job so far: `rank 0: bucket:mb=1: …`."""
     for process in processes(launch):
-        for change in _said(process):
+        for change in _reported_changes(process):
             for reason in change.refused:
                 yield f"rank {process.rank}: {change.edit}: {reason}"
 
 
-def _said(process: RecordedProcess) -> list[AppliedChange]:
+def _reported_changes(process: RecordedProcess) -> list[AppliedChange]:
     with suppress(OSError, ValueError, TypeError):
         said = from_json((process.folder / "applied.json").read_bytes())
         return msgspec.convert([{**change, "rank": process.rank} for change in said], list[AppliedChange])

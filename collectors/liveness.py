@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dpro.collectors.convert.recorded import processes
-from dpro.collectors.inside.kernel import lives
+from dpro.collectors.inside.kernel import is_alive
 from dpro.collectors.launch.recording import Launch, is_locked, launches
 from dpro.errors import InputError
 
@@ -33,7 +33,7 @@ def job_lives(recording: Launch) -> bool | None:
         return True
     with suppress(OSError, InputError):
         seen = [
-            lives(facts)
+            is_alive(facts)
             for facts in (recording.facts(), *(process.facts for process in processes(recording)))
         ]
         return True if True in seen else None if None in seen else False
@@ -75,15 +75,15 @@ def wait_until_finished(run: str | os.PathLike[str], timeout_s: float = 60.0) ->
         for recording in alive:
             if _launched_lives(recording) or (recording not in locked and waited_s > ORPHANS_S):
                 raise InputError(
-                    f"{run}: still being recorded{_so_far(recording)}; read it when the job has ended; "
+                    f"{run}: still being recorded{_progress(recording)}; read it when the job has ended; "
                     f"if it hangs, or to look now: dpro attach {run} -o COPY, then dpro diagnose COPY"
                 )
         if waited_s > timeout_s and locked:
-            raise InputError(_slow(run, locked[0]))
+            raise InputError(_still_writing(run, locked[0]))
         time.sleep(0.05)
 
 
-def unseen(recording: Launch) -> list[str]:
+def unseen_end_warning(recording: Launch) -> list[str]:
     """Return at most one warning: that a recording is finished without seeing its processes end."""
     if job_lives(recording) is not None:
         return []
@@ -98,7 +98,7 @@ def unseen(recording: Launch) -> list[str]:
 def _launched_lives(recording: Launch) -> bool:
     """Return whether the process started as the job is seen to live."""
     with suppress(OSError, InputError):
-        return lives(recording.facts()) is True
+        return is_alive(recording.facts()) is True
     return False
 
 
@@ -119,7 +119,7 @@ def _changed_s(recording: Launch) -> float:
     return max(times)
 
 
-def _so_far(recording: Launch) -> str:
+def _progress(recording: Launch) -> str:
     """Word the progress of a recording: ` (since 12:30:00, pid 7, 2 ranks so far)`; empty where unknown."""
     with suppress(OSError, InputError):
         begun = time.strftime("%H:%M:%S", time.localtime(recording.marker.stat().st_mtime))
@@ -129,10 +129,10 @@ def _so_far(recording: Launch) -> str:
     return ""
 
 
-def _slow(run: str | os.PathLike[str], recording: Launch) -> str:
+def _still_writing(run: str | os.PathLike[str], recording: Launch) -> str:
     with suppress(OSError, InputError):
         facts = recording.facts()
-        if lives(facts) is None:
+        if is_alive(facts) is None:
             return (
                 f"{run}: still being recorded or finished on {facts['host']}; read it when the job has ended"
             )

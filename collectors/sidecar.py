@@ -18,7 +18,7 @@ from itertools import count
 
 from dpro.collectors.inside.files import image_folder, next_image, pid_and_image
 from dpro.collectors.launch import absence
-from dpro.collectors.launch.processes import LaunchedProcess, changes_in, oom_kills, wait_for_any
+from dpro.collectors.launch.processes import LaunchedProcess, oom_kills, wait_for_any, watch_folder
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.sampler import start as start_sampler
 from dpro.collectors.telemetry.samples import sample_files
@@ -54,17 +54,17 @@ def attend(
     helper = 0
     absent: dict[str, int] = {}
     looks = count(1)
-    changes = changes_in(recording.raw)  # a process may end moments after it began to record
+    changes = watch_folder(recording.raw)  # a process may end moments after it began to record
     while not job.ended():
         wait_for_any([job, *ranks.values()], LOOK_S, changes)
-        _meet(recording, ranks)
+        _watch_new_processes(recording, ranks)
         if not ranks:
             _note_absence(recording, job, next(looks), absent)
         if helper:
             helper = 0 if os.waitpid(helper, os.WNOHANG)[0] else helper
-        elif _enough_waits(recording):
+        elif _has_batch(recording):
             helper = _at_idle_priority(convert, recording)
-    _outlast(recording, ranks)
+    _wait_for_ranks(recording, ranks)
     if (killed := oom_kills() - killed_before) > 0:
         recording.log(
             f"{socket.gethostname()}: the kernel killed {killed} process(es) for lack of memory, of the "
@@ -80,13 +80,13 @@ def attend(
     finish(recording, status, statuses)
 
 
-def _enough_waits(recording: Launch) -> bool:
+def _has_batch(recording: Launch) -> bool:
     """Return whether enough files wait for conversion to begin before the job ends."""
     waiting = [len(list(recording.raw.glob(f"*/{name}"))) for name in _WAITING]
     return max(waiting) >= BATCH or bool(sample_files(recording.raw, whole=True))
 
 
-def _meet(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
+def _watch_new_processes(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
     """Start to watch processes of this host that began to record; save when ended ones were first gone."""
     host = socket.gethostname()
     for folder in recording.raw.glob(f"{glob.escape(host)}-*/"):
@@ -113,21 +113,21 @@ def _note_absence(recording: Launch, job: LaunchedProcess, look: int, absent: di
             (recording.raw / ABSENCE).write_bytes(text.encode(errors="backslashreplace"))
 
 
-def _outlast(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
+def _wait_for_ranks(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:
     """Wait for ranks to end, which outlive a launcher that was killed."""
     deadline = time.monotonic() + RANKS_OUTLIVE_JOB_S
-    _meet(recording, ranks)
+    _watch_new_processes(recording, ranks)
     while time.monotonic() < deadline and not all(rank.ended() for rank in ranks.values()):
         wait_for_any(list(ranks.values()), 0.1)
     alive = sorted(pid for pid, rank in ranks.items() if not rank.ended())
     if alive:
         pids = ", ".join(map(str, alive))
         recording.log(f"the job's own process ended before process {pids}: later work is not recorded")
-    _meet(recording, ranks)
-    _outlast_elsewhere(recording)
+    _watch_new_processes(recording, ranks)
+    _wait_for_other_hosts(recording)
 
 
-def _outlast_elsewhere(recording: Launch) -> None:
+def _wait_for_other_hosts(recording: Launch) -> None:
     """Wait for processes on other hosts, as in a Ray cluster, until their files stop growing."""
     beginning = f"{socket.gethostname()}-"
     sizes: dict[str, int] | None = None

@@ -25,7 +25,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.registry import parse_edit
 from dpro.units import NS_PER_MS, format_duration, format_ms
-from dpro.verdict.advice import MUCH, Advice
+from dpro.verdict.advice import MAX_GAIN, Advice
 from dpro.verdict.ledger import LIMIT_OF, NO_CORE, RANK, UNEXPLAINED, cause_of_finding
 from dpro.verdict.limits import (
     ALLOCATOR,
@@ -90,7 +90,7 @@ def entry_info(account: Account) -> pl.DataFrame:
     )
 
 
-def healing_of(finding: Finding) -> list[Edit]:
+def healing_edits(finding: Finding) -> list[Edit]:
     """Return edits that make ranks blamed by a finding as fast as their peers; empty if it blames none."""
     blames = cause_of_finding(finding) == RANK
     return [parse_edit(f"heal:rank={rank}") for rank in finding.ranks] if blames else []
@@ -98,7 +98,7 @@ def healing_of(finding: Finding) -> list[Edit]:
 
 def healing_in_words(analysis: Analysis, finding: Finding) -> str:
     """Word what healing saves of the usual step, and which steps the cost covers; empty if unknown."""
-    edits = healing_of(finding)
+    edits = healing_edits(finding)
     try:
         done = predict_edits(analysis, edits) if edits else None
     except DproError:
@@ -148,7 +148,7 @@ def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
                 "proof": PROOFS.get(done.block, "") if done else "",
                 "samples": done.samples if done else 1.0,
                 "edit": advice.edit,
-                "how": in_page("; ".join(edit.how() for edit in done.edits)) if done else "",
+                "how": worded_for_page("; ".join(edit.how() for edit in done.edits)) if done else "",
                 "assumes": advice.assumes,
                 "check": advice.check,
             }
@@ -161,7 +161,7 @@ def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
     )
 
 
-def in_page(how: str) -> str:
+def worded_for_page(how: str) -> str:
     """Reword how to make a change, for a page that already shows what `dpro diagnose` finds."""
     return how.replace("run `dpro diagnose` to find", "What was found, in Verdict, says")
 
@@ -169,8 +169,10 @@ def in_page(how: str) -> str:
 def scale_of(advice: pl.DataFrame) -> tuple[float, float]:
     """Return both ends of the scale for all gains, in times; it contains x1.0 and the largest known gain."""
     ends = [1.0, *(value for end in ("low", "middle", "high") for value in advice[end].drop_nulls())]
-    low, high = min(ends), max(max(value for value in ends if value <= MUCH), 1.0 + MIN_SPAN)
-    is_open = advice.filter(pl.col("low").is_not_null() & ~(pl.col("high") <= MUCH).fill_null(False)).height
+    low, high = min(ends), max(max(value for value in ends if value <= MAX_GAIN), 1.0 + MIN_SPAN)
+    is_open = advice.filter(
+        pl.col("low").is_not_null() & ~(pl.col("high") <= MAX_GAIN).fill_null(False)
+    ).height
     return low, high + (OPEN * (high - low) if is_open else 0.0)
 
 
@@ -314,18 +316,20 @@ def _draw_tries(sheet: _Sheet, tries: list[tuple[str, str]], advice: pl.DataFram
     if drawn:
         sheet.y += _LINE
         for value in (1.0, high):
-            sheet.text(_on(value, low, high), sheet.y, times_on_scale(value), _TICK_SIZE, "soft")
+            sheet.text(_x_of(value, low, high), sheet.y, times_on_scale(value), _TICK_SIZE, "soft")
     top, until = sheet.y + 8, _BARS - _MARGIN if drawn else WIDTH - _MARGIN
     for (label, text), row in zip(tries, advice.iter_rows(named=True), strict=True):
         middle = sheet.paragraph(label, text, until)
         sheet.y += 4
         for begin, end, part, what in parts_of_gain(row, (low, high)):
-            sheet.bar(_on(begin, low, high), _on(end, low, high), middle, _THICK * part, what)
+            sheet.bar(_x_of(begin, low, high), _x_of(end, low, high), middle, _THICK * part, what)
     if drawn:
-        sheet.bar(_on(1.0, low, high), _on(1.0, low, high) + 1, (top + sheet.y) / 2, sheet.y - top, "soft")
+        sheet.bar(
+            _x_of(1.0, low, high), _x_of(1.0, low, high) + 1, (top + sheet.y) / 2, sheet.y - top, "soft"
+        )
 
 
-def _on(value: float, low: float, high: float) -> float:
+def _x_of(value: float, low: float, high: float) -> float:
     """Return the x of a gain, in pixels."""
     return _BARS + (value - low) / (high - low) * (WIDTH - 2 * _MARGIN - _BARS)
 

@@ -34,8 +34,8 @@ from dpro.dashboards.page import (
     changes,
     empty,
     in_browser,
-    in_few_components,
     message,
+    write_by_script,
 )
 from dpro.dashboards.runs import OfferedRun, Runs, ShownRun, StillOpening, runs_of
 from dpro.dashboards.theme import css_variables, in_cell
@@ -154,9 +154,9 @@ def view_of(link: Link) -> View:
 def first_view(run: ShownRun, link: Link) -> View:
     """Return the view of a link without one: a hang, the difference of two runs, else the verdict."""
     with suppress(DproError):  # the verdict shows the error
-        if any(finding.of_hang for finding in run.loaded.hangs) and not _missing(run, link, hang.VIEW):
+        if any(finding.of_hang for finding in run.loaded.hangs) and not _why_missing(run, link, hang.VIEW):
             return hang.VIEW
-    if link.against and not _missing(run, link, difference.VIEW):
+    if link.against and not _why_missing(run, link, difference.VIEW):
         return difference.VIEW
     return verdict.VIEW
 
@@ -198,7 +198,7 @@ def _frame(runs: Runs) -> Component:
             ),
             html.Div(id="tip", role="tooltip"),
             html.Dialog(id="more"),
-            html.Dialog(in_few_components(_help()), id="keys"),
+            html.Dialog(write_by_script(_help()), id="keys"),
         ]
     )
 
@@ -266,26 +266,26 @@ def page_of(runs: Runs, search: str, before: Mapping[str, Any]) -> dict[str, Any
         page |= {"steps": ranges_text(link.steps), "ranks": ranges_text(ranges_of(link.ranks))}
         page["title"] = view.title
         with suppress(DproError):  # the content shows the error
-            page["outside"] = outside(run.loaded, link)
-        asked, current, refused = link.view, view.name, _missing(run, link, view)
+            page["outside"] = notes_on_selection(run.loaded, link)
+        asked, current, refused = link.view, view.name, _why_missing(run, link, view)
         content = partial(empty, refused, view.title) if refused else view.layout
     except DproError as error:  # other runs can be chosen
-        run, link, asked, current, refused = runs.opened, _chosen(search), None, "", str(error)
+        run, link, asked, current, refused = runs.opened, _runs_in_link(search), None, "", str(error)
         page |= {"steps": no_update, "ranks": no_update, "title": ""}
         content = partial(message, refused)
-    reasons = {view.name: _missing(run, link, view) for view in VIEWS}
-    head = crc32(repr((reasons, link.run, link.against, *_named(run), runs.offers())).encode())
+    reasons = {view.name: _why_missing(run, link, view) for view in VIEWS}
+    head = crc32(repr((reasons, link.run, link.against, *_names_of_run(run), runs.offers())).encode())
     shown = {"asked": asked, "view": current, "content": f"{current} {refused}", "head": head}
     surrounding: dict[str, Any] = dict.fromkeys(("nav", "more", "run", "run_title", "runs"), no_update)
     if head != before.get("head"):
-        short, whole = _named(run)
+        short, whole = _names_of_run(run)
         surrounding = {"run": short, "run_title": whole, "runs": _pickers(runs, link)}
-        surrounding["nav"], surrounding["more"] = map(in_few_components, _navigation(reasons))
+        surrounding["nav"], surrounding["more"] = map(write_by_script, _navigation(reasons))
     same = all(shown[name] == before.get(name, -1) for name in ("asked", "content"))
     return page | surrounding | {"shown": shown, "content": no_update if same else content()}
 
 
-def outside(loaded: Loaded, link: Link) -> str:
+def notes_on_selection(loaded: Loaded, link: Link) -> str:
     """Say that ranks were pretended, and which steps or ranks of the selection the run does not have."""
     manifest, said = loaded.run.manifest, []
     if manifest.is_pretended:
@@ -303,7 +303,7 @@ def _listed(numbers: Iterable[int]) -> str:
     return ranges_text(ranges_of(numbers), MAX_LISTED)
 
 
-def _chosen(search: str | None) -> Link:
+def _runs_in_link(search: str | None) -> Link:
     """Return the runs named by an otherwise invalid link, so that others can be chosen."""
     try:
         link = parse_link(search or "")
@@ -312,7 +312,7 @@ def _chosen(search: str | None) -> Link:
         return Link()
 
 
-def _named(run: ShownRun) -> tuple[str, str]:
+def _names_of_run(run: ShownRun) -> tuple[str, str]:
     """Return the last part of a run's label, and the whole label."""
     label = run.loaded.run.label
     return Path(label).name or label, label
@@ -360,7 +360,7 @@ def _navigation(reasons: Mapping[str, str]) -> tuple[Component, list[Component]]
     return html.Span(links), listed if others else []
 
 
-def _missing(run: ShownRun, link: Link, view: View) -> str:
+def _why_missing(run: ShownRun, link: Link, view: View) -> str:
     """Return why a view has no data; empty while the run is being recorded, since its data may still come."""
     try:
         return "" if run.lives else view.missing(run.loaded, link)
@@ -377,7 +377,7 @@ def _register_section(app: Dash, runs: Runs, view: View, name: str, fill: Filler
             asked = replace(link, steps=(), ranks=(), time_ms=None) if name in view.whole else link
             return fill(runs.loaded(link.run), asked)
 
-        return in_few_components(answer(view.name, now[-1], work, message))
+        return write_by_script(answer(view.name, now[-1], work, message))
 
 
 def _register_refresh(app: Dash, runs: Runs) -> None:

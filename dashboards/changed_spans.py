@@ -59,14 +59,14 @@ def changed_spans(before: Graph, after: Graph) -> ChangedSpans | None:
         for name in order
     }
     for least in MIN_LETTERS:
-        beginnings = _beginnings(shares, least)
+        beginnings = _shortest_prefixes(shares, least)
         held = sum(share for text, (share, _) in shares.items() if text.startswith(tuple(beginnings)))
         if held >= MIN_SHARE:
             return ChangedSpans(_expression(beginnings), tuple(ranks) if ranks != before.ranks else (), held)
     return None
 
 
-def _beginnings(shares: Mapping[str, tuple[float, bool]], least: int) -> list[str]:
+def _shortest_prefixes(shares: Mapping[str, tuple[float, bool]], least: int) -> list[str]:
     """Return the shortest beginnings that only names marking the change have, up to the expression's limit.
 
     Args:

@@ -67,13 +67,13 @@ def dashboard(
         from dpro.dashboards.server import new_token, serve
 
     _ensure_free(host, port)
-    offered = offer(runs, against)
+    offered = offered_runs(runs, against)
     if not token:
         warn(f"--no-token: anyone who can reach {host} can view the runs, including users of this machine")
     serve(offered, host, port, new_token() if token else None, browser=browser, say=_say)
 
 
-def offer(given: Sequence[str], against: str | None = None) -> Runs:
+def offered_runs(given: Sequence[str], against: str | None = None) -> Runs:
     """Return the runs that the page offers, with the first one open.
 
     Raises:
@@ -88,7 +88,7 @@ def offer(given: Sequence[str], against: str | None = None) -> Runs:
     paths += [against] if against is not None and against not in paths else []
     names = names_of(paths)
     with stderr_console().status("Waiting for something to be recorded …"):
-        opened = _show(paths[0], open_or_import)
+        opened = _shown_run(paths[0], open_or_import)
     for path in paths[1:]:
         if not _lives(path):
             open_or_import(path)  # reports its errors before the page opens
@@ -98,7 +98,7 @@ def offer(given: Sequence[str], against: str | None = None) -> Runs:
         opened,
         names[paths[0]],
         offers_of(paths, beside),
-        lambda offered: _show(offered.path, open_path),
+        lambda offered: _shown_run(offered.path, open_path),
         "" if against is None else names[against],
     )
 
@@ -107,7 +107,7 @@ def _lives(path: str) -> bool:
     return not is_url(path) and is_live(Path(path))
 
 
-def _show(path: str, open_it: Callable[[str], Run]) -> ShownRun:
+def _shown_run(path: str, open_it: Callable[[str], Run]) -> ShownRun:
     """Return a run as the page shows it: while it is being recorded, one copy after another.
 
     Args:

@@ -50,7 +50,7 @@ class Figures:
 
     def account(self, theme: str = LIGHT) -> go.Figure:
         """Draw the usual step as a waterfall of the account's entries."""
-        entries = _some(entry_info(explain(self._run).account or Account()), "deep window")
+        entries = _require_rows(entry_info(explain(self._run).account or Account()), "deep window")
         figure = entry_figure(entries, selection(theme=theme).theme)
         room = {"height": figure.layout.height + _BUTTONS, "margin_t": figure.layout.margin.t + _BUTTONS}
         return figure.update_layout(**room)
@@ -58,13 +58,15 @@ class Figures:
     def steps(self, **selected: Any) -> go.Figure:
         """Draw the time of each step: the median over ranks, and their range."""
         link = selection(**selected)
-        return verdict.step_figure(_some(verdict.step_info(self._run.timed_steps, link), "step"), link.theme)
+        return verdict.step_figure(
+            _require_rows(verdict.step_info(self._run.timed_steps, link), "step"), link.theme
+        )
 
     def heatmap(self, metric: str = "step", **selected: Any) -> go.Figure:
         """Draw a heatmap of one value per rank and step; the selection is outlined."""
         if metric not in heatmap.METRICS:
             raise UsageError(f"no metric {metric!r}; there are {', '.join(heatmap.METRICS)}")
-        values = _some(heatmap.heat_info(self._run, metric), "step")
+        values = _require_rows(heatmap.heat_info(self._run, metric), "step")
         return heatmap.heat_figure(values, heatmap.METRICS[metric].title, selection(**selected))
 
     def breakdown(self, by: str = "rank", **selected: Any) -> go.Figure:
@@ -73,7 +75,7 @@ class Figures:
             raise UsageError(f"no breakdown by {by!r}: by rank, or by step")
         link = selection(**selected)
         parts = breakdown.part_info(self._run.breakdown, by, link)
-        return breakdown.with_legend(breakdown.part_figure(_some(parts, "step"), by, link.theme))
+        return breakdown.with_legend(breakdown.part_figure(_require_rows(parts, "step"), by, link.theme))
 
     def timeline(self, **selected: Any) -> go.Figure:
         """Draw the measured lanes on one clock; without a selection, those of the first deep window.
@@ -91,14 +93,14 @@ class Figures:
         link = selection(**selected)
         transfers = collectives.transfer_info(self._run.outline.graph, link)
         return collectives.transfer_figure(
-            _some(transfers, "transfer of known size"), self._run.costs, link.theme
+            _require_rows(transfers, "transfer of known size"), self._run.costs, link.theme
         )
 
     def waiting(self, **selected: Any) -> go.Figure:
         """Draw how often each rank arrives last at collectives, and how long the others wait for it."""
         link = selection(**selected)
         ranks = collectives.last_info(self._run.outline.graph, link)
-        return collectives.last_figure(_some(ranks, "collective of several ranks"), link.theme)
+        return collectives.last_figure(_require_rows(ranks, "collective of several ranks"), link.theme)
 
     def hang(self, theme: str = LIGHT) -> go.Figure:
         """Draw which ranks of a hanging job wait for which."""
@@ -111,7 +113,7 @@ class Figures:
         """Draw the sampled counters that changed."""
         link = selection(**selected)
         values = telemetry.telemetry_info(self._run.counters, self._run.workers, *self._run.clocks, link)
-        return telemetry.telemetry_figure(_some(values, "telemetry"), link.time_ms, link.theme)
+        return telemetry.telemetry_figure(_require_rows(values, "telemetry"), link.time_ms, link.theme)
 
     def whatif(self, *edits: str, theme: str = LIGHT) -> go.Figure:
         """Draw the mean step now and under edits (as `dpro whatif --edit` takes them), with its interval."""
@@ -147,7 +149,7 @@ def selection(
     )
 
 
-def _some(frame: pl.DataFrame, what: str) -> pl.DataFrame:
+def _require_rows(frame: pl.DataFrame, what: str) -> pl.DataFrame:
     """Return the frame.
 
     Raises:

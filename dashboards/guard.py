@@ -46,9 +46,9 @@ def guard(server: Flask, token: str | None, names: Collection[str] | None = LOOP
         if token is None:
             is_accepted = names is None or urlsplit(f"//{request.host}").hostname in names
             return None if is_accepted else _refusal("open the address that `dpro dashboard` printed")
-        if _same(request.args.get("token", ""), token):
-            return _exchanged(token) if request.method == "GET" else None
-        if _same(request.cookies.get(cookie_of(token), ""), token):
+        if _is_token(request.args.get("token", ""), token):
+            return _exchange_token(token) if request.method == "GET" else None
+        if _is_token(request.cookies.get(cookie_of(token), ""), token):
             return None
         return _refusal("open the address with the token that `dpro dashboard` printed")
 
@@ -58,7 +58,7 @@ def cookie_of(token: str) -> str:
     return f"dpro_{hashlib.sha256(token.encode()).hexdigest()[:12]}"
 
 
-def _exchanged(token: str) -> Response:
+def _exchange_token(token: str) -> Response:
     """Redirect to the address without the token, and set the cookie that replaces it."""
     rest = [pair for pair in request.args.items(multi=True) if pair[0] != "token"]
     query = "?" + urlencode(rest, safe=",~:=*") if rest else ""
@@ -91,7 +91,7 @@ def hash_of(script: str) -> str:
     return f"'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _same(given: str, token: str) -> bool:
+def _is_token(given: str, token: str) -> bool:
     return compare_digest(given.encode(errors="replace"), token.encode())
 
 
@@ -149,7 +149,8 @@ def _is_for_a_callback(body: Any, callbacks: dict[str, Any]) -> bool:
         return False
     outputs, changed = body.get("outputs"), body.get("changedPropIds", [])
     return (
-        _names(outputs if isinstance(outputs, list) else [outputs]) == _parts(body["output"])
+        _ids_and_properties(outputs if isinstance(outputs, list) else [outputs])
+        == _split_output(body["output"])
         and _are_values(body.get("inputs", []), callback["inputs"])
         and _are_values(body.get("state", []), callback["state"])
         and isinstance(changed, list)
@@ -157,19 +158,19 @@ def _is_for_a_callback(body: Any, callbacks: dict[str, Any]) -> bool:
     )
 
 
-def _parts(output: str) -> list[tuple[str, str]]:
+def _split_output(output: str) -> list[tuple[str, str]]:
     """Split `a.children` or `..a.figure...b.style..` into ids and properties."""
     several = output.removeprefix("..").removesuffix("..").split("...") if output[:2] == ".." else [output]
     return [(name, prop) for name, _, prop in (part.rpartition(".") for part in several)]
 
 
-def _names(given: Sequence[Any]) -> list[Any]:
+def _ids_and_properties(given: Sequence[Any]) -> list[Any]:
     return [(entry.get("id"), entry.get("property")) if isinstance(entry, dict) else None for entry in given]
 
 
 def _are_values(given: Any, wanted: Sequence[dict[str, Any]]) -> bool:
     return (
         isinstance(given, list)
-        and _names(given) == _names(wanted)
+        and _ids_and_properties(given) == _ids_and_properties(wanted)
         and all(isinstance(entry.get("value"), _TYPES.get(entry["property"], object)) for entry in given)
     )

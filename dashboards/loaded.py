@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.answers.replay import deciding_work
+from dpro.analysis.answers.replay import critical_work
 from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.cached import cached
 from dpro.analysis.comparison import difference_of
@@ -163,7 +163,7 @@ class Loaded(Analysis):
     @cached
     def path(self) -> pl.DataFrame:
         """The critical path of the usual steps of the unchanged graph; predictions are their means."""
-        return deciding_work(self, durations_of(self.baseline))
+        return critical_work(self, durations_of(self.baseline))
 
     @cached
     def curves(self) -> list[Curve]:

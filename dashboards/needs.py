@@ -10,7 +10,7 @@ from dpro.analysis.unanswered import why_no_window
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
-from dpro.words import few
+from dpro.words import first_few
 
 _RANKS_NAMED = 8
 
@@ -115,7 +115,9 @@ def missing_ranks(loaded: Loaded) -> str:
     absent = manifest.missing_ranks
     if not absent:
         return ""
-    return f"{len(absent)} of {manifest.world_size} ranks were not recorded: {few(absent, _RANKS_NAMED)}."
+    return (
+        f"{len(absent)} of {manifest.world_size} ranks were not recorded: {first_few(absent, _RANKS_NAMED)}."
+    )
 
 
 def another(loaded: Loaded, link: Link) -> str:

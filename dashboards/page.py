@@ -240,7 +240,7 @@ def large_table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers_fr
     return html.Table([html.Thead(head), html.Tbody(**values)])
 
 
-def in_few_components(content: Any) -> Any:
+def write_by_script(content: Any) -> Any:
     """Let the page's script write the parts of a page that have no id, figure or input.
 
     On every change Dash visits each component of the page, which for some hundred table cells took most of an
@@ -248,22 +248,22 @@ def in_few_components(content: Any) -> Any:
     content is JSON of `[tag, properties, children]`.
     """
     if isinstance(content, list | tuple):
-        return [in_few_components(part) for part in content]
+        return [write_by_script(part) for part in content]
     if not isinstance(content, Component) or not hasattr(content, "children"):
         return content
     if content._type == "Link":
         content = html.A(**cast(Any, content).to_plotly_json()["props"])
-    if any(isinstance(part, Component) for part in _parts_of(content.children)):
-        tree = _written(content)
+    if any(isinstance(part, Component) for part in _flat_children(content.children)):
+        tree = _as_tree(content)
         if tree is None:
-            content.children = in_few_components(content.children)
+            content.children = write_by_script(content.children)
         else:
             content.children = None
             setattr(content, "data-tree", json.dumps(tree[2]))
     return content
 
 
-def _written(content: Any) -> Any:
+def _as_tree(content: Any) -> Any:
     """Return content as the page's script reads it; None if a part must be a component."""
     if not isinstance(content, Component):
         return str(content)
@@ -271,14 +271,14 @@ def _written(content: Any) -> Any:
     if not is_link and (hasattr(content, "id") or content._namespace != html.Div()._namespace):
         return None
     properties = cast(Any, content).to_plotly_json()["props"]
-    inside = [_written(part) for part in _parts_of(properties.pop("children", None))]
+    inside = [_as_tree(part) for part in _flat_children(properties.pop("children", None))]
     return None if None in inside else ["a" if is_link else content._type.lower(), properties, inside]
 
 
-def _parts_of(children: Any) -> list[Any]:
+def _flat_children(children: Any) -> list[Any]:
     """Return the children of a component as one flat list."""
     if isinstance(children, list | tuple):
-        return [part for child in children for part in _parts_of(child)]
+        return [part for child in children for part in _flat_children(child)]
     return [] if children is None else [children]
 
 

@@ -63,11 +63,11 @@ def html_of(loaded: Loaded, report: RunReport) -> str:
     script, plotly = Path(__file__).with_name("report.js").read_text(encoding="utf-8"), get_plotlyjs()
     return templates.get_template("report.html").render(
         report=report,
-        short=_short(explain(loaded)),
+        short=_verdict_lines(explain(loaded)),
         account=_escaped(json.dumps(plain(explain(loaded).account))),
         cells=gain_cells,
         **_mean_step(report.mean_step),
-        figures=list(_within(MAX_BYTES, _figures(loaded, report))),
+        figures=list(_drawn_within(MAX_BYTES, _figures(loaded, report))),
         palette=Markup(css_variables()),
         dark=Markup(json.dumps(dark_counterparts())),
         allowed=Markup(f"{hash_of(script)} {hash_of(plotly)}"),
@@ -76,7 +76,7 @@ def html_of(loaded: Loaded, report: RunReport) -> str:
     )
 
 
-def _short(verdict: Explanation) -> list[str]:
+def _verdict_lines(verdict: Explanation) -> list[str]:
     """Return the lines of the verdict, which the page wraps."""
     lines = [verdict.job, " | ".join(shares_of(verdict))]
     return [*filter(None, lines), *(f"{label:<7}{text}" for label, text in paragraphs_of(verdict))]
@@ -139,7 +139,9 @@ def timeline_of(loaded: Loaded, ranks: list[int]) -> go.Figure:
     return figure
 
 
-def _within(budget: int, figures: Iterator[tuple[str, Callable[[], go.Figure]]]) -> Iterator[DrawnFigure]:
+def _drawn_within(
+    budget: int, figures: Iterator[tuple[str, Callable[[], go.Figure]]]
+) -> Iterator[DrawnFigure]:
     """Draw figures until the budget (bytes) is spent; skip those that the run has no data for."""
     for title, draw in figures:
         try:

@@ -107,7 +107,7 @@ def serve(
     shown = runs.opened
     server, address = listen(runs, host, port, token)
     say(address)
-    work = shown.follow if shown.lives else partial(_warm, runs, _answered(server.app))
+    work = shown.follow if shown.lives else partial(_warm, runs, _first_answer(server.app))
     threading.Thread(target=work, daemon=True).start()
     for number in (signal.SIGTERM, signal.SIGHUP):  # removes the file with the token
         if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP, which must stay so
@@ -123,7 +123,7 @@ def serve(
         server.server_close()
 
 
-def _answered(app: Any) -> threading.Event:
+def _first_answer(app: Any) -> threading.Event:
     """Return an event that is set once the server has answered a callback of the page."""
     answered = threading.Event()
 

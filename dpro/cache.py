@@ -40,11 +40,11 @@ def cache_folder(kept: str) -> Path:
         raise DproError("there is no home folder for the cache: set DPRO_CACHE to a folder") from error
     folder = root / kept
     try:
-        _own(root)
-        if _own(folder) != _PRIVATE:  # an earlier version made it
+        _ensure_own_folder(root)
+        if _ensure_own_folder(folder) != _PRIVATE:  # an earlier version made it
             folder.chmod(_PRIVATE)
     except OSError as error:
-        raise _not_used(folder, f"cannot be made ({error.strerror or error})") from error
+        raise _refusal(folder, f"cannot be made ({error.strerror or error})") from error
     return folder
 
 
@@ -64,7 +64,7 @@ def trusted_folder(kept: str) -> Path:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not _is_mine_alone(os.fstat(descriptor), stat.S_IFDIR):
         os.close(descriptor)
-        raise _not_used(folder, "can be written to by others")
+        raise _refusal(folder, "can be written to by others")
     for name in os.listdir(descriptor):
         with suppress(OSError):  # a folder, or gone
             if not _is_mine_alone(os.lstat(name, dir_fd=descriptor), stat.S_IFREG):
@@ -145,18 +145,18 @@ def mark_used(kept: Path) -> None:
         os.utime(kept)
 
 
-def _own(folder: Path) -> int:
+def _ensure_own_folder(folder: Path) -> int:
     """Create a folder if missing and return its mode; refuse a link, a file, or another user's folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(_PRIVATE)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise _not_used(folder, "is a link" if stat.S_ISLNK(status.st_mode) else "is not a folder")
+        raise _refusal(folder, "is a link" if stat.S_ISLNK(status.st_mode) else "is not a folder")
     if status.st_uid != os.geteuid():
-        raise _not_used(folder, "belongs to another user")
+        raise _refusal(folder, "belongs to another user")
     return stat.S_IMODE(status.st_mode)
 
 
-def _not_used(folder: Path, why: str) -> DproError:
+def _refusal(folder: Path, why: str) -> DproError:
     return DproError(f"{folder}: {why}, so it is not used as a cache: set DPRO_CACHE to a folder of yours")

@@ -126,7 +126,7 @@ class CompiledLoop:
 
         dispatcher = njit(**self.settings)(self.py_func)
         try:
-            place = _Place(trusted_folder("loops"), _digest(self))
+            place = _CacheLocator(trusted_folder("loops"), _digest(self))
         except (DproError, OSError):  # no trusted folder
             return dispatcher
 
@@ -177,13 +177,13 @@ def _load_njit() -> Any:
     return njit
 
 
-class _Place:
+class _CacheLocator:
     """Cache locator of one loop, with the methods that numba requires."""
 
     def __init__(self, folder: Path, digest: str) -> None:
         self._folder, self._digest = folder, digest
 
-    def from_function(self, _function: object, _file: str) -> _Place:
+    def from_function(self, _function: object, _file: str) -> _CacheLocator:
         return self
 
     def ensure_cache_path(self) -> None:

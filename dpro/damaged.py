@@ -31,10 +31,10 @@ from dpro.store import Run, rank_of
 from dpro.table import Table
 from dpro.words import counted
 
-MAX_READ = 16 << 20  # bytes on disk up to which a table is checked in full
+MAX_CHECKED_BYTES = 16 << 20  # bytes on disk up to which a table is checked in full
 
 # Tables without which a rank cannot be judged: where it ran, on which clock, and what it did.
-_OF_RANK = (
+_RANK_TABLES = (
     SPANS, COLLECTIVES, SENDS, PROCESS_GROUPS, SYNCS, DEPENDENCIES, STEPS, OPERATIONS, CLOCK_SAMPLES, WORKERS,
 )  # fmt: skip
 
@@ -51,7 +51,7 @@ def without_damaged(run: Run) -> Run:
     damaged = [unreadable for table in TABLES.values() for unreadable in _damaged_parts(run, table)]
     if not damaged:
         return run
-    lost = {rank_of(part) for table, part, _ in damaged if table in _OF_RANK} - {None}
+    lost = {rank_of(part) for table, part, _ in damaged if table in _RANK_TABLES} - {None}
     ranks = [rank for rank in run.manifest.ranks if rank not in lost]
     if run.manifest.ranks and not ranks:
         files = f"{counted(len(damaged), 'file')} of it cannot be read"
@@ -68,19 +68,19 @@ def _lines(damaged: Sequence[tuple[Table, Path, str]]) -> tuple[str, ...]:
     """Return one line for each rank, or table of a rank, left out; it names the first damaged file."""
     why: dict[str, list[str]] = {}
     for table, part, of_part in damaged:
-        why.setdefault(_what(table, part), []).append(of_part)
+        why.setdefault(_lost_part(table, part), []).append(of_part)
     return tuple(
         f"left out: {what}: {first}" + (f", and {counted(len(others), 'more file')}" if others else "")
         for what, (first, *others) in why.items()
     )
 
 
-def _what(table: Table, part: Path) -> str:
+def _lost_part(table: Table, part: Path) -> str:
     """Return what the run lacks without a file: `rank 3`, or `table counters of rank 3`."""
     rank = rank_of(part)
     if rank is None:
         return f"a part of table {table.name}"
-    return f"rank {rank}" if table in _OF_RANK else f"table {table.name} of rank {rank}"
+    return f"rank {rank}" if table in _RANK_TABLES else f"table {table.name} of rank {rank}"
 
 
 def _damaged_parts(run: Run, table: Table) -> list[tuple[Table, Path, str]]:
@@ -88,7 +88,7 @@ def _damaged_parts(run: Run, table: Table) -> list[tuple[Table, Path, str]]:
     parts = run.parts(table)
     if not parts:
         return []
-    deep = sum(part.stat().st_size for part in parts) <= MAX_READ
+    deep = sum(part.stat().st_size for part in parts) <= MAX_CHECKED_BYTES
     with suppress(InputError):
         run.check(table, parts, deep)
         return []

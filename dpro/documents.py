@@ -35,7 +35,7 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def plain(document: Any) -> Any:
     """Return the document as dictionaries, lists, numbers and strings; NumPy numbers become Python's."""
-    return msgspec.to_builtins(document, str_keys=True, enc_hook=_number)
+    return msgspec.to_builtins(document, str_keys=True, enc_hook=_python_number)
 
 
 def finite(value: float | None) -> float | None:
@@ -60,7 +60,7 @@ def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
     declared_as: dict[str, type[Any]] = {kind.__name__: kind for kind in _subclasses(msgspec.Struct)}
     for title, part in parts.items():
         text = part.pop("description", "")
-        meanings = _inherited_meanings(declared_as.get(title, object)) | _meanings(text)
+        meanings = _inherited_docs(declared_as.get(title, object)) | _attribute_docs(text)
         part["description"] = _joined(text.partition("Attributes:")[0])
         for name, declared in part.get("properties", {}).items():
             if name in meanings:
@@ -76,12 +76,14 @@ def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:
         yield from _subclasses(derived)
 
 
-def _inherited_meanings(kind: type) -> dict[str, str]:
+def _inherited_docs(kind: type) -> dict[str, str]:
     """Return the descriptions of a class's attributes by name, including those of its bases."""
-    return {name: text for base in reversed(kind.__mro__) for name, text in _meanings(base.__doc__).items()}
+    return {
+        name: text for base in reversed(kind.__mro__) for name, text in _attribute_docs(base.__doc__).items()
+    }
 
 
-def _meanings(docstring: str | None) -> dict[str, str]:
+def _attribute_docs(docstring: str | None) -> dict[str, str]:
     """Return the descriptions in the `Attributes` section of a docstring, by name."""
     attributes = inspect.cleandoc(docstring or "").partition("Attributes:\n")[2]
     return {
@@ -95,7 +97,7 @@ def _joined(text: str) -> str:
     return " ".join(text.split())
 
 
-def _number(value: Any) -> Any:
+def _python_number(value: Any) -> Any:
     """Return a NumPy number as a Python one.
 
     Raises:

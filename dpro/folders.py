@@ -68,7 +68,7 @@ def opened(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _temporary(name: str) -> str:
+def _temporary_name(name: str) -> str:
     """Return a name for an unfinished file, unique to this thread and host, since hosts may share folders."""
     return f".{name}.{socket.gethostname()}.{threading.get_native_id()}.tmp"
 
@@ -86,7 +86,7 @@ def written_whole(folder: Path, name: str, *, time_ns: int | None = None) -> Ite
             not a file.
         OSError: the file cannot be written.
     """
-    temporary = _temporary(name)
+    temporary = _temporary_name(name)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with opened(folder) as where:
         with suppress(FileNotFoundError):
@@ -120,7 +120,7 @@ def made_whole(folder: Path, *, within: Path | None = None, mode: int = 0o777) -
     Raises:
         OSError: the folder cannot be created, or its path is occupied.
     """
-    temporary = (within or folder.parent) / _temporary(folder.name)
+    temporary = (within or folder.parent) / _temporary_name(folder.name)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(mode)
     try:

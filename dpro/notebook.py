@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dpro.verdict.verdict import Explanation
 
 
-def _asked(name: str, doc: str) -> Any:
+def _analysis_property(name: str, doc: str) -> Any:
     """Return a property that reads one attribute of the run's analysis."""
     return property(lambda run: getattr(run._analysis, name), doc=doc)
 
@@ -47,16 +47,16 @@ class OpenedRun:
         """
         self._analysis, self._figures = analysis, figures
 
-    steps = _asked("steps", "Table `steps`.")
-    spans = _asked("spans", "Table `spans`.")
-    collectives = _asked("collectives", "Table `collectives`.")
-    counters = _asked("counters", "Table `counters`.")
-    workers = _asked("workers", "Table `workers`.")
-    breakdown = _asked("breakdown", "Where the time of each step and rank went.")
+    steps = _analysis_property("steps", "Table `steps`.")
+    spans = _analysis_property("spans", "Table `spans`.")
+    collectives = _analysis_property("collectives", "Table `collectives`.")
+    counters = _analysis_property("counters", "Table `counters`.")
+    workers = _analysis_property("workers", "Table `workers`.")
+    breakdown = _analysis_property("breakdown", "Where the time of each step and rank went.")
     mean_step = property(lambda run: mean_step_of(run._analysis), doc="Where the mean step went.")
-    host = _asked("host", "What the hosts did.")
-    timeline = _asked("timeline", "The replay of the graph: when each node starts and ends.")
-    trust = _asked("trust", "How far to believe predictions.")
+    host = _analysis_property("host", "What the hosts did.")
+    timeline = _analysis_property("timeline", "The replay of the graph: when each node starts and ends.")
+    trust = _analysis_property("trust", "How far to believe predictions.")
 
     def __repr__(self) -> str:
         """Return the verdict, as `dpro explain` prints it."""

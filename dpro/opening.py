@@ -61,7 +61,7 @@ def names_a_run(path: str | os.PathLike[str]) -> bool:
     Raises:
         InputError: the path does not exist, cannot be read, or is still being recorded.
     """
-    from dpro.store import holds_tables, is_run
+    from dpro.store import has_tables, is_run
 
     source = Path(path)
     try:
@@ -73,10 +73,10 @@ def names_a_run(path: str | os.PathLike[str]) -> bool:
     if not stat.S_ISDIR(kind):
         return False
     ensure_finished(source)
-    return is_run(source) or holds_tables(source)
+    return is_run(source) or has_tables(source)
 
 
-def holds_traces(path: str | os.PathLike[str]) -> bool:
+def is_trace_folder(path: str | os.PathLike[str]) -> bool:
     """Return whether a path is a folder on this machine, but not a run directory.
 
     Raises:
@@ -127,11 +127,11 @@ def _finish(recording: Launch) -> None:
     """
     from dpro.collectors.finish import finish
     from dpro.collectors.launch.recording import to_be_finished
-    from dpro.collectors.liveness import unseen
+    from dpro.collectors.liveness import unseen_end_warning
 
     with to_be_finished(recording) as is_mine:
         if is_mine:
-            finish(recording, readers(), None, {}, unseen(recording))
+            finish(recording, readers(), None, {}, unseen_end_warning(recording))
 
 
 def readers() -> Readers:

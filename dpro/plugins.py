@@ -112,7 +112,7 @@ def installed() -> Installed:
 
 def commands() -> dict[str, Command]:
     """Return the commands of all extensions, by name."""
-    return _brought("commands")
+    return _merged_field("commands")
 
 
 def places(kind: str) -> dict[str, str]:
@@ -121,10 +121,10 @@ def places(kind: str) -> dict[str, str]:
     Args:
         kind: a field of `Extension` whose values are places, such as `views`.
     """
-    return _brought(kind)
+    return _merged_field(kind)
 
 
-def _brought(kind: str) -> dict[str, Any]:
+def _merged_field(kind: str) -> dict[str, Any]:
     """Return the entries of one field of all extensions, merged."""
     return {
         name: value
@@ -135,15 +135,15 @@ def _brought(kind: str) -> dict[str, Any]:
 
 def options_of(command: str) -> list[Any]:
     """Return the click options that extensions add to a command of the core."""
-    return [option for options in _of_each("options", command) for option in options]
+    return [option for options in _load_each("options", command) for option in options]
 
 
 def hooks_of(occasion: str) -> Iterator[Any]:
     """Yield the extensions' hooks for an occasion, in the order of the extensions' names."""
-    return _of_each("hooks", occasion)
+    return _load_each("hooks", occasion)
 
 
-def _of_each(kind: str, name: str) -> Iterator[Any]:
+def _load_each(kind: str, name: str) -> Iterator[Any]:
     """Load and yield each extension's contribution of one kind and name.
 
     Raises:

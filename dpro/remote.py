@@ -18,7 +18,7 @@ from dpro.errors import DproError, InputError, UsageError, first_line, needs_ext
 from dpro.folders import made_whole
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
-_CHANGES = ("etag", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
+_CHANGE_KEYS = ("etag", "ETag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -91,10 +91,10 @@ def _listed(url: str) -> tuple[Mapping[str, Mapping[str, Any]], str, Any]:
         raise InputError(f"{url}: cannot be listed ({first_line(error)})") from error
     if not files:
         raise InputError(f"{url}: no such file or folder")
-    return {_below(name, root, url): facts for name, facts in files.items()}, root, store
+    return {_relative_path(name, root, url): facts for name, facts in files.items()}, root, store
 
 
-def _below(name: str, root: str, url: str) -> str:
+def _relative_path(name: str, root: str, url: str) -> str:
     """Return the path of a file relative to the root; empty for a root that is itself the file.
 
     Raises:
@@ -110,7 +110,7 @@ def _fingerprint(url: str, files: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a hash of the URL and of each file's relative path, size, and tags and times of modification."""
     digest = hashlib.sha256(os.fsencode(url))
     for place, facts in sorted(files.items()):
-        versions = [str(facts[key]) for key in ("size", *_CHANGES) if key in facts]
+        versions = [str(facts[key]) for key in ("size", *_CHANGE_KEYS) if key in facts]
         digest.update(os.fsencode("\0".join(["", place, *versions])))
     return digest.hexdigest()[:32]
 

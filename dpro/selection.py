@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from dpro.documents import DocumentPart
 from dpro.errors import UsageError
-from dpro.words import few, one_line, shortened
+from dpro.words import first_few, one_line, shortened
 
 if TYPE_CHECKING:
     import polars as pl
@@ -208,7 +208,7 @@ def ranges_text(ranges: Ranges, most: int | None = None) -> str:
         most: list at most this many, separated by `, `; None for all, separated by `,`.
     """
     texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
-    return ",".join(texts) if most is None else few(texts, most)
+    return ",".join(texts) if most is None else first_few(texts, most)
 
 
 def quoted(text: str) -> str:

@@ -1,7 +1,7 @@
 """Progress of a command: the current stage, and how much of it is done.
 
 Takes names of stages and numbers of parts; returns functions that report progress. Displays nothing itself: a
-command sets the display with `shown_by`, and threads and processes that it starts have none.
+command sets the display with `set_display`, and threads and processes that it starts have none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def ignore(*_: int) -> None:
     """Discard progress."""
 
 
-def shown_by(show: Show) -> None:
+def set_display(show: Show) -> None:
     """Set the display of this thread's stages from now on.
 
     Args:
@@ -40,7 +40,7 @@ def stage(name: str) -> Iterator[Progress]:
         yield report
 
 
-def counted(total: int, report: Progress) -> Callable[[], None]:
+def progress_counter(total: int, report: Progress) -> Callable[[], None]:
     """Return a function that reports one more part as done.
 
     Args:

@@ -254,14 +254,14 @@ def rank_of(part: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def holds_tables(folder: Path) -> bool:
+def has_tables(folder: Path) -> bool:
     """Return whether a folder contains parts of tables of ranks, with or without a manifest."""
     return any(part_files(folder, table, "rank") for table in TABLES.values())
 
 
 def why_no_run(folder: Path) -> str:
     """Return why a folder without a manifest is not a run, and what to do."""
-    if holds_tables(folder):
+    if has_tables(folder):
         return (
             f"has tables but no {MANIFEST}: an unfinished recording, copied without its hidden "
             "folders .recording and .raw; copy it with them, and any command that reads it will finish it"
@@ -343,7 +343,7 @@ def _read_manifest(path: Path) -> Manifest:
         document = json.loads(read_small(path))
         version = document["format_version"]
         if isinstance(version, int) and version > FORMAT_VERSION:
-            raise InputError(f"{path.parent}: {_needs_newer(version, document.get('created_by'))}")
+            raise InputError(f"{path.parent}: {_newer_format_message(version, document.get('created_by'))}")
         manifest = msgspec.convert(document, Manifest)
         if not (
             0 <= manifest.world_size <= MAX_RANKS and all(0 <= rank < MAX_RANKS for rank in manifest.ranks)
@@ -358,7 +358,7 @@ def _read_manifest(path: Path) -> Manifest:
         raise InputError(f"{path}: not a run manifest ({first_line(error)})") from error
 
 
-def _needs_newer(version: int, created_by: object) -> str:
+def _newer_format_message(version: int, created_by: object) -> str:
     """Return the message for a run of a newer format: it needs the version of dpro that wrote it.
 
     Args:

@@ -15,7 +15,7 @@ import polars as pl
 from dpro.errors import InternalError, first_line
 
 MAX_SHOWN = 60  # characters of an invalid text that a message repeats
-_OF_COLUMNS = (pl.exceptions.SchemaError, pl.exceptions.ColumnNotFoundError, pl.exceptions.DuplicateError)
+_COLUMN_ERRORS = (pl.exceptions.SchemaError, pl.exceptions.ColumnNotFoundError, pl.exceptions.DuplicateError)
 NAN = float("nan")  # default of measured values for which -1 would be valid
 
 
@@ -23,7 +23,7 @@ def why_unreadable(error: Exception) -> str:
     """Return why a file is not readable as Parquet, in a few words; libraries name bytes of the format."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    if isinstance(error, _OF_COLUMNS):
+    if isinstance(error, _COLUMN_ERRORS):
         return first_line(error)
     return "it is damaged or cut short"
 
@@ -135,7 +135,7 @@ def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     """
     conformed = complete(table, frame)
     _refuse_nulls(table, conformed)
-    _refuse_texts(table, conformed)
+    _refuse_invalid_texts(table, conformed)
     if "duration_ns" in table.columns:
         negative = conformed["duration_ns"] < -1
         if negative.any():
@@ -146,7 +146,7 @@ def conform(table: Table, frame: pl.DataFrame) -> pl.DataFrame:
     return conformed.sort(table.sort_by, maintain_order=True)
 
 
-def _refuse_texts(table: Table, frame: pl.DataFrame) -> None:
+def _refuse_invalid_texts(table: Table, frame: pl.DataFrame) -> None:
     """Raise if a text is invalid in its column; check distinct texts, which are few even in long tables."""
     for name, column in table.columns.items():
         if column.is_value is None:

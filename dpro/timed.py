@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import polars as pl
 
-AHEAD = 0.8  # a host whose step takes less than this share of its device's does not wait for the device
+MAX_AHEAD_SHARE = (
+    0.8  # a host whose step takes less than this share of its device's does not wait for the device
+)
 MIN_TIMED = 5  # device-timed steps of a rank from which only device times count
-SHARE = 0.1  # and their least share of the rank's steps
+MIN_TIMED_SHARE = 0.1  # and their least share of the rank's steps
 
 
 def with_times(steps: pl.DataFrame) -> pl.DataFrame:
@@ -29,7 +31,7 @@ def with_times(steps: pl.DataFrame) -> pl.DataFrame:
     if "gpu_step_ns" not in steps.columns:
         steps = steps.with_columns(gpu_step_ns=pl.lit(-1, pl.Int64))
     timed = (pl.col("gpu_step_ns") > 0).sum().over("rank")
-    enough = (timed >= MIN_TIMED) & (timed >= SHARE * pl.len().over("rank"))
+    enough = (timed >= MIN_TIMED) & (timed >= MIN_TIMED_SHARE * pl.len().over("rank"))
     return steps.with_columns(
         time_ns=pl.when(enough).then("gpu_step_ns").otherwise("duration_ns"),
         by_device=enough,
@@ -48,7 +50,7 @@ def hosts_ahead(steps: pl.DataFrame) -> pl.DataFrame:
     """
     steps = with_times(steps)
     timed = steps.filter(pl.col("by_device") & (pl.col("time_ns") > 0) & ~disturbed(steps))
-    is_ahead = (pl.col("duration_ns") < AHEAD * pl.col("time_ns")).mean() > 1 / 2
+    is_ahead = (pl.col("duration_ns") < MAX_AHEAD_SHARE * pl.col("time_ns")).mean() > 1 / 2
     hosts = timed.group_by("rank").agg(pace_ns=pl.col("duration_ns").median(), ahead=is_ahead)
     return hosts.filter("ahead").drop("ahead").sort("rank")
 

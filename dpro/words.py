@@ -134,14 +134,14 @@ def whole_number(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else -1
 
 
-def few(items: Sequence[object], most: int) -> str:
+def first_few(items: Sequence[object], most: int) -> str:
     """Return the first `most` items of a list, with a mark if there are more: `0, 3, 5 …`."""
     return ", ".join(map(str, items[:most])) + (f" {_MORE}" if len(items) > most else "")
 
 
 def missing_in_words(missing: Sequence[int], world_size: int) -> str:
     """Return `2 of 8 ranks are missing: 3, 5`, for a warning."""
-    return f"{len(missing)} of {world_size} ranks are missing: {few(missing, _MISSING_NAMED)}"
+    return f"{len(missing)} of {world_size} ranks are missing: {first_few(missing, _MISSING_NAMED)}"
 
 
 def ordinal(number: int) -> str:
@@ -163,7 +163,7 @@ def numbers_in_words(numbers: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
-def one_of(ranks: Iterable[int]) -> str:
+def one_of_ranks(ranks: Iterable[int]) -> str:
     """Return `rank 3`, or `one of ranks 0-2, 5`."""
     numbers = sorted(ranks)
     return ranks_in_words(numbers) if len(numbers) == 1 else f"one of {ranks_in_words(numbers)}"

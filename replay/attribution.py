@@ -67,12 +67,12 @@ def attributed(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         `rank`, `window`, `span_id`, `name`, `duration_ns`, `module`, `operator`, `shapes` (empty where
         unknown) and `how`: launch, eager, ambiguous or unknown.
     """
-    kernels = _launched(spans)
+    kernels = _launched_kernels(spans)
     graphs = kernels.filter("of_graph")
     if graphs.height:
         eager = kernels.filter(~pl.col("of_graph") & (pl.col("operator") != ""))
         kernels = pl.concat(
-            [kernels.filter(~pl.col("of_graph")), _aligned(graphs, _eager(eager, spans, steps))]
+            [kernels.filter(~pl.col("of_graph")), _align_graphs(graphs, _eager_steps(eager, spans, steps))]
         )
     return kernels.select("rank", "window", "span_id", "name", "duration_ns", *WORK, "how")
 
@@ -106,22 +106,24 @@ def work_of(spans: pl.DataFrame, at: pl.DataFrame) -> pl.DataFrame:
     number = ["rank", "window", "sequence_number"]
     asked = numbered.filter(pl.col("forward_thread") <= 0).sort("start_ns", "span_id")
     asked = asked.unique(number, keep="last", maintain_order=True)
-    asked = asked.select(*number, asked_by=_taken(modules["name"], innermost(modules, asked)))
+    asked = asked.select(*number, asked_by=_names_at(modules["name"], innermost(modules, asked)))
     backward = numbered.filter(pl.col("forward_thread") > 0).join(asked, on=number, how="left")
     operator, of_backward = innermost(operators, at), innermost(backward, at)
-    inside = _taken(modules["name"], innermost(modules, at))  # recomputation in a backward is in its module
-    asked_by = _taken(backward["asked_by"].fill_null(""), of_backward)
+    inside = _names_at(
+        modules["name"], innermost(modules, at)
+    )  # recomputation in a backward is in its module
+    asked_by = _names_at(backward["asked_by"].fill_null(""), of_backward)
     return pl.DataFrame(
         {
             "module": inside.zip_with(inside != "", asked_by).str.strip_prefix(MODULE),
-            "operator": _taken(operators["name"], operator),
-            "shapes": _taken(operators["shapes"], operator),
+            "operator": _names_at(operators["name"], operator),
+            "shapes": _names_at(operators["shapes"], operator),
             "backward": of_backward >= 0,
         }
     )
 
 
-def _launched(spans: pl.DataFrame) -> pl.DataFrame:
+def _launched_kernels(spans: pl.DataFrame) -> pl.DataFrame:
     """Return kernels with `WORK` of the launching operator, `how`, `of_graph`, `stream` and `launched_ns`."""
     launch = ["rank", "window", "correlation"]
     calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0))
@@ -143,7 +145,7 @@ def _launched(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _taken(names: pl.Series, rows: Ints) -> pl.Series:
+def _names_at(names: pl.Series, rows: Ints) -> pl.Series:
     """Return [K] the name at each row, empty where the row is -1."""
     return pl.concat([names, pl.Series([""])]).gather(np.where(rows < 0, names.len(), rows))
 
@@ -162,7 +164,7 @@ class EagerStep(NamedTuple):
     ranks: frozenset[int]
 
 
-def _eager(kernels: pl.DataFrame, spans: pl.DataFrame, steps: pl.DataFrame) -> list[EagerStep]:
+def _eager_steps(kernels: pl.DataFrame, spans: pl.DataFrame, steps: pl.DataFrame) -> list[EagerStep]:
     """Return the eager launches of each rank and step, with equal sequences merged into one `EagerStep`."""
     stretches = recorded_steps(spans, steps).select("rank", "step", "end_ns", begin="start_ns").sort("begin")
     placed = kernels.sort("launched_ns").join_asof(
@@ -180,7 +182,7 @@ def _eager(kernels: pl.DataFrame, spans: pl.DataFrame, steps: pl.DataFrame) -> l
     return list(by_launches.values())
 
 
-def _aligned(graphs: pl.DataFrame, eager: Sequence[EagerStep]) -> pl.DataFrame:
+def _align_graphs(graphs: pl.DataFrame, eager: Sequence[EagerStep]) -> pl.DataFrame:
     """Return kernels of graphs with the work of the eager kernels that they align with."""
     stream = ["rank", "window", "correlation", "stream"]
     graphs = graphs.sort(*stream, "start_ns", "span_id")
@@ -225,16 +227,16 @@ def align(names: Sequence[str], eager: Sequence[EagerStep]) -> Aligned:
     options = []
     for most, step in bounded[:MAX_COMPARED]:
         if most >= enough and len(names) * len(step.names) <= MAX_CELLS:
-            options.append((*_agreed(names, step), step.ranks))
+            options.append((*_align_to_step(names, step), step.ranks))
             enough = max(enough, AS_GOOD * options[-1][0])
     chosen = [(works, ranks) for common, works, ranks in options if common >= enough]
     if not chosen:
         return Aligned([("", "", "", UNKNOWN)] * len(names), frozenset())
-    united = [_united(said) for said in zip(*(works for works, _ in chosen), strict=True)]
+    united = [_merge_attributions(said) for said in zip(*(works for works, _ in chosen), strict=True)]
     return Aligned(united, frozenset().union(*(ranks for _, ranks in chosen)))
 
 
-def _united(options: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _merge_attributions(options: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Merge several attributions of one kernel: values on which they differ become empty."""
     said = [option for option in options if option[3] != UNKNOWN] or options[:1]
     agreed = tuple(values[0] if len(set(values)) == 1 else "" for values in zip(*said, strict=True))
@@ -242,7 +244,7 @@ def _united(options: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return (*agreed[:3], BY_EAGER if agreed[1] else AMBIGUOUS if is_ambiguous else UNKNOWN)
 
 
-def _agreed(names: Sequence[str], step: EagerStep) -> tuple[int, list[tuple[str, ...]]]:
+def _align_to_step(names: Sequence[str], step: EagerStep) -> tuple[int, list[tuple[str, ...]]]:
     """Return the length of the longest common subsequence, and [K] the attributions on which all such agree.
 
     The longest common subsequences are paths through the table of lengths. All lie between two outermost
@@ -257,7 +259,7 @@ def _agreed(names: Sequence[str], step: EagerStep) -> tuple[int, list[tuple[str,
     for row, code in enumerate(ours):
         better = np.maximum(table[row, 1:], table[row, :-1] + (theirs == code))
         table[row + 1, 1:] = np.maximum.accumulate(better)
-    first, last = (_path(table, ours, theirs, skip_theirs) for skip_theirs in (True, False))
+    first, last = (_outermost_path(table, ours, theirs, skip_theirs) for skip_theirs in (True, False))
     works: list[tuple[str, ...]] = []
     for place, code in enumerate(ours):
         begin, end = sorted((int(first[place]), int(last[place])))
@@ -265,11 +267,11 @@ def _agreed(names: Sequence[str], step: EagerStep) -> tuple[int, list[tuple[str,
             works.append(("", "", "", AMBIGUOUS if max(begin, end) >= 0 else UNKNOWN))
             continue
         between = begin + np.flatnonzero(theirs[begin : end + 1] == code)
-        works.append(_united([(*step.work[kept[index]], BY_EAGER) for index in between]))
+        works.append(_merge_attributions([(*step.work[kept[index]], BY_EAGER) for index in between]))
     return int(table[-1, -1]), works
 
 
-def _path(table: NDArray[np.int16], ours: Ints, theirs: Ints, skip_theirs: bool) -> Ints:
+def _outermost_path(table: NDArray[np.int16], ours: Ints, theirs: Ints, skip_theirs: bool) -> Ints:
     """Return [K] the index in `theirs` that each kernel matches on an outermost path; -1 for none."""
     places = np.full(ours.size, -1)
     row, column = ours.size, theirs.size

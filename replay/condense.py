@@ -76,7 +76,7 @@ def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skelet
     duration = nodes.duration[:, None] if duration is None else duration
     count = duration.shape[1]
     ends = ends_of(graph, cut, duration)
-    earliest, lag = (_for_all(column, count) for column in (nodes.earliest, edges.lag))
+    earliest, lag = (_per_scenario(column, count) for column in (nodes.earliest, edges.lag))
     behind = (ends.begins, ends.indptr, ends.source, np.zeros((ends.source.size, count), np.int64))
     ranks = (cut.order, cut.indptr, nodes.rank)
     kept, *swept = _sweep_all(
@@ -89,14 +89,14 @@ def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skelet
     rank[end], lasts[end], flags[end], kept[end] = ends.rank[number], 0, MUST_STAY, -1
     window, step = np.full((2, kept.size), -1, np.int64)
     window[end], step[end] = ends.window[number], ends.step[number]
-    left, (earliest, indptr, source, lag) = _fewer(cut, rank, lasts, flags, swept)
+    left, (earliest, indptr, source, lag) = _drop_merges(cut, rank, lasts, flags, swept)
     # Virtual ends have no earliest time; the nodes they follow start no earlier than this.
     earliest = np.maximum(earliest, nodes.earliest.min(initial=0))
     kept, rank, window, step, lasts = (column[left] for column in (kept, rank, window, step, lasts))
     return Skeletons(kept, rank, window, step, lasts, earliest, indptr, source, lag)
 
 
-def _fewer(
+def _drop_merges(
     cut: Cut, rank: Ints, lasts: Ints, flags: NDArray[np.uint8], swept: Sequence[Ints]
 ) -> tuple[Ints, Sequence[Ints]]:
     """Drop nodes at which paths merge where that adds no edges; return the rest, as from `_sweep_all`."""
@@ -115,7 +115,7 @@ def _fewer(
     return left, swept
 
 
-def _for_all(column: Ints, count: int) -> Ints:
+def _per_scenario(column: Ints, count: int) -> Ints:
     """Repeat a column once per scenario."""
     return np.repeat(column[:, None], count, axis=1) if count > 1 else column[:, None]
 
@@ -189,7 +189,7 @@ def ends_of(graph: Graph, cut: Cut, duration: Ints) -> Ends:
     flags[behind_older_work(graph)] |= MUST_STAY
     last, first, early, sizes = (np.empty(length, np.int64) for length in (size, size, size, 3))
     sizes[:] = 0
-    _mark(
+    _mark_ends(
         cut.order, cut.indptr, (nodes.rank, nodes.window, nodes.step, nodes.kind), least,
         (graph.indptr, graph.edges.source, graph.edges.lag), flags, (last, first, early), sizes,
     )  # fmt: skip
@@ -268,9 +268,9 @@ def joined_graph(graph: Graph, cut: Cut, skeletons: Skeletons, scenario: int = 0
         source[paths], target[paths], skeletons.lag[paths, scenario],
         np.full(paths.size, EdgeKind.PATH, np.int64), np.zeros(paths.size, np.bool_),
     )  # fmt: skip
-    nodes = _columns(graph, skeletons, order, scenario)
-    joined = assembled(nodes, kept.and_also(between), graph.names, graph.lanes, graph.origin_ns)
-    return joined.of_same_job(graph), skeletons.node[order]
+    nodes = _joined_columns(graph, skeletons, order, scenario)
+    joined = assembled(nodes, kept.extended(between), graph.names, graph.lanes, graph.origin_ns)
+    return joined.with_job_of(graph), skeletons.node[order]
 
 
 def paths_beside(source: Ints, target: Ints, lag: Ints, between: Edges, size: int) -> Ints:
@@ -287,7 +287,7 @@ def paths_beside(source: Ints, target: Ints, lag: Ints, between: Edges, size: in
     return np.flatnonzero((meets[source] != met[target]) | (over[:, None] < lag).any(axis=1))
 
 
-def _columns(graph: Graph, skeletons: Skeletons, order: Ints, scenario: int) -> Nodes:
+def _joined_columns(graph: Graph, skeletons: Skeletons, order: Ints, scenario: int) -> Nodes:
     """Return the columns of the joined nodes; virtual ends get rank, window and step of their step."""
     node = skeletons.node[order]
     columns = {f.name: getattr(graph.nodes, f.name)[node] for f in dataclasses.fields(Nodes)}
@@ -348,7 +348,7 @@ def _cut(rank: Any, kind: Any, into: Any, lowest: int, begins: Any, place: Any, 
 
 
 @compiled
-def _mark(
+def _mark_ends(
     order: Any, begins: Any, columns: Any, least: Any, into: Any, flags: Any, filled: Any, sizes: Any
 ) -> None:
     """Find the nodes with which steps and windows of ranks may begin and end.
@@ -474,7 +474,7 @@ def _prune(count: Any, labels: Any, drop: Any, kept: Any, distance: Any) -> Any:
 
 
 @inlined
-def _measure(kept: Any, first: Any, count: Any, labels: Any, lasts: Any, distance: Any) -> None:
+def _record_distances(kept: Any, first: Any, count: Any, labels: Any, lasts: Any, distance: Any) -> None:
     # Record the minimum time from the end of each earlier kept node to the end of this one, by nodes back.
     ancestors, weight = labels
     reach = distance.shape[0]
@@ -511,7 +511,7 @@ def _keep(node: Any, kept: Any, count: Any, labels: Any, floor: Any, slot: Any, 
 
 
 @inlined
-def _begin_anew(node: Any, kept: Any, state: Any, labels: Any) -> int:
+def _start_label(node: Any, kept: Any, state: Any, labels: Any) -> int:
     # A kept node passes on one label: itself.
     _, shift, ready = state
     ancestors, weight = labels
@@ -522,7 +522,7 @@ def _begin_anew(node: Any, kept: Any, state: Any, labels: Any) -> int:
 
 
 @inlined
-def _follow(node: Any, edge: Any, work: Any, edges: Any, state: Any) -> None:
+def _share_labels(node: Any, edge: Any, work: Any, edges: Any, state: Any) -> None:
     # Let a node share the labels of its only predecessor.
     duration, earliest = work
     source, lag = edges
@@ -534,7 +534,7 @@ def _follow(node: Any, edge: Any, work: Any, edges: Any, state: Any) -> None:
 
 
 @inlined
-def _put(sets: Any, count: Any, labels: Any, pool: Any) -> None:
+def _append_labels(sets: Any, count: Any, labels: Any, pool: Any) -> None:
     # Append the labels to the pool as a new set.
     ancestors, weight = labels
     begin, pool_ancestors, pool_weight = pool
@@ -571,7 +571,7 @@ def _sweep_ranks(
                 shared = set_of[into[0][edge]]
                 if not flag & FORKS or begin[shared + 1] - begin[shared] < 2:
                     set_of[node] = shared
-                    _follow(node, edge, work, into, state)
+                    _share_labels(node, edge, work, into, state)
                     continue
             for k in range(floor.size):
                 floor[k] = earliest[node, k]
@@ -584,10 +584,10 @@ def _sweep_ranks(
                 lasts[k] = 0 if flag & ANY_DURATION else duration[node, k]
             if flag & MUST_STAY or (flag & FORKS and count >= 2):
                 _keep(node, kept, count, labels, floor, slot, result)
-                _measure(kept, first, count, labels, lasts, distance)
-                count = _begin_anew(node, kept, state, labels)
+                _record_distances(kept, first, count, labels, lasts, distance)
+                count = _start_label(node, kept, state, labels)
                 kept += 1
-            _put(sets, count, labels, pool)
+            _append_labels(sets, count, labels, pool)
             set_of[node] = sets
             sets += 1
         for end in range(ends_begin[part], ends_begin[part + 1]):

@@ -25,7 +25,7 @@ from dpro.selection import ALL, Selection, SelectionDocument, selection_document
 from dpro.units import ms
 
 MAX_KINDS = 24  # kinds of work listed one by one; the rest, which differs least, is one row
-LONGEST = 1000.0  # largest factor on work: beyond it, one run hardly has such work
+MAX_RATIO = 1000.0  # largest factor on work: beyond it, one run hardly has such work
 REST = "all other work"
 KINDS = {
     NodeKind.CPU: "operator",
@@ -137,12 +137,12 @@ def explain(
     Raises:
         Unanswerable: a run has no whole step, or its steps take no time.
     """
-    keys = selection.keep(_keys(a)), selection.keep(_keys(b))
-    work = _compared(*map(_work, keys))
-    times_a, times_b = _times(*(_with_rows(of_run, work) for of_run in keys))
+    keys = selection.keep(_work_nodes(a)), selection.keep(_work_nodes(b))
+    work = _side_by_side(*map(_work_by_kind, keys))
+    times_a, times_b = _with_ratios(*(_with_rows(of_run, work) for of_run in keys))
     usual_a, usual_b = usual_ns
-    forth = _swapped(a, times_a, work, selection, usual_a)
-    back = _swapped(b, times_b, work, selection, usual_b)
+    forth = _stepwise_means(a, times_a, work, selection, usual_a)
+    back = _stepwise_means(b, times_b, work, selection, usual_b)
     towards_b, towards_a = np.diff(forth), np.diff(back)
     # Work that one run lacks cannot be put into it, only taken out of the other.
     lacks_a, lacks_b = (work[column].to_numpy() == 0 for column in ("a_ns", "b_ns"))
@@ -170,7 +170,7 @@ def explain(
     )
 
 
-def _keys(graph: Graph) -> pl.DataFrame:
+def _work_nodes(graph: Graph) -> pl.DataFrame:
     """Return each node of work in a step with its place, duration, `name`, `op` and `kind`."""
     nodes = graph.nodes
     chosen = np.flatnonzero(np.isin(nodes.kind, list(KINDS)) & (nodes.step >= 0) & (nodes.rank >= 0))
@@ -196,7 +196,7 @@ def _keys(graph: Graph) -> pl.DataFrame:
     ).with_columns(name=pl.when("transfer").then("op").otherwise("name"))
 
 
-def _work(keys: pl.DataFrame) -> pl.DataFrame:
+def _work_by_kind(keys: pl.DataFrame) -> pl.DataFrame:
     """Return the mean work of each kind per rank and step: `name`, `kind`, `work_ns`."""
     share = _num_steps(keys) * max(keys["rank"].n_unique(), 1)
     return keys.group_by("name", "kind").agg(pl.col("work_ns").sum() / share).sort("kind", "name")
@@ -206,7 +206,7 @@ def _num_steps(keys: pl.DataFrame) -> int:
     return max(keys.select("window", "step").n_unique(), 1)
 
 
-def _compared(a: pl.DataFrame, b: pl.DataFrame) -> pl.DataFrame:
+def _side_by_side(a: pl.DataFrame, b: pl.DataFrame) -> pl.DataFrame:
     """Return the work of both runs side by side, largest difference first, with a last row for the rest."""
     pairs = a.join(b, on=["name", "kind"], how="full", coalesce=True, suffix="_b").select(
         "name", "kind", a_ns=pl.col("work_ns").fill_null(0.0), b_ns=pl.col("work_ns_b").fill_null(0.0)
@@ -226,7 +226,7 @@ def _with_rows(keys: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     return joined.with_columns(pl.col("row").fill_null(work.height - 1).cast(pl.Int64))
 
 
-def _times(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _with_ratios(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Add `times` to the keys of each run: the factor by which such work is longer in the other run.
 
     Where both runs have the same ranks, each is compared with itself; otherwise all ranks together.
@@ -244,8 +244,8 @@ def _times(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame
     ratio = pl.col("work_ns_b") / pl.col("work_ns")
     factors = pairs.select(
         *by,
-        forth=ratio.fill_nan(1.0).clip(0.0, LONGEST),
-        back=(1 / ratio).fill_nan(1.0).clip(0.0, LONGEST),
+        forth=ratio.fill_nan(1.0).clip(0.0, MAX_RATIO),
+        back=(1 / ratio).fill_nan(1.0).clip(0.0, MAX_RATIO),
     )
     forth, back = (factors.select(*by, times=way) for way in ("forth", "back"))
     return (
@@ -254,12 +254,12 @@ def _times(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame
     )
 
 
-def _swapped(
+def _stepwise_means(
     graph: Graph, keys: pl.DataFrame, work: pl.DataFrame, selection: Selection, usual_ns: float | None
 ) -> Floats:
     """Return [K + 1] mean steps in ns: unchanged, then with one more kind of work as in the other run."""
     node, row = keys["node"].to_numpy(), keys["row"].to_numpy()
-    changed = _changed(graph, keys)
+    changed = _changed_durations(graph, keys)
     durations = np.repeat(graph.nodes.duration[:, None], work.height + 1, axis=1)
     for number in range(work.height):
         of_kind = node[row == number]
@@ -267,7 +267,7 @@ def _swapped(
     return _mean_steps(graph, durations, selection, usual_ns)
 
 
-def _changed(graph: Graph, keys: pl.DataFrame) -> Ints:
+def _changed_durations(graph: Graph, keys: pl.DataFrame) -> Ints:
     """Return [N] durations, in ns, with all work as long as in the other run."""
     node = keys["node"].to_numpy()
     duration = graph.nodes.duration.copy()
@@ -300,7 +300,7 @@ def _mean(steps: pl.DataFrame, selection: Selection) -> float:
 def _by_rank(b: Graph, keys: pl.DataFrame, selection: Selection, usual_ns: float | None) -> dict[int, float]:
     """Return by rank the ns per step that run B would save if the work of that rank took as long as in A."""
     ranks = sorted(keys["rank"].unique().to_list())
-    changed = _changed(b, keys)
+    changed = _changed_durations(b, keys)
     durations = [b.nodes.duration]
     durations += [np.where(b.nodes.rank == rank, changed, b.nodes.duration) for rank in ranks]
     steps = _mean_steps(b, np.stack(durations, axis=1), selection, usual_ns)

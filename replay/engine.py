@@ -110,7 +110,9 @@ def latest_ends(duration: Ints, indptr: Ints, source: Ints, lag: Ints, deadline:
 
 
 @compiled
-def _batch(durations: Any, earliest: Any, indptr: Any, source: Any, lag: Any, starts: Any) -> None:
+def _longest_path_batch(
+    durations: Any, earliest: Any, indptr: Any, source: Any, lag: Any, starts: Any
+) -> None:
     scenarios = durations.shape[1]
     for node in range(durations.shape[0]):
         for s in range(scenarios):
@@ -134,7 +136,7 @@ def longest_path_batch(durations: Ints, earliest: Ints, indptr: Ints, source: In
         lag: [E] ns.
     """
     starts = np.empty_like(durations)
-    _batch(np.ascontiguousarray(durations), earliest, indptr, source, lag, starts)
+    _longest_path_batch(np.ascontiguousarray(durations), earliest, indptr, source, lag, starts)
     return starts
 
 
@@ -288,7 +290,7 @@ def topological_order(num_nodes: int, source: Ints, target: Ints, preference: In
 
 
 @compiled
-def _show(span: Any, now: Any, count: int, seg_start: Any, seg_span: Any) -> int:
+def _open_segment(span: Any, now: Any, count: int, seg_start: Any, seg_span: Any) -> int:
     # Make this span the innermost from `now` on, overwriting a segment of no length.
     if count > 0 and seg_start[count - 1] == now:
         count -= 1
@@ -309,12 +311,12 @@ def _innermost(start: Any, end: Any, seg_start: Any, seg_span: Any, stack: Any) 
         while top >= 0 and (i == start.size or end[stack[top]] <= start[i]):
             now = max(now, end[stack[top]])
             top -= 1
-            count = _show(stack[top] if top >= 0 else NO_NODE, now, count, seg_start, seg_span)
+            count = _open_segment(stack[top] if top >= 0 else NO_NODE, now, count, seg_start, seg_span)
         if i < start.size:
             top += 1
             stack[top] = i
             now = start[i]
-            count = _show(i, now, count, seg_start, seg_span)
+            count = _open_segment(i, now, count, seg_start, seg_span)
     return count
 
 

@@ -34,7 +34,7 @@ def imbalances(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFra
         at least one layer are uneven.
     """
     stretches = stretches_of(recorded_steps(spans, steps))
-    sources = [_by_layer(_exchanged(collectives, stretches), spans), *_multiplied(spans, stretches)]
+    sources = [_by_layer(_all_to_all_loads(collectives, stretches), spans), *_product_loads(spans, stretches)]
     loads = pl.concat(sources).group_by(LOADS[:-1]).agg(pl.col("load").sum())
     place = LOADS[:2]
     members = loads.group_by(*place, "member").agg(mean=pl.col("load").mean()).sort("mean", "member")
@@ -51,7 +51,7 @@ def imbalances(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFra
 
 def loads_of_ranks(collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return `rank`, `step`, `workload`: all-to-all bytes that load each rank in each step of a window."""
-    loads = _exchanged(collectives, stretches_of(steps.with_columns(END)))
+    loads = _all_to_all_loads(collectives, stretches_of(steps.with_columns(END)))
     return loads.group_by("rank", "step").agg(workload=pl.col("load").sum())
 
 
@@ -97,7 +97,7 @@ def _named(what: str) -> pl.Expr:
     return pl.when(pl.col("module") != "").then("module").otherwise(pl.format(f"{what} {{}}", number))
 
 
-def _exchanged(collectives: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
+def _all_to_all_loads(collectives: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
     """Return all-to-alls with the `load` of each rank: bytes a dispatch delivers, or a combine sends back."""
     sized = (pl.col("bytes_in") >= 0) & (pl.col("bytes_out") >= 0) & (pl.col("group_ranks") != "")
     calls = collectives.filter((pl.col("op") == "all_to_all") & (pl.col("window") >= 0) & sized)
@@ -124,7 +124,7 @@ def _by_layer(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     return calls.with_columns(source=pl.lit(EXCHANGE), member=member).select(LOADS)
 
 
-def _multiplied(spans: pl.DataFrame, stretches: pl.DataFrame) -> list[pl.DataFrame]:
+def _product_loads(spans: pl.DataFrame, stretches: pl.DataFrame) -> list[pl.DataFrame]:
     """Return rows of grouped products by rank, and rows of products within single experts by expert."""
     is_grouped = pl.col("name").str.contains(GROUPED_NAME)
     is_product = (is_grouped | pl.col("name").is_in(list(MATMULS))) & (pl.col("kind") == "cpu_op")

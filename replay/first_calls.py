@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, computed_once, is_of, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, computed_once, is_one_of, once
 
 PROMPT = r"^(cuda|cu|hip)[A-Z]"  # calls that take microseconds once their code is loaded,
 LONGER = r"Malloc|Free|Alloc|Synchronize|Memcpy|Memset|Query|Graph"  # except these
@@ -22,7 +22,7 @@ COMPILING = r"\(dynamo_timed\)$|^compile_inner\b|^(cu|hip)(Module|Library)Load|^
 SETTING_UP = r"^(cuda|hip)Free$"  # sets up a device that no call has used yet, and loads its libraries
 SET_UP_NS = 50_000_000  # a free that takes as long, and waits for no work, does that
 COLD_NS = 200_000  # shorter calls are not worth naming
-TIMES = 50.0  # a cold call takes at least this multiple of the usual duration
+MIN_RATIO = 50.0  # a cold call takes at least this multiple of the usual duration
 PROMPTLY_NS = 10_000  # assumed usual duration of calls with fewer than `FEW` samples
 FEW = 4  # calls of one name from which their median is trusted
 IDLE = 0.5  # share of a call during which its device idles: below, other work hides the call
@@ -47,7 +47,7 @@ def usual_of_first(graph: Graph) -> Ints:
     for name in np.unique(nodes.name[calls[took_ns[calls] >= COLD_NS]]):
         named = calls[nodes.name[calls] == name]
         typical = float(np.median(took_ns[named])) if named.size >= FEW else PROMPTLY_NS
-        slow = named[took_ns[named] >= max(COLD_NS, TIMES * typical)]
+        slow = named[took_ns[named] >= max(COLD_NS, MIN_RATIO * typical)]
         usual_ns[slow[_may_be_first(graph, slow, took_ns)]] = round(typical)
     usual_ns[_set_up(graph)] = PROMPTLY_NS
     usual_ns[_compiles(graph)] = 0
@@ -79,7 +79,7 @@ def _set_up(graph: Graph) -> Ints:
     frees = np.array([bool(re.search(SETTING_UP, name)) for name in (*graph.names, "")])[nodes.name]
     starts, ends = nodes.measured_start, nodes.measured_end
     calls = np.flatnonzero((nodes.kind == NodeKind.RUNTIME) & frees & (ends - starts >= SET_UP_NS))
-    works = is_of(nodes.kind, GPU_KINDS)
+    works = is_one_of(nodes.kind, GPU_KINDS)
     beside_ns = [
         np.clip(np.minimum(ends[work], ends[call]) - np.maximum(starts[work], starts[call]), 0, None).sum()
         for call in calls
@@ -100,7 +100,7 @@ def _may_be_first(graph: Graph, calls: Ints, took_ns: Ints) -> Bools:
     work = pl.DataFrame(
         {name: getattr(nodes, name) for name in ("rank", "name", "measured_start")}
     ).with_columns(node=pl.int_range(pl.len()), end=pl.Series(nodes.measured_end))
-    work = work.filter(pl.Series(is_of(nodes.kind, GPU_KINDS))).sort(
+    work = work.filter(pl.Series(is_one_of(nodes.kind, GPU_KINDS))).sort(
         "measured_start", "end", maintain_order=True
     )
     placed = work.with_columns(
@@ -141,7 +141,7 @@ def _compiles(graph: Graph) -> Bools:
     """Return [N] mask of CPU work that compiles or loads code in the first step of a window."""
     nodes = graph.nodes
     compiling = np.array([bool(re.search(COMPILING, name)) for name in (*graph.names, "")])
-    compiles: Bools = is_of(nodes.kind, CPU_KINDS) & (compiling[nodes.name] | compiling[nodes.around])
+    compiles: Bools = is_one_of(nodes.kind, CPU_KINDS) & (compiling[nodes.name] | compiling[nodes.around])
     if not compiles.any():
         return compiles
     steps = pl.DataFrame({"rank": nodes.rank, "step": nodes.step})

@@ -140,7 +140,7 @@ def gradient_calls(run: Run) -> pl.DataFrame:
     return _with_last_forward(calls, spans).sort(*PLACE, "at")
 
 
-def spans_in_vain(run: Run) -> pl.DataFrame:
+def repeated_reduction_spans(run: Run) -> pl.DataFrame:
     """Return `rank`, `span_id` of reductions that a later backward pass of the same update repeats.
 
     Includes the spans that fill and empty their buckets. A pass is the backward operators between two forward
@@ -194,7 +194,7 @@ def _reductions(run: Run) -> pl.DataFrame:
     called = spans.filter(pl.col("name").str.starts_with("c10d::")).select(
         *PLACE, "start_ns", "span_id", end_ns=pl.col("start_ns") + pl.col("duration_ns")
     )
-    rows = _before(rows, called, "start_ns")
+    rows = _with_last_event(rows, called, "start_ns")
     inside = pl.col("end_ns") >= pl.col("at")
     rows = rows.with_columns(
         start_ns=pl.when(inside).then("start_ns").otherwise("at"),
@@ -204,7 +204,7 @@ def _reductions(run: Run) -> pl.DataFrame:
     return _in_steps(run, rows)
 
 
-def _before(rows: pl.DataFrame, events: pl.DataFrame, when: str) -> pl.DataFrame:
+def _with_last_event(rows: pl.DataFrame, events: pl.DataFrame, when: str) -> pl.DataFrame:
     """Join to each row the last event of its thread that began no later than `at`."""
     return rows.sort("at").join_asof(
         events.sort(when), left_on="at", right_on=when, by=PLACE, strategy="backward",
@@ -244,7 +244,7 @@ def _with_last_forward(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame
     evaluated = spans.filter(pl.col("name").str.starts_with(EVALUATE)).select(
         *PLACE, "start_ns", ends=pl.col("start_ns") + pl.col("duration_ns")
     )
-    inside = _before(forward, evaluated, "start_ns")
+    inside = _with_last_event(forward, evaluated, "start_ns")
     forward = inside.filter((pl.col("ends") < pl.col("at")).fill_null(True)).select("rank", "window", "since")
     return calls.sort("at").join_asof(
         forward.sort("since"), left_on="at", right_on="since", by=["rank", "window"], strategy="backward",
@@ -313,7 +313,7 @@ def _shapes(spans: pl.DataFrame, ready: pl.DataFrame) -> pl.DataFrame:
     """Return `rank`, `span_id`, `shape` of each gradient, from an operator within its accumulation."""
     said = spans.filter(pl.col("name").is_in(SIZED) & (pl.col("shapes") != ""))
     said = said.select(*PLACE, "shapes", at="start_ns")
-    shapes = _before(said, ready.select(*PLACE, "span_id", "start_ns", "end_ns"), "start_ns")
+    shapes = _with_last_event(said, ready.select(*PLACE, "span_id", "start_ns", "end_ns"), "start_ns")
     shapes = shapes.filter(pl.col("at") < pl.col("end_ns"))
     return shapes.group_by("rank", "span_id").agg(shape=pl.col("shapes").sort_by("at").first())
 
@@ -490,7 +490,7 @@ def buffered_passes(graph: Graph) -> list[Pass]:
     passes: list[Pass] = []
     for place, of_thread in calls.group_by(PLACE, maintain_order=True):
         here = ready.filter(pl.all_horizontal(pl.col(name) == value for name, value in zip(PLACE, place)))
-        turns = turns_of(of_thread.sort("at"), buffers)
+        turns = calls_by_pass(of_thread.sort("at"), buffers)
         moments = pl.concat([gradient_moments(turn, here, buffers) for turn in turns])
         moments = moments.with_columns(**dict(zip(PLACE, map(pl.lit, place))))
         given = [
@@ -521,7 +521,7 @@ def buffers_of(run: Run) -> Buffers:
     return Buffers(of_rank["bytes"].to_list(), sizes, shapes, source.endswith(AFTER_BACKWARD), is_zero)
 
 
-def turns_of(calls: pl.DataFrame, buffers: Buffers) -> list[pl.DataFrame]:
+def calls_by_pass(calls: pl.DataFrame, buffers: Buffers) -> list[pl.DataFrame]:
     """Split the calls of a thread into passes.
 
     Args:
@@ -589,7 +589,7 @@ def _parameters(turn: pl.DataFrame, buffers: Buffers) -> Parameters:
         for moved, sizes in zip(turn["bytes"].to_list(), buffers.sizes)
     ]
     whole = np.array([size for buffer in sizes for size in buffer], np.int64)
-    return Parameters(whole, buffers.shapes, closes_before=True, is_update_shared_out=buffers.is_zero)
+    return Parameters(whole, buffers.shapes, closes_before=True, is_update_sharded=buffers.is_zero)
 
 
 # Passes of any framework.
@@ -651,7 +651,7 @@ def framework_of(run: Run | None) -> str:
     return frameworks.pop() if len(frameworks) == 1 else ""
 
 
-def of_bucket_size(framework: str, elements: int) -> str:
+def bucket_size_setting(framework: str, elements: int) -> str:
     """Return the setting for buckets of `elements` elements.
 
     Args:
@@ -667,7 +667,7 @@ def of_bucket_size(framework: str, elements: int) -> str:
     }[framework]
 
 
-def of_half_precision(framework: str, dtype: str) -> str:
+def half_precision_setting(framework: str, dtype: str) -> str:
     """Return the setting for reductions in half precision.
 
     Args:
@@ -682,7 +682,7 @@ def of_half_precision(framework: str, dtype: str) -> str:
     }[framework]
 
 
-def of_no_overlap(framework: str) -> str:
+def no_overlap_setting(framework: str) -> str:
     """Return the setting for reductions only after backward.
 
     Args:

@@ -49,7 +49,7 @@ class Parameters:
     is_recorded: bool = True
     are_sizes_known: bool = True
     closes_before: bool = False
-    is_update_shared_out: bool = False
+    is_update_sharded: bool = False
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class GraphError(DproError):
     """The graph breaks an invariant; a defect of dpro or a trace that contradicts itself."""
 
 
-def is_of(kind: Ints, kinds: Sequence[int]) -> Bools:
+def is_one_of(kind: Ints, kinds: Sequence[int]) -> Bools:
     """Return [N] whether each kind of node or edge is one of `kinds`.
 
     Args:
@@ -172,7 +172,7 @@ class Edges:
         """Return the edges at indices `which` [K], in that order."""
         return Edges(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(Edges)})
 
-    def and_also(self, *more: Edges) -> Edges:
+    def extended(self, *more: Edges) -> Edges:
         """Append more edges between the same nodes."""
         return Edges(*map(np.concatenate, zip(*(edges.columns for edges in (self, *more)))))
 
@@ -259,7 +259,7 @@ class Graph:
         """Return the graph with other lags, [E] ns."""
         return dataclasses.replace(self, edges=dataclasses.replace(self.edges, lag=frozen(lag)))
 
-    def of_same_job(self, graph: Graph) -> Graph:
+    def with_job_of(self, graph: Graph) -> Graph:
         """Return this graph with the facts about the job (run, network, messages, …) of another."""
         names = ("messages", "places", "run", "network", "products", "step_bytes")
         return dataclasses.replace(self, **{name: getattr(graph, name) for name in names})
@@ -283,7 +283,7 @@ class Graph:
         Args:
             more: edges to nodes with larger numbers than their sources.
         """
-        edges = self.edges.taken(np.flatnonzero(~drop)).and_also(more)
+        edges = self.edges.taken(np.flatnonzero(~drop)).extended(more)
         indptr, order = by_target(edges.source, edges.target, self.num_nodes)
         return dataclasses.replace(self, edges=_freeze(edges.taken(order)), indptr=frozen(indptr))
 
@@ -411,7 +411,7 @@ def _reads_of(graph: Graph) -> set[str]:
     return read
 
 
-class _Layer(dict[Hashable, Fact]):
+class _LayeredFacts(dict[Hashable, Fact]):
     """Cached facts of one graph, on top of those of another."""
 
     def __init__(self, below: Mapping[Hashable, Fact]) -> None:
@@ -422,9 +422,9 @@ class _Layer(dict[Hashable, Fact]):
         return super().get(name, self._below.get(name, default))
 
 
-def with_own_known(graph: Graph) -> Graph:
+def with_own_facts(graph: Graph) -> Graph:
     """Return the graph with its own cache for `once`, on top of the facts already cached."""
-    return dataclasses.replace(graph, facts=_Layer(graph.facts))
+    return dataclasses.replace(graph, facts=_LayeredFacts(graph.facts))
 
 
 def make_graph(

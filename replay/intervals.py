@@ -57,7 +57,7 @@ def covered(intervals: Intervals, starts: Times, ends: Times) -> Times:
 
 
 @inlined
-def _begun(first: Any, time: Any, begun: Any) -> Any:
+def _find_interval(first: Any, time: Any, begun: Any) -> Any:
     # Consecutive moments of a stream mostly fall into the same interval: search only for the others.
     if (begun > 0 and first[begun - 1] > time) or (begun < first.size and first[begun] <= time):
         begun, above = 0, first.size
@@ -83,7 +83,7 @@ def _lies_before(last: Any, whole: Any, time: Any, begun: Any) -> Any:
 def _lies_inside(first: Any, last: Any, whole: Any, starts: Any, ends: Any, inside_ns: Any) -> None:
     begun = 0
     for i in range(starts.size):
-        begun = _begun(first, starts[i], begun)
+        begun = _find_interval(first, starts[i], begun)
         before = _lies_before(last, whole, starts[i], begun)
-        begun = _begun(first, ends[i], begun)
+        begun = _find_interval(first, ends[i], begun)
         inside_ns[i] = _lies_before(last, whole, ends[i], begun) - before

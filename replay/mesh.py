@@ -33,7 +33,7 @@ from dpro.replay.job_kind import is_backward, kind_of
 from dpro.replay.kept import kept_as
 from dpro.schema import BUCKETS, COLLECTIVES, PROCESS_GROUPS, SPANS, STEPS, WORKERS
 from dpro.store import Run
-from dpro.words import few, short_name, whole_number
+from dpro.words import first_few, short_name, whole_number
 
 AXES = ("dp", "pp", "cp", "ep", "tp")  # the order in which a layout is written
 STATED, MESH, DESCRIPTIONS, ALGEBRA = "stated", "mesh", "descriptions", "algebra"
@@ -149,7 +149,7 @@ def mesh_of(
     return stated if stated.axes else _from_groups(list(groups), num_ranks)
 
 
-def in_words(mesh: Mesh) -> str:
+def mesh_in_words(mesh: Mesh) -> str:
     """Word a mesh in one line, as `64 ranks = dp 8 x pp 4 x tp 2, ep 4 over dp`; empty without axes."""
     axes = BY.join(f"{axis.name} {axis.size}" if axis.name else f"axis of {axis.size}" for axis in mesh.axes)
     laid = [f", {overlay.name} {overlay.size} over {BY.join(overlay.over)}" for overlay in mesh.overlays]
@@ -300,13 +300,13 @@ def _from_groups(groups: Sequence[RankGroup], num_ranks: int) -> Mesh:
     grid = sorted(grids[0], key=lambda family: AXES.index(family.name) if family.name else len(AXES))
     parts = [_parts(grid, number, num_ranks) for number in range(len(grid))]
     places = {rank: tuple(part[rank] for part in parts) for rank in range(num_ranks)}
-    described = all(family.name in {_name(group) for group in groups} for family in grid)
+    described = all(family.name in {_described_axis(group) for group in groups} for family in grid)
     source = DESCRIPTIONS if described and all(family.name for family in grid) else ALGEBRA
     axes = tuple(Axis(_name_by_use(family), family.size) for family in grid)
     mesh = Mesh(num_ranks, axes, places, source, _ambiguity(grid, axes, len(grids)))
     if any(family.name == EXPERTS for family in grid):
         return mesh
-    experts = list(dict.fromkeys(group.ranks for group in groups if _name(group) == EXPERTS))
+    experts = list(dict.fromkeys(group.ranks for group in groups if _described_axis(group) == EXPERTS))
     is_whole = bool(experts) and len(experts[0]) > 1 and _covers(experts, num_ranks)
     return mesh._replace(overlays=_overlays(mesh, experts, len(experts[0])) if is_whole else ())
 
@@ -339,12 +339,12 @@ def _families(groups: Sequence[RankGroup], num_ranks: int) -> list[_Family]:
     ops: dict[frozenset[int], frozenset[str]] = {}
     for group in groups:
         ops[group.ranks] = ops.get(group.ranks, frozenset()) | group.ops
-    named = [group for group in groups if _name(group) and len(group.ranks) > 1]
+    named = [group for group in groups if _described_axis(group) and len(group.ranks) > 1]
     plain = [ranks for ranks in dict.fromkeys(group.ranks for group in groups) if len(ranks) > 1]
     sets: list[tuple[str, list[frozenset[int]]]] = []
     for description in dict.fromkeys(group.description.lower() for group in named):
         same = [group for group in named if group.description.lower() == description]
-        sets.append((_name(same[0]), list(dict.fromkeys(group.ranks for group in same))))
+        sets.append((_described_axis(same[0]), list(dict.fromkeys(group.ranks for group in same))))
     # Experts last: groups that are also those of another axis belong to that axis.
     sets.sort(key=lambda named_set: named_set[0] == EXPERTS)
     by_distance: dict[tuple[int, ...], list[frozenset[int]]] = {}
@@ -387,13 +387,13 @@ def _best_grids(families: Sequence[_Family], num_ranks: int) -> list[tuple[_Fami
     """
     named = [family for family in families if family.name]
     dense = [family for family in named if family.name != "ep"]
-    for candidates in (dense, named, _completed(dense, num_ranks), families):
+    for candidates in (dense, named, _with_missing_axis(dense, num_ranks), families):
         if grids := _grids(candidates, num_ranks):
             return grids
     return []
 
 
-def _completed(families: Sequence[_Family], num_ranks: int) -> list[_Family]:
+def _with_missing_axis(families: Sequence[_Family], num_ranks: int) -> list[_Family]:
     """Return one family of each name, and the missing axis: ranks at the same position of each part."""
     first = list({family.name: family for family in reversed(families)}.values())
     if not first:
@@ -461,7 +461,7 @@ def _parts(families: Sequence[_Family], axis: int, num_ranks: int) -> list[int]:
     return [numbers.setdefault(find(rank), len(numbers)) for rank in range(num_ranks)]
 
 
-def _name(group: RankGroup) -> str:
+def _described_axis(group: RankGroup) -> str:
     return DESCRIBED.get(group.description.lower(), "")
 
 
@@ -496,7 +496,7 @@ def mesh_of_run(run: Run) -> Mesh:
     sizes = {axis: max(places[f"{axis}_size"].to_list(), default=-1) for axis in AXES}
     groups, num_ranks = groups_of(run), run.manifest.world_size
     if run.layout:
-        return _stated(run.layout, groups, num_ranks)
+        return _stated_mesh(run.layout, groups, num_ranks)
     mesh = mesh_of(groups, recorded, num_ranks, sizes)
     if all(axis.name for axis in mesh.axes):
         return mesh
@@ -546,7 +546,7 @@ def with_layout(run: Run, layout: Mapping[str, int]) -> Run:
     return stated
 
 
-def _stated(layout: Mapping[str, int], groups: Sequence[RankGroup], num_ranks: int) -> Mesh:
+def _stated_mesh(layout: Mapping[str, int], groups: Sequence[RankGroup], num_ranks: int) -> Mesh:
     """Return the mesh of a stated layout, in the first order of axes that fits all groups of the run.
 
     Raises:
@@ -561,7 +561,9 @@ def _stated(layout: Mapping[str, int], groups: Sequence[RankGroup], num_ranks: i
         if not across:
             return mesh
     axes = ", ".join(f"{name}={layout[name]}" for name in names)
-    raise UsageError(f"--layout {axes}: the group of ranks {few(sorted(across), 8)} does not follow any axis")
+    raise UsageError(
+        f"--layout {axes}: the group of ranks {first_few(sorted(across), 8)} does not follow any axis"
+    )
 
 
 def _numbered(layout: Mapping[str, int], order: Sequence[str], num_ranks: int) -> Mesh:

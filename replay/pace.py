@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 import polars as pl
 
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_one_of
 from dpro.replay.timeline import replay
 
 SCHEMA = {"rank": pl.Int64, "window": pl.Int64, "pace_ns": pl.Float64, "later": pl.Boolean}
@@ -24,9 +24,9 @@ def host_paces(graph: Graph) -> pl.DataFrame:
         the beginning is known), a row per step; no rows where hosts launch no work on devices.
     """
     nodes = graph.nodes
-    if not is_of(nodes.kind, GPU_KINDS).any() or not (graph.edges.kind == EdgeKind.LAUNCH).any():
+    if not is_one_of(nodes.kind, GPU_KINDS).any() or not (graph.edges.kind == EdgeKind.LAUNCH).any():
         return pl.DataFrame(schema=SCHEMA)
-    on_device = is_of(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER, NodeKind.RENDEZVOUS))
+    on_device = is_one_of(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER, NodeKind.RENDEZVOUS))
     alone = dataclasses.replace(
         graph.without_edges(graph.edges.kind == EdgeKind.RENDEZVOUS),
         nodes=dataclasses.replace(
@@ -36,7 +36,7 @@ def host_paces(graph: Graph) -> pl.DataFrame:
         ),
     )
     timeline = replay(alone)
-    on_host = is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
+    on_host = is_one_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
     extents = (
         pl.DataFrame({name: getattr(nodes, name)[on_host] for name in ("rank", "window", "step")})
         .with_columns(start=pl.Series(timeline.start[on_host]), end=pl.Series(timeline.end[on_host]))

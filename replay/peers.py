@@ -18,7 +18,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Floats, Ints
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, computed_once, is_of, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, Graph, NodeKind, computed_once, is_one_of, once
 from dpro.replay.kept import kept_as
 
 ON_CPU, ON_GPU = 0, 1  # resources
@@ -35,8 +35,8 @@ def work_keys(graph: Graph, ranks: Sequence[int] | None = None) -> pl.DataFrame:
 
 def _work_keys(graph: Graph, among: Bools | np.bool_ = np.True_) -> pl.DataFrame:
     nodes = graph.nodes
-    on_cpu = is_of(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches count as work of the host
-    on_gpu = is_of(nodes.kind, GPU_KINDS)
+    on_cpu = is_one_of(nodes.kind, (*CPU_KINDS, NodeKind.DELAY))  # late launches count as work of the host
+    on_gpu = is_one_of(nodes.kind, GPU_KINDS)
     node = np.flatnonzero((on_cpu | on_gpu) & among & (nodes.phase >= 0) & (nodes.step >= 0))
     same = _name_codes(graph)
     return pl.DataFrame(

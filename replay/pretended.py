@@ -32,7 +32,7 @@ from dpro.replay.timeline import durations_of, replay, step_ends
 from dpro.schema import COUNTERS, STEPS
 from dpro.store import Manifest
 from dpro.units import ms
-from dpro.words import few
+from dpro.words import first_few
 
 NINETY = 1.645  # standard deviations on each side of the mean that contain 90% of a normal distribution
 TWO_WAYS = 2.0  # an all-reduce is a reduce-scatter and an all-gather
@@ -112,7 +112,7 @@ def with_communication(
     transfers = np.flatnonzero(graph.nodes.kind == NodeKind.TRANSFER)
     durations = [np.zeros(transfers.size) for _ in range(3)]
     how: dict[str, None] = {}
-    unknown = dict.fromkeys(_unheard(rows, manifest))
+    unknown = dict.fromkeys(_unknown_parts(rows, manifest))
     kinds = rows.group_by("instance").agg(pl.col("op", "group_ranks", "peer", "rank").first())
     call_of = {row[0]: row[1:] for row in kinds.iter_rows()}
     by_kind: dict[tuple[str, int, int, int], list[int]] = {}
@@ -120,7 +120,7 @@ def with_communication(
     for place, node in enumerate(transfers.tolist()):
         op, ranks, peer, rank = call_of[int(graph.nodes.collective[node])]
         by_kind.setdefault(
-            _shape(op, [rank, peer] if op in POINT_TO_POINT else members_of(ranks), per_host), []
+            _group_shape(op, [rank, peer] if op in POINT_TO_POINT else members_of(ranks), per_host), []
         ).append(place)
     source = _Source(manifest, network, per_host)
     for (op, num_ranks, hosts, stride), places in by_kind.items():
@@ -140,7 +140,7 @@ def with_communication(
         return graph, replace(step_without, unknown=list(unknown))
     sharing = sharing_of(graph, min(per_host, manifest.world_size))
     works = (1.0, 1.0, sharing.longest)
-    graphs = [_with(graph, transfers, *changes) for changes in zip(durations, works)]
+    graphs = [_with_times(graph, transfers, *changes) for changes in zip(durations, works)]
     steps = [replayed_steps(graph) for graph in graphs]
     step, low, high = (float(step.mean()) if step.size else 0.0 for step in steps)
     deviation = float(steps[0].std(ddof=1)) if steps[0].size > 1 else 0.0
@@ -159,7 +159,7 @@ def replayed_steps(graph: Graph) -> Floats:
     return steps.to_numpy().astype(np.float64)
 
 
-def _with(graph: Graph, transfers: Ints, duration: Floats, work: float) -> Graph:
+def _with_times(graph: Graph, transfers: Ints, duration: Floats, work: float) -> Graph:
     """Return the graph with other transfer times, and with host work scaled by a factor."""
     changed = graph.nodes.duration.copy()
     on_host = np.isin(graph.nodes.kind, CPU_KINDS)
@@ -209,7 +209,7 @@ def sharing_of(graph: Graph, ranks: int) -> Sharing:
     return Sharing(longest, line)
 
 
-def _unheard(rows: pl.DataFrame, manifest: Manifest) -> list[str]:
+def _unknown_parts(rows: pl.DataFrame, manifest: Manifest) -> list[str]:
     """Return what no table can supply: a job needs collectives, and a message needs both its ends."""
     ends = rows.filter(pl.col("op").is_in(POINT_TO_POINT))["peer"].unique().sort().to_list()
     if rows.is_empty():
@@ -217,11 +217,11 @@ def _unheard(rows: pl.DataFrame, manifest: Manifest) -> list[str]:
     absent = [rank for rank in ends if rank not in manifest.ranks]
     if not absent:
         return []
-    who = few(absent, 8)
+    who = first_few(absent, 8)
     return [f"when rank {who} sends and receives: pretend all stages of a pipeline (--pretend-ranks)"]
 
 
-def _shape(op: str, ranks: Sequence[int], per_host: int) -> tuple[str, int, int, int]:
+def _group_shape(op: str, ranks: Sequence[int], per_host: int) -> tuple[str, int, int, int]:
     """Return operation, number of ranks, number of hosts and distance between ranks of a collective."""
     ordered = sorted(ranks)
     stride = ordered[1] - ordered[0] if len(ordered) > 1 else 1

@@ -29,7 +29,6 @@ from dpro.replay.condense import Cut, Skeletons, joined_graph, paths_beside, ske
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.graph_builder import (
     COLUMNS,
-    asked_after,
     by_place,
     coded,
     count_from,
@@ -39,6 +38,7 @@ from dpro.replay.construction.graph_builder import (
     refuse_no_work,
     steps_in,
     wait_and_transfer,
+    with_asked_after,
     with_messages,
     write_columns,
 )
@@ -169,7 +169,7 @@ def match_run(run: Run, map_tasks: MapTasks = map) -> MatchedRun:
     steps = lasting_steps(run.table(STEPS, ["rank", "step", "window", "start_ns", "duration_ns"]))
     begun = first_begun(steps)
     alignment = align(matching.rows, where, workers, run.table(CLOCK_SAMPLES), begun)
-    moved, messages = with_messages(wait_and_transfer(alignment.aligned(asked_after(matching.rows))))
+    moved, messages = with_messages(wait_and_transfer(alignment.aligned(with_asked_after(matching.rows))))
     windows: dict[int, tuple[int, ...]] = {}
     for rank, window in where:
         windows[rank] = (*windows.get(rank, ()), window)
@@ -504,7 +504,9 @@ def observe_rank(folder: Path, of_all: PooledOfRank, source: str) -> ObservedRan
         return ObservedRank(seen, None, ())
     cut = cut_of(of_all.rank, bare, graph)
     skeletons = skeletons_of(graph, cut, duration=np.stack(durations, axis=1))
-    kept = (_kept(of_all.rank, bare, graph, cut, skeletons, number) for number in range(len(durations)))
+    kept = (
+        _rank_skeleton(of_all.rank, bare, graph, cut, skeletons, number) for number in range(len(durations))
+    )
     return ObservedRank(seen, None, tuple(kept))
 
 
@@ -515,7 +517,7 @@ def skeleton_of(rank: int, bare: BareRank, graph: Graph) -> RankSkeleton:
         graph: the graph of `with_pooled_lags`, possibly changed since.
     """
     cut = cut_of(rank, bare, graph)
-    return _kept(rank, bare, graph, cut, skeletons_of(graph, cut))
+    return _rank_skeleton(rank, bare, graph, cut, skeletons_of(graph, cut))
 
 
 def skeletons_of_both(
@@ -529,10 +531,12 @@ def skeletons_of_both(
     """
     cut = cut_of(rank, bare, graph)
     skeletons = skeletons_of(graph, cut, duration=np.stack([graph.nodes.duration, changed], axis=1))
-    return _kept(rank, bare, graph, cut, skeletons, 0), _kept(rank, bare, graph, cut, skeletons, 1)
+    return _rank_skeleton(rank, bare, graph, cut, skeletons, 0), _rank_skeleton(
+        rank, bare, graph, cut, skeletons, 1
+    )
 
 
-def _kept(
+def _rank_skeleton(
     rank: int, bare: BareRank, graph: Graph, cut: Cut, skeleton: Skeletons, scenario: int = 0
 ) -> RankSkeleton:
     """Return the rank's skeleton in one of the scenarios of `skeleton`."""
@@ -637,8 +641,8 @@ def with_own_order(graph: Graph) -> Graph:
     arrive, transfer = (_members(nodes, kind) for kind in (NodeKind.ARRIVE, NodeKind.TRANSFER))
     number, zeros = len(arrive), np.zeros(len(arrive), np.int64)
     order = Edges(arrive, transfer, zeros, np.full(number, EdgeKind.PATH), np.zeros(number, np.bool_))
-    all_edges = edges.and_also(order)
-    return assembled(nodes, all_edges, graph.names, graph.lanes, graph.origin_ns).of_same_job(graph)
+    all_edges = edges.extended(order)
+    return assembled(nodes, all_edges, graph.names, graph.lanes, graph.origin_ns).with_job_of(graph)
 
 
 def without_ranks(joined: JoinedGraph, ranks: Collection[int]) -> list[RankSkeleton]:

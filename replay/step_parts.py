@@ -11,7 +11,7 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.replay.construction.rank_graph import STREAM
-from dpro.replay.graph import EdgeKind, NodeKind, is_of
+from dpro.replay.graph import EdgeKind, NodeKind, is_one_of
 from dpro.replay.steps import STEP_SCHEMA, gpu_activity, split_steps
 from dpro.replay.timeline import Timeline, durations_of
 
@@ -66,7 +66,7 @@ def _gpu_work(timeline: Timeline) -> tuple[pl.DataFrame, pl.DataFrame]:
         if arrival is not None:  # the call launches the arrival, and the transfer is the rest of its kernel
             begins[node] = timeline.start[arrival]
             launch[node] = max(launch[node], launch[arrival])
-    work = np.flatnonzero(is_of(nodes.kind, tuple(KINDS)) & on_gpu)
+    work = np.flatnonzero(is_one_of(nodes.kind, tuple(KINDS)) & on_gpu)
     calls = np.unique(launch[work][launch[work] >= 0])
     kinds = pl.Series(
         [KINDS.get(NodeKind(kind), "runtime") for kind in range(len(NodeKind))], dtype=pl.String

@@ -95,7 +95,7 @@ def per_rank(facts: pl.DataFrame) -> pl.DataFrame:
     """
     times = [column for column in FACTS.values() if column.endswith("_ns")]
     duration = pl.col("duration_ns")
-    shares = [_as_large_a_share(name) for name in times]
+    shares = [_scaled_mean(name) for name in times]
     means = [duration.mean(), *shares, pl.col("backward_calls").mean()]
     shown = ["rank", "steps", "duration_ns", *FACTS.values()]
     return (
@@ -103,7 +103,7 @@ def per_rank(facts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _as_large_a_share(name: str) -> pl.Expr:
+def _scaled_mean(name: str) -> pl.Expr:
     """Return the mean of a time per step, as its share of the steps that have it; null where none has."""
     duration, is_sampled = pl.col("duration_ns"), pl.col(name).is_not_null()
     share = pl.col(name).sum() / duration.filter(is_sampled).sum()
@@ -153,13 +153,15 @@ def over_cycles(steps: pl.DataFrame, read_counters: Callable[[], pl.DataFrame]) 
         read_counters: returns table `counters`; called only where there is such a schedule.
     """
     parts = {rank: part.sort("step") for (rank,), part in steps.group_by("rank", maintain_order=True)}
-    waits = {rank: _waits(part["time_ns"].to_numpy(), _disturbed(part)) for rank, part in parts.items()}
+    waits = {
+        rank: _device_waits(part["time_ns"].to_numpy(), _disturbed(part)) for rank, part in parts.items()
+    }
     if not any(places.size for places in waits.values()):
         return steps
     facts = host_facts(steps, read_counters())
     for rank, places in waits.items():
-        if places.size and not _is_aside(parts[rank], places, facts):
-            parts[rank] = _averaged(parts[rank], places)
+        if places.size and not _explained_by_host(parts[rank], places, facts):
+            parts[rank] = _cycle_means(parts[rank], places)
     return pl.concat(parts.values()).sort(STEPS.sort_by, maintain_order=True)
 
 
@@ -169,7 +171,7 @@ def _disturbed(steps: pl.DataFrame) -> Bools:
     return np.asarray(is_disturbed & ~is_disturbed.all())
 
 
-def _waits(times: Ints, disturbed: Bools) -> Ints:
+def _device_waits(times: Ints, disturbed: Bools) -> Ints:
     """Return the long steps, at regular distances, in which a host waited for its device; else empty."""
     none = np.empty(0, np.int64)
     undisturbed_times = times[(times > 0) & ~disturbed]
@@ -183,7 +185,7 @@ def _waits(times: Ints, disturbed: Bools) -> Ints:
     return places if usual >= 2 and float((distances % usual == 0).mean()) >= REGULAR else none
 
 
-def _is_aside(steps: pl.DataFrame, places: Ints, facts: pl.DataFrame) -> bool:
+def _explained_by_host(steps: pl.DataFrame, places: Ints, facts: pl.DataFrame) -> bool:
     """Return whether other work that the host recorded explains most of the long steps."""
     chosen = steps["step"][places.tolist()].implode()
     of_rank = facts.filter(pl.col("rank") == steps["rank"][0]).with_columns(
@@ -199,7 +201,7 @@ def _is_aside(steps: pl.DataFrame, places: Ints, facts: pl.DataFrame) -> bool:
     return None not in more and more[0] >= EXPLAINED * more[1]
 
 
-def _averaged(steps: pl.DataFrame, places: Ints) -> pl.DataFrame:
+def _cycle_means(steps: pl.DataFrame, places: Ints) -> pl.DataFrame:
     """Replace each step by the mean of its cycle, which ends with a wait."""
     number = np.searchsorted(places, np.arange(steps.height))  # of the cycle of each step
     whole = (number > 0) & (number < places.size) & ~np.isin(number, number[_disturbed(steps)])
@@ -294,7 +296,7 @@ def step_series(steps: pl.DataFrame) -> StepSeries | None:
     if series.is_empty():
         return None
     times = series["duration_ns"].to_numpy().astype(np.float64)
-    median = pl.Series(_full(pl.Series(times).rolling_median(min(AROUND, times.size), center=True)))
+    median = pl.Series(_fill_ends(pl.Series(times).rolling_median(min(AROUND, times.size), center=True)))
     usual = np.asarray(np.maximum(median.rolling_max(3, center=True, min_samples=1).to_numpy(), 1.0))
     noise = _noise(times / usual)
     paused = _paused(times / usual - 1, noise)
@@ -332,7 +334,7 @@ def undisturbed(steps: pl.DataFrame) -> pl.DataFrame:
     return steps if outside.is_empty() else outside
 
 
-def _full(rolled: pl.Series) -> Floats:
+def _fill_ends(rolled: pl.Series) -> Floats:
     """Fill the ends of a rolling statistic with the nearest value."""
     return np.asarray(rolled.fill_null(strategy="forward").fill_null(strategy="backward").to_numpy())
 
@@ -350,7 +352,7 @@ def _paused(longer: Floats, noise: float) -> Bools:
         far[begin:end] &= end - begin <= MAX_RUN
     if far.size < MIN_STEPS:
         return np.zeros_like(far)
-    often = _full(pl.Series(far, dtype=pl.Float64).rolling_mean(min(AROUND, far.size), center=True))
+    often = _fill_ends(pl.Series(far, dtype=pl.Float64).rolling_mean(min(AROUND, far.size), center=True))
     return np.asarray(far & (often <= MAX_SHARE))
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import chain_of, latest_ends, longest_path, longest_path_batch
 from dpro.replay.first_calls import first_calls
-from dpro.replay.graph import GPU_KINDS, Graph, NodeKind, computed_once, is_of, once
+from dpro.replay.graph import GPU_KINDS, Graph, NodeKind, computed_once, is_one_of, once
 
 USUAL = 1.5  # ratio to the median, either way, beyond which a step is unusual
 FEW = 5  # steps; of fewer, any may be unusual
@@ -142,7 +142,7 @@ def behind_older_work(graph: Graph) -> Ints:
     """Return the nodes that waited on their GPU for unrecorded work launched before the window."""
     nodes = graph.nodes
     tied = nodes.anchored & (nodes.earliest > 0) & (nodes.step >= 0)
-    return np.flatnonzero(tied & is_of(nodes.kind, GPU_KINDS))
+    return np.flatnonzero(tied & is_one_of(nodes.kind, GPU_KINDS))
 
 
 def extents_of(graph: Graph, by: list[str], start: Ints, end: Ints) -> pl.DataFrame:
@@ -266,7 +266,7 @@ def warm_up(ends: pl.DataFrame, stepped: bool) -> float:
         ends: rows of `usual_steps`.
         stepped: whether steps are known; else the time before the only step is the start of a process.
     """
-    lasting = _lasting(ends, ends["finish_ns"].to_numpy(), ["window"])
+    lasting = _durations(ends, ends["finish_ns"].to_numpy(), ["window"])
     counted = ends["counted"].to_numpy() if "counted" in ends.columns else np.ones(lasting.size, np.bool_)
     if not counted.any():
         return 0.0
@@ -290,7 +290,7 @@ def rank_step_times(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
         start, end: [N] ns of each node: replayed, or as measured.
     """
     ends = _ends_of_steps(graph, start, end, ["rank", "window"])
-    lasts = _lasting(ends, ends["finish_ns"].to_numpy(), ["rank", "window"])
+    lasts = _durations(ends, ends["finish_ns"].to_numpy(), ["rank", "window"])
     return ends.select("rank", "window", "step", duration_ns=pl.Series(lasts, dtype=pl.Int64))
 
 
@@ -318,7 +318,7 @@ def changed_durations(baseline: pl.DataFrame, graph: Graph, end: Ints) -> Ints:
     """
     finish, kept = _finish_of(baseline, graph, end)
     ends = baseline if kept.all() else baseline.filter(kept)
-    return np.maximum(_counted(ends, finish), 0)
+    return np.maximum(_counted_durations(ends, finish), 0)
 
 
 def step_lengths(ends: pl.DataFrame) -> Ints:
@@ -327,20 +327,20 @@ def step_lengths(ends: pl.DataFrame) -> Ints:
     Args:
         ends: rows of `step_ends`, in its order; only those with `counted`, if there is such a column.
     """
-    return _counted(ends, ends["finish_ns"].to_numpy())
+    return _counted_durations(ends, ends["finish_ns"].to_numpy())
 
 
-def _counted(ends: pl.DataFrame, finish: Ints) -> Ints:
+def _counted_durations(ends: pl.DataFrame, finish: Ints) -> Ints:
     """Return the durations of the steps that count, in ns.
 
     Args:
         finish: [B] ends of the steps, in ns.
     """
-    lasts = _lasting(ends, finish, ["window"])
+    lasts = _durations(ends, finish, ["window"])
     return lasts[ends["counted"].to_numpy()] if "counted" in ends.columns else lasts
 
 
-def _lasting(ends: pl.DataFrame, finish: Ints, by: Sequence[str]) -> Ints:
+def _durations(ends: pl.DataFrame, finish: Ints, by: Sequence[str]) -> Ints:
     """Return [B] durations, in ns, of steps that follow each other where columns `by` are equal."""
     opens = differs_from_last(*(ends[name].to_numpy() for name in by))
     lasts: Ints = finish - np.where(opens, ends["begin_ns"].to_numpy(), np.append(0, finish)[: finish.size])
@@ -399,7 +399,7 @@ def _earliest_ends(baseline: pl.DataFrame, graph: Graph) -> Ints:
         steps = baseline.select("window", "step", "begin_ns").with_row_index("row")
         alone = steps.filter(pl.len().over("window") == 1)
         windows = alone["window"].to_numpy()
-        works = np.flatnonzero(is_of(nodes.kind, GPU_KINDS) & np.isin(nodes.window, windows))
+        works = np.flatnonzero(is_one_of(nodes.kind, GPU_KINDS) & np.isin(nodes.window, windows))
         where = pl.DataFrame({name: getattr(nodes, name)[works] for name in ("window", "step", "lane")})
         rows = where.join(alone, on=["window", "step"], how="left", maintain_order="left")["row"]
         within = rows.is_not_null().to_numpy()

@@ -113,7 +113,7 @@ def met_after(name: str, transfer_us: float) -> Change:
         joined = {name: np.append(getattr(edges, name), column) for name, column in more.items()}
         return make_graph(
             Nodes(**columns), dataclasses.replace(edges, **joined), graph.names, graph.lanes, graph.origin_ns
-        ).of_same_job(graph)
+        ).with_job_of(graph)
 
     return apply
 

@@ -26,7 +26,7 @@ from dpro.replay.cost.kernels.formula import (
     formula_us,
     known_of,
     largest_of,
-    said_and_measured,
+    predicted_and_measured,
     sizes_of,
 )
 from dpro.replay.cost.kernels.roofline import GPUS
@@ -55,7 +55,7 @@ def known_of_any(tables: Sequence[DeviceTable]) -> KnownCoefficients:
     predicted, measured, biases = [], [], []
     for device in devices if len(devices) > 1 else []:
         others = fit([table.sample() for table in long if table.device != device])
-        one, real = said_and_measured(others, [table for table in tables if table.device == device])
+        one, real = predicted_and_measured(others, [table for table in tables if table.device == device])
         biases.append(float(np.median(np.log(real / one)[real > LONG_US])))
         predicted.append(one * np.exp(biases[-1]))
         measured.append(real)

@@ -20,7 +20,7 @@ from dpro.detect.load_model import WORKLOAD
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.from_calls import HISTORY, messages_unseen
 from dpro.detect.stragglers.own_time import calls_of
-from dpro.extensions.watch.late import MAX_AGAIN, LatestRecords, OwnTimes, since_of
+from dpro.extensions.watch.late import MAX_AGAIN, LatestRecords, OwnTimes, look_since
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, PASSES, SPANS, STEPS, WORKERS
 from tests.reference.training_jobs import LAYOUTS, NOISES, Job, Log, Machine
 from tests.reference.training_records import Recording, frames_of
@@ -59,7 +59,7 @@ class Stream:
         """Return the current findings of late ranks."""
         steps = pl.concat([each[STEPS.name] for each in self.rest])
         known = pl.concat(self.calls)
-        calls = known.join(since_of(steps, known), on="rank")
+        calls = known.join(look_since(steps, known), on="rank")
         calls = calls.filter(pl.col("enqueued_ns") >= pl.col("since_ns")).drop("since_ns")
         workers, none = self.rest[-1][WORKERS.name], CLOCK_SAMPLES.empty()
 

@@ -17,7 +17,7 @@ from benchmarks.fabric_lab.job import StepWork, job
 from benchmarks.fabric_lab.lab import MTU, Lab, taken
 from benchmarks.fabric_lab.traffic import Flow, goodput
 from dpro.arrays import Floats
-from dpro.extensions.fabric.planning import planned
+from dpro.extensions.fabric.planning import plan_paths
 from dpro.replay.cost.fabric.connections import max_min_rates
 from dpro.replay.cost.fabric.flows import Flows, Load, flows_of, loaded
 from dpro.replay.cost.fabric.network import NO_LINK, Choice, Fabric, Routes, fabric_of, paths, routes_of
@@ -165,7 +165,7 @@ def _pairs(made: Lab, draw: random.Random) -> list[tuple[int, int]]:
 def _planned_ports(made: Lab, pairs: Sequence[tuple[int, int]], found: Flows, routes: Routes) -> list[int]:
     """Find source ports by which the kernel takes the planned paths, each with its own queue."""
     network = routes.network
-    plan = planned(found, routes, network.gbps)
+    plan = plan_paths(found, routes, network.gbps)
     way = paths(routes, found.begin, found.end, plan.choice())
     ports = []
     for number, (begin, end) in enumerate(pairs):

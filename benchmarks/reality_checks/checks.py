@@ -23,8 +23,8 @@ from benchmarks.reality_checks.scoring import (
     yardstick,
 )
 from dpro.extensions.plan.layout import layouts
-from dpro.extensions.plan.memory import GB, memory_of, runs, verdicts
-from dpro.extensions.plan.plan import HOLDS_90, beliefs
+from dpro.extensions.plan.memory import GB, memory_of, refusals, verdicts
+from dpro.extensions.plan.plan import HOLDS_90, calibrate
 
 HELD = 85.0  # per cent of intervals
 UNCALIBRATED = "this model without calibration, of each row"
@@ -90,7 +90,7 @@ def _ultrascale_fits(folder: Path) -> dict[str, Any]:
         at = [index for index, each in enumerate(table.models) if each == model]
         chosen = layouts(table.rows[at])
         parts = memory_of(model, chosen, table.software)
-        refused = runs(model, chosen, table.software)
+        refused = refusals(model, chosen, table.software)
         words = [word for word, _ in verdicts(parts, table.machines[at[0]])]
         said = np.array([word != "no" and not why for word, why in zip(words, refused)])
         right.append(said != table.rows[at]["failed"].to_numpy())
@@ -117,7 +117,7 @@ def _larger_clusters(folder: Path) -> dict[str, Any]:
     for group in table.rows.with_row_index("row").partition_by("group", maintain_order=True):
         at = group["row"].to_numpy()
         first, later = at[0], at[gpus[at] > gpus[at[0]]]
-        known = beliefs(
+        known = calibrate(
             columns[at], said.slopes[at], {0: float(np.log(measured[first] / said.step_ms[first]))}
         )
         for row in later:

@@ -16,7 +16,7 @@ import polars as pl
 
 from dpro.extensions.plan.layout import layouts
 from dpro.extensions.plan.model import Model, Software
-from dpro.extensions.plan.plan import HOLDS_90, beliefs, sensitivities
+from dpro.extensions.plan.plan import HOLDS_90, calibrate, sensitivities
 from dpro.extensions.plan.step import job_of, step_times
 from dpro.replay.cost.machine import Machine
 
@@ -133,7 +133,7 @@ def of_pairs(table: Table, said: ModelAnswers) -> dict[str, Any]:
     for chunk in np.split(order, np.flatnonzero(np.diff(pairs[order, 0])) + 1) if len(pairs) else []:
         given, wanted = int(pairs[chunk[0], 0]), pairs[chunk, 1]
         at = np.concatenate([[given], wanted])
-        found = beliefs(columns[at], said.slopes[at], {0: float(missed[given])})
+        found = calibrate(columns[at], said.slopes[at], {0: float(missed[given])})
         factors[chunk], widths[chunk] = found.factor[1:], HOLDS_90 * found.deviation[1:]
     predicted = said.step_ms[pairs[:, 1]] * factors
     low, high = predicted * np.exp(-widths), predicted * np.exp(widths)

@@ -18,7 +18,7 @@ from dpro.errors import Unanswerable
 from dpro.extensions.serving.changes import Server
 from dpro.extensions.serving.engine import Engine
 from dpro.extensions.serving.fit import engine_of, fit_requests
-from dpro.extensions.serving.predict import answered, figures_of, predict
+from dpro.extensions.serving.predict import figures_of, predict, served_requests
 from dpro.schema import ITERATIONS
 from dpro.units import NS_PER_S
 
@@ -83,7 +83,7 @@ def _tried(requests: pl.DataFrame, run: dict[str, Any]) -> tuple[dict[str, np.nd
         figures = predict(seen, fitted, [])
     except Unanswerable:
         return nothing, []
-    said = answered(Server(requests, fitted.engine, fitted.cost), fitted.delay_s)
+    said = served_requests(Server(requests, fitted.engine, fitted.cost), fitted.delay_s)
     refused = {each.name.partition("_")[0] for each in figures if each.predicted is None}
     errors = {
         name: (figure(said) / figure(requests) - 1).to_numpy()[~half.to_numpy()]

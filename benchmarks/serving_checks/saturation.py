@@ -23,7 +23,7 @@ from dpro.extensions.serving.changes import Server, changed
 from dpro.extensions.serving.engine import Engine, IterationCost
 from dpro.extensions.serving.fit import COST_PARTS, FittedCost, fit_requests
 from dpro.extensions.serving.outlook import served_per_s
-from dpro.extensions.serving.predict import MIN_ERROR, answered, figures_of, moved, predict
+from dpro.extensions.serving.predict import MIN_ERROR, figures_of, moved, predict, served_requests
 from dpro.units import NS_PER_S
 
 SHOWN = (50, 100, 150, 200)  # requests of a log
@@ -64,10 +64,10 @@ def of_faster_arrivals(folder: Path, servers: int = SERVERS) -> Iterator[Row]:
         offered = REQUESTS / (sent["arrival_ns"].max() / NS_PER_S)
         slower = RECORDED * served_per_s(truth) / offered
         truth = changed(truth, f"arrivals:rate={slower}")
-        recorded = answered(_run(truth, rng), 0.0)
+        recorded = served_requests(_run(truth, rng), 0.0)
         fitted = fit_requests(recorded, engine)
         for rate in RATES:
-            actual = answered(_run(changed(truth, f"arrivals:rate={rate}"), rng), 0.0)
+            actual = served_requests(_run(changed(truth, f"arrivals:rate={rate}"), rng), 0.0)
             case = {"case": f"{name} {number}", "rate": rate, "load": RECORDED * rate}
             yield from _compared(case, recorded, fitted, [f"arrivals:rate={rate}"], actual)
 

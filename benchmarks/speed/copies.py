@@ -64,7 +64,7 @@ def _alone(graph: Graph, cut: Cut, number: int) -> Graph:
     inside = edges.taken(np.flatnonzero(of_rank[edges.source] & of_rank[edges.target]))
     source, target = (np.searchsorted(own, end) for end in (inside.source, inside.target))
     inside = dataclasses.replace(inside, source=source, target=target)
-    return assembled(nodes.taken(own), inside, graph.names, graph.lanes, graph.origin_ns).of_same_job(graph)
+    return assembled(nodes.taken(own), inside, graph.names, graph.lanes, graph.origin_ns).with_job_of(graph)
 
 
 def _in_turn(members: np.ndarray, times: int, shared: int) -> np.ndarray:

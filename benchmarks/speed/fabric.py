@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
-from dpro.extensions.fabric.planning import planned_connections
+from dpro.extensions.fabric.planning import plan_connection_paths
 from dpro.replay.cost.fabric.connections import ends_of, hashed_loads
 from dpro.replay.cost.fabric.flows import Flows, flows_of, repeated
 from dpro.replay.cost.fabric.network import Fabric, fabric_of, routes_of
@@ -65,7 +65,7 @@ def measured(hosts: int) -> dict[str, Any]:
     routes = timed("routes", lambda: routes_of(fabric))
     flows, kind = timed("flows", lambda: step_of(fabric, hosts))
     loads = timed("hashes", lambda: hashed_loads(flows, routes))
-    timed("plan", lambda: planned_connections(flows, routes, fabric.gbps))
+    timed("plan", lambda: plan_connection_paths(flows, routes, fabric.gbps))
     draw = np.random.default_rng(0)
     begin, work = draw.uniform(0, STEP_NS, kind.size), draw.uniform(1e6, 5e7, kind.size)
     load = repeated(loads[len(loads) // 2], kind)

@@ -58,7 +58,7 @@ def entries(folder: Path) -> pl.DataFrame:
     rows = without_evicted_states(pl.concat(frames, how="vertical")).sort("collective_id", "saved_ns")
     rows = rows.unique("collective_id", keep="last", maintain_order=True).drop("saved_ns")
     passed, _ = _state(folder)
-    return with_group_ranks(rows.filter(~_below(passed)), folder)
+    return with_group_ranks(rows.filter(~_is_below_bound(passed)), folder)
 
 
 def latest_stall(folder: Path, since_ns: int) -> pl.DataFrame:
@@ -86,7 +86,7 @@ def write_calls(
     bounds = [_bound(folder, waiting, number, passed[number], until_ns) for number in range(len(BACKENDS))]
     if bounds == passed:
         return
-    ready = waiting.filter(_below(bounds))
+    ready = waiting.filter(_is_below_bound(bounds))
     lost += sum(bound - start for bound, start in zip(bounds, passed)) // 2 - ready.height
     met = pl.col("collective_id") >= min(passed)
     frames = [
@@ -100,7 +100,7 @@ def write_calls(
     with written_whole(folder, _STATE) as file:
         file.write(json.dumps({"passed": bounds, "lost": lost}).encode())
     for path in _kept(folder):
-        if pl.read_parquet(path, columns=["collective_id"]).filter(~_below(bounds)).is_empty():
+        if pl.read_parquet(path, columns=["collective_id"]).filter(~_is_below_bound(bounds)).is_empty():
             path.unlink()
 
 
@@ -129,7 +129,7 @@ def _bound(folder: Path, waiting: pl.DataFrame, number: int, passed: int, until_
     return max(passed, min((int(str(first)) for first in firsts), default=passed))
 
 
-def _below(bounds: list[int]) -> pl.Expr:
+def _is_below_bound(bounds: list[int]) -> pl.Expr:
     """Match the entries with ids below the bound of their backend."""
     identifier = pl.col("collective_id")
     return pl.when(identifier % 2 == 0).then(identifier < bounds[0]).otherwise(identifier < bounds[1])
@@ -188,7 +188,7 @@ def message_rows(folder: Path, rank: int, stalled_ns: int = NEVER_NS) -> pl.Data
     return _rows(messages, stall.get("groups", {}), rank, MESSAGE_IDS)
 
 
-def delivered(messages: pl.DataFrame) -> pl.DataFrame:
+def as_delivered(messages: pl.DataFrame) -> pl.DataFrame:
     """Mark all rows of `message_rows` as completed, for a process that ended without error."""
     return messages.with_columns(state=pl.lit("completed"))
 

@@ -31,7 +31,7 @@ def is_pretended(folder: Path) -> bool:
     return (folder / f"{PRETENDED}.json").exists() or any(folder.glob(f"{PRETENDED}[0-9]*.json"))
 
 
-def outside_windows(folder: Path, rank: int) -> pl.DataFrame:
+def calls_outside_windows(folder: Path, rank: int) -> pl.DataFrame:
     """Return the calls outside windows, as rows of `collectives`."""
     calls = _read(folder / f"{PRETENDED}.json")
     rows = [_row(call, rank, -1) | {"collective_id": CALL_IDS + number} for number, call in enumerate(calls)]
@@ -58,10 +58,10 @@ def with_pretended_calls(
         return dict(frames)
     begun = np.array([call["begun_ns"] for call in calls], np.int64)
     issuers = spans.filter(pl.col("name").str.starts_with("c10d::"))
-    issued = _around(issuers, begun)
+    issued = _last_enclosing(issuers, begun)
     backward = spans.filter(name="dpro::backward")
     backward_ends = backward["start_ns"] + backward["duration_ns"]
-    within = _around(backward, begun)
+    within = _last_enclosing(backward, begun)
     lanes = {name: _LANES + number for number, name in enumerate(sorted(set(map(_lane, calls))))}
     pid, ids = int(spans["pid"][0]), first + _WINDOW_SHARE
     rows, made = [], []
@@ -85,12 +85,12 @@ def with_pretended_calls(
     answers = conform(SPANS, pl.DataFrame(made))
     return {
         **frames,
-        SPANS.name: pl.concat([spans.filter(~_inside(spans, calls)), answers]),
+        SPANS.name: pl.concat([spans.filter(~_computes_answer(spans, calls)), answers]),
         COLLECTIVES.name: pl.concat([frames[COLLECTIVES.name], _frame(rows)]),
     }
 
 
-def _inside(spans: pl.DataFrame, calls: Sequence[Mapping[str, Any]]) -> pl.Series:
+def _computes_answer(spans: pl.DataFrame, calls: Sequence[Mapping[str, Any]]) -> pl.Series:
     """Return [S] whether each span is an operator that computed an answer, which is not part of the job."""
     begun = np.array([call["begun_ns"] for call in calls], np.int64)
     ended = np.array([call["ended_ns"] for call in calls], np.int64)
@@ -107,7 +107,7 @@ def _lane(call: Mapping[str, Any]) -> tuple[str, str, int]:
     return call["group"], call["op"] if call["peer"] >= 0 else "", call["peer"]
 
 
-def _around(spans: pl.DataFrame, times: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, Any]:
+def _last_enclosing(spans: pl.DataFrame, times: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, Any]:
     """Return [T] index of the last span that began before each time, if it had not ended; else -1."""
     starts = spans["start_ns"].to_numpy()
     order = np.argsort(starts, kind="stable")

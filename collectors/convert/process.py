@@ -13,8 +13,8 @@ from typing import Any
 import polars as pl
 
 from dpro.collectors.convert import calls
-from dpro.collectors.convert.calls import NEVER_NS, delivered, message_rows, process_groups
-from dpro.collectors.convert.pretended import is_pretended, outside_windows
+from dpro.collectors.convert.calls import NEVER_NS, as_delivered, message_rows, process_groups
+from dpro.collectors.convert.pretended import calls_outside_windows, is_pretended
 from dpro.collectors.convert.recorded import Readers, RecordedProcess
 from dpro.collectors.convert.served import iterations, requests
 from dpro.collectors.convert.tables import (
@@ -23,10 +23,10 @@ from dpro.collectors.convert.tables import (
     checkpoints,
     frames_of,
     losses,
-    measured,
     model_calls,
     operations,
     out_of_memory,
+    probe_rows,
     start_parts,
     starts,
     steps_without_time,
@@ -103,7 +103,7 @@ def convert_process(
     write_part(run, STARTS, process.part, starts(process, recorded, launched_ns))
     write_part(run, START_PARTS, process.part, start_parts(process))
     write_part(run, CHECKPOINTS, process.part, checkpoints(process))
-    rare = [(table, measured(process, table)) for table in (CODECS, SENSITIVITIES)]
+    rare = [(table, probe_rows(process, table)) for table in (CODECS, SENSITIVITIES)]
     rare += [(LOSSES, losses(process, recorded)), (OUT_OF_MEMORY, out_of_memory(process))]
     for table, rows in rare:
         if rows.height:
@@ -116,11 +116,11 @@ def convert_process(
     ]
     return {
         "warnings": [warning for note in notes for warning in note.get("warnings", [])]
-        + _lost(process, notes)
-        + _stopped(recorded),
+        + _lost_gpu_work(process, notes)
+        + _budget_warning(recorded),
         "skipped": [
             calls.lost_calls(process.folder),
-            _missed(recorded),
+            _missed_windows(recorded),
             {WITHOUT_TIME: backward} if (backward := steps_without_time(recorded)) else {},
             *(note.get("skipped", {}) for note in notes),
         ],
@@ -130,7 +130,7 @@ def convert_process(
     }
 
 
-def _lost(process: RecordedProcess, notes: Sequence[Mapping[str, Any]]) -> list[str]:
+def _lost_gpu_work(process: RecordedProcess, notes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Word which GPU work the deep windows of a process lack."""
     pairs = [(what, window) for note in notes for what, of in note.get("lost", {}).items() for window in of]
     lost = {what: [window for kind, window in pairs if kind == what] for what, _ in pairs}
@@ -147,14 +147,14 @@ def _convert_calls(run: Path, process: RecordedProcess, frames: Mapping[str, pl.
     calls.write_calls(run, process.part, folder, None, stalls)
     stalled_ns = NEVER_NS if well else max(stepped_ns, last_ns if isinstance(last_ns, int) else -1)
     messages = message_rows(folder, process.rank, stalled_ns)
-    messages = delivered(messages) if well else messages
+    messages = as_delivered(messages) if well else messages
     write_part(run, COLLECTIVES, f"{process.part}-messages", messages)
     if is_pretended(folder):
-        write_part(run, COLLECTIVES, f"{process.part}-pretended", outside_windows(folder, process.rank))
+        write_part(run, COLLECTIVES, f"{process.part}-pretended", calls_outside_windows(folder, process.rank))
     write_part(run, PROCESS_GROUPS, process.part, process_groups(folder, process.rank))
 
 
-def _missed(recorded: Sequence[records.Record]) -> dict[str, int]:
+def _missed_windows(recorded: Sequence[records.Record]) -> dict[str, int]:
     """Count the deep windows that this rank did not record or did not keep, by reason."""
     missed = [r.c for r in recorded if r.kind == records.MISSED]
     opened, kept, dropped = (
@@ -171,7 +171,7 @@ def _missed(recorded: Sequence[records.Record]) -> dict[str, int]:
     return {reason: count for reason, count in counts.items() if count}
 
 
-def _stopped(recorded: Sequence[records.Record]) -> list[str]:
+def _budget_warning(recorded: Sequence[records.Record]) -> list[str]:
     """Return at most one warning: that the budget stopped automatic deep windows, for good or for a while."""
     changes = [r for r in recorded if r.kind in (records.STOPPED, records.RESUMED)]
     stops = [place for place, change in enumerate(changes) if change.kind == records.STOPPED]

@@ -103,13 +103,13 @@ def _begins_anew(process: RecordedProcess, attempt: Mapping[int, RecordedProcess
         return True
     return any(
         member.facts["world_size"] != process.facts["world_size"]
-        or (_known(member, "launcher") == _known(process, "launcher")
-            and _known(member, "attempt") != _known(process, "attempt"))
+        or (_launcher_fact(member, "launcher") == _launcher_fact(process, "launcher")
+            and _launcher_fact(member, "attempt") != _launcher_fact(process, "attempt"))
         for member in attempt.values()
     )  # fmt: skip
 
 
-def _known(process: RecordedProcess, fact: str) -> str:
+def _launcher_fact(process: RecordedProcess, fact: str) -> str:
     """Return a fact of a process about its torchrun; empty where there was none."""
     return str(process.facts.get(fact, ""))
 
@@ -131,7 +131,7 @@ def worker_groups(processes: Sequence[RecordedProcess]) -> dict[str, list[Record
         kind, name, actor = (process.facts.get(f"actor{of}", "") for of in ("_class", "_name", ""))
         alone = actor if process.facts["world_size"] <= 1 else ""
         members.setdefault((kind, re.sub(r"[\W_]*\d+", "", name), alone), []).append(process)
-    called = [_called(kind, name) for kind, name, _ in members]
+    called = [_group_name(kind, name) for kind, name, _ in members]
     called = [role or DRIVER for role in called] if len(called) > 1 else called
     groups = {}
     for place, (role, group) in enumerate(zip(called, members.values(), strict=True)):
@@ -151,7 +151,7 @@ def of_training(processes: Sequence[RecordedProcess]) -> Sequence[RecordedProces
     return processes if len(groups) <= 1 else max(groups.values(), key=size)
 
 
-def _called(kind: str, name: str) -> str:
+def _group_name(kind: str, name: str) -> str:
     """Name a group of actors; a name derived from the class is replaced by the class."""
     name = kind if not name or name.endswith(kind) else name
     return re.sub(r"^\.|[^\w.-]", "_", name)

@@ -178,7 +178,7 @@ def model_calls(process: RecordedProcess) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=MODEL_CALLS.dtypes)
 
 
-def measured(process: RecordedProcess, table: Table) -> pl.DataFrame:
+def probe_rows(process: RecordedProcess, table: Table) -> pl.DataFrame:
     """Return the measurements of a probe of `dpro try` in a process, as rows of its table.
 
     Args:
@@ -429,22 +429,22 @@ def start_parts(process: RecordedProcess) -> pl.DataFrame:
     """Return the parts of a process's start-up, as rows of `start_parts`."""
     lines = latest_lines(process.folder / PARTS, lambda line: (int(line["start_ns"]), str(line["name"])))
     texts = [{**line, "group_ranks": members_text(line.pop("ranks", ()))} for line in lines]
-    return _of_lines(START_PARTS, process.rank, texts)
+    return _rows_of_lines(START_PARTS, process.rank, texts)
 
 
 def checkpoints(process: RecordedProcess) -> pl.DataFrame:
     """Return the checkpoints that a process saved and loaded, as rows of `checkpoints`."""
     lines = latest_lines(process.folder / LINES, lambda line: (int(line["start_ns"]), str(line["path"])))
-    return _of_lines(CHECKPOINTS, process.rank, lines)
+    return _rows_of_lines(CHECKPOINTS, process.rank, lines)
 
 
 def out_of_memory(process: RecordedProcess) -> pl.DataFrame:
     """Return the failed allocations of a process, as rows of `out_of_memory`."""
     lines = latest_lines(process.folder / MEMORY, lambda line: (int(line["time_ns"]), len(line["kinds"])))
-    return _of_lines(OUT_OF_MEMORY, process.rank, lines)
+    return _rows_of_lines(OUT_OF_MEMORY, process.rank, lines)
 
 
-def _of_lines(table: Table, rank: int, lines: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
+def _rows_of_lines(table: Table, rank: int, lines: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
     """Return objects with some columns of a table as its rows; missing columns get their defaults."""
     rows = [{"rank": rank, **line} for line in lines]
     return pl.DataFrame(rows, schema=table.dtypes).with_columns(
@@ -563,7 +563,7 @@ class Ending(NamedTuple):
         """Word how a job failed, with the first exception of its processes; empty if no failure is known."""
         if not self.status:
             return ""
-        how = f"exit code {self.code}" if self.code >= 0 else _name(self.signal)
+        how = f"exit code {self.code}" if self.code >= 0 else _signal_name(self.signal)
         return f"{how}: {error}" if error else how
 
 
@@ -643,7 +643,7 @@ def _reaped(path: Path) -> Ending:
     return _of_status(int(text)) if text.lstrip("-").isdigit() else UNKNOWN
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

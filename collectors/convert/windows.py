@@ -35,7 +35,7 @@ from dpro.schema import (
 from dpro.schema.members import num_members
 from dpro.store import write_part
 from dpro.timed import with_times
-from dpro.words import few
+from dpro.words import first_few
 
 WINDOW_TABLES = (SPANS, COLLECTIVES, SYNCS, DEPENDENCIES, COUNTERS)
 _BESIDE = ("trace", "messages", PRETENDED)  # other files of a window, numbered like its Kineto file
@@ -371,7 +371,7 @@ _SILENT = 0.25  # no GPU call in this last share of a window is suspicious,
 _LONGER = 3.0  # if it is this many times the longest gap between GPU calls before,
 _OPERATORS = 20  # and at least this many operators began in it
 _NAMED = 8
-_SAID = {
+_SENTENCES = {
     KERNELS: (
         "{windows} no work of {gpu}: either its steps ran on the CPU, or CUPTI was refused, "
         "by another profiler that is attached (Nsight, DCGM), by the driver's "
@@ -418,13 +418,13 @@ def sentences(rank: int, gpu: str, lost: Mapping[str, Sequence[int]]) -> list[st
     """Word what is missing in the windows of a rank."""
     return [
         said.format(windows=_have(lost[what], rank), gpu=gpu)
-        for what, said in _SAID.items()
+        for what, said in _SENTENCES.items()
         if lost.get(what)
     ]
 
 
 def _have(windows: Sequence[int], rank: int) -> str:
-    named = few(sorted(windows), _NAMED)
+    named = first_few(sorted(windows), _NAMED)
     if len(windows) == 1:
         return f"deep window {named} of rank {rank} has"
     return f"{len(windows)} deep windows ({named}) of rank {rank} have"

@@ -18,11 +18,13 @@ WARM_UP = 3  # first steps, whose times do not recur
 REMEMBERED = 50  # latest steps; at the first window they become the reference for later steps
 MIN_BEFORE = 5  # reference steps, below which nothing is compared
 BLOCK = 50  # later steps that are compared at once
-CLEAR = 4.5  # standard errors by which a block takes longer: none of a job's hundreds does by chance
+MIN_STANDARD_ERRORS = (
+    4.5  # standard errors by which a block takes longer: none of a job's hundreds does by chance
+)
 BLOCKS = 100  # latest blocks, which show how much the job wanders
 GUESSED_NS = 250_000_000  # assumed for the first window: 6,000 spans cost 50 ms, with all details 330 ms
-LASTING = 4  # consecutive blocks that take longer, until windows stop
-DEVIATION = 1.4826  # standard deviation over median distance to the median, of normal values
+MIN_SLOW_BLOCKS = 4  # consecutive blocks that take longer, until windows stop
+DEVIATION_PER_MAD = 1.4826  # standard deviation over median distance to the median, of normal values
 _COSTS = 3  # latest windows whose cost counts
 
 
@@ -58,7 +60,7 @@ def longer_ns(since: Sample, before: Sample, wander_ns: float) -> float:
     variance = (since.squares + before.squares) / (since.steps + before.steps - 2)
     error_ns = math.sqrt(variance * (1 / since.steps + 1 / before.steps))
     difference_ns = since.mean_ns - before.mean_ns
-    return difference_ns if difference_ns > CLEAR * max(error_ns, wander_ns) else 0.0
+    return difference_ns if difference_ns > MIN_STANDARD_ERRORS * max(error_ns, wander_ns) else 0.0
 
 
 def spread(means_ns: Sequence[float]) -> float:
@@ -67,7 +69,7 @@ def spread(means_ns: Sequence[float]) -> float:
     A slow spell does not count, whether it covers a few of the values or nearly all.
     """
     middle = median(means_ns)
-    return DEVIATION * median([abs(mean_ns - middle) for mean_ns in means_ns])
+    return DEVIATION_PER_MAD * median([abs(mean_ns - middle) for mean_ns in means_ns])
 
 
 class WindowsChange(NamedTuple):
@@ -137,7 +139,7 @@ class Budget:
         return int(fmean(self._recent)) if self._recent else 0
 
     @property
-    def hurried_ns(self) -> int:
+    def median_step_ns(self) -> int:
         """The median: how fast steps may follow each other while a host runs ahead; 0 before the first."""
         return int(median(self._recent)) if self._recent else 0
 
@@ -188,11 +190,11 @@ class Budget:
         if self._before is None:
             return None
         self._block.append(duration_ns)
-        return self._judged(self._before) if len(self._block) == BLOCK else None
+        return self._judge_block(self._before) if len(self._block) == BLOCK else None
 
     def affords(self, ahead: int) -> bool:
         """Return whether one more automatic window is paid for `ahead` steps from now."""
-        return not self._stopped and self._is_settled and self._is_paid(ahead * self.hurried_ns)
+        return not self._stopped and self._is_settled and self._is_paid(ahead * self.median_step_ns)
 
     def wait_ns(self, ahead: int) -> int | None:
         """Return the job's time until a window `ahead` steps from now is paid for, the first one, too, in ns.
@@ -204,8 +206,8 @@ class Budget:
             return None
         left = SETTLED if self._after is None else max(SETTLED - self._after, 0)
         cost_ns = self._spent_ns + (self.usual_ns or GUESSED_NS)
-        unpaid_ns = math.ceil(cost_ns / self._share) - self._elapsed_ns - ahead * self.hurried_ns
-        return max(left * self.hurried_ns, unpaid_ns, 0)
+        unpaid_ns = math.ceil(cost_ns / self._share) - self._elapsed_ns - ahead * self.median_step_ns
+        return max(left * self.median_step_ns, unpaid_ns, 0)
 
     @property
     def _is_settled(self) -> bool:
@@ -221,7 +223,7 @@ class Budget:
             self._costs.append(self._own_ns + max(slower_ns, 0))
             self._spent_ns += self._costs[-1]
 
-    def _judged(self, before: Sample) -> WindowsChange | None:
+    def _judge_block(self, before: Sample) -> WindowsChange | None:
         """Add the excess of a block of steps to the cost of windows; return whether they stop or resume."""
         block, self._block = Sample.of(self._block), []
         self._means.append(block.mean_ns)
@@ -236,7 +238,7 @@ class Budget:
         if not self._is_settled:
             return None
         is_paid = self._is_paid(0)
-        never = self._slow >= LASTING and lasting_ns > self._share * block.mean_ns
+        never = self._slow >= MIN_SLOW_BLOCKS and lasting_ns > self._share * block.mean_ns
         if is_paid if self._stopped else never and not is_paid:
             self._stopped = not self._stopped
             longer = self._longer_ns / self._longer_steps / before.mean_ns

@@ -101,7 +101,7 @@ class OwnDescriptor:
         Raises:
             OSError: it cannot be opened.
         """
-        self.number = out_of_the_way(os.open(path, flags | os.O_CLOEXEC, mode))
+        self.number = move_to_high(os.open(path, flags | os.O_CLOEXEC, mode))
         self._identity = identity_of(self.number)
 
     def is_ours(self) -> bool:
@@ -169,7 +169,7 @@ class OwnDescriptor:
 HIGH = 512  # our lowest descriptor: files of the job get the same numbers as without us
 
 
-def out_of_the_way(descriptor: int) -> int:
+def move_to_high(descriptor: int) -> int:
     """Move a descriptor to a high number, where the process may have one; return its number."""
     try:
         high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)

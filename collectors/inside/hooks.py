@@ -1,7 +1,7 @@
 """The recorder's entry: its hooks on torch, and the list of its probes.
 
 Each patch calls the original with the same arguments and lets its exceptions pass. Patches that each step
-calls do what `Recorder.guarded` and `patching.uncompiled` do without calling them.
+calls do what `Recorder.guarded` and `patching.run_uncompiled` do without calling them.
 """
 
 from __future__ import annotations

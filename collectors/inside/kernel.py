@@ -55,8 +55,8 @@ def start_ticks(pid: int) -> int:
     return -1 if not fields or fields[0] in "ZX" else int(fields[START_TICKS])
 
 
-def name_of(pid: int) -> dict[str, Any]:
-    """Return the facts by which `lives` recognises a process of this host."""
+def process_identity(pid: int) -> dict[str, Any]:
+    """Return the facts by which `is_alive` recognises a process of this host."""
     return {
         "clock": host_clock(),
         "pid_namespace": pid_namespace(),
@@ -65,11 +65,11 @@ def name_of(pid: int) -> dict[str, Any]:
     }
 
 
-def lives(facts: Mapping[str, Any]) -> bool | None:
+def is_alive(facts: Mapping[str, Any]) -> bool | None:
     """Return whether a process lives; None where that is unknown: on another host, or from a container.
 
     Args:
-        facts: from `name_of`; those of older recorders lack some, and count as another host's.
+        facts: from `process_identity`; those of older recorders lack some, and count as another host's.
     """
     if facts.get("clock") != host_clock():
         return None
@@ -78,10 +78,10 @@ def lives(facts: Mapping[str, Any]) -> bool | None:
         return start_ticks(pid) == ticks != -1
     if namespace != ALL_PROCESSES:
         return None
-    return any(start_ticks(host_pid) == ticks for host_pid in _called(pid))
+    return any(start_ticks(host_pid) == ticks for host_pid in _host_pids(pid))
 
 
-def _called(pid: int) -> Iterator[int]:
+def _host_pids(pid: int) -> Iterator[int]:
     """Yield the pids here of processes whose pid in a container is `pid`."""
     for status in Path("/proc").glob("[0-9]*/status"):
         with suppress(OSError):

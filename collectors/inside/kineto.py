@@ -20,7 +20,7 @@ from torch.autograd.profiler import profile, record_function
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from .files import written_whole
-from .main_thread import is_of_a_handler
+from .main_thread import is_from_signal_handler
 from .threads import Local, SignalsBlocked, get_ident, sleep
 from .torch_internals import (
     experimental_config,
@@ -44,7 +44,7 @@ def silence() -> None:
     os.environ.setdefault(LEVEL, SILENT)
 
 
-def refuse_noise() -> None:
+def ensure_silent() -> None:
     """Raise if Kineto would write to the job's stderr when it starts.
 
     Raises:
@@ -117,7 +117,7 @@ class Recording:
             with SignalsBlocked():  # threads that Kineto starts inherit this
                 start_profiler(self.profiler)
         except BaseException as error:
-            has_failed = isinstance(error, Exception) and not is_of_a_handler(error)
+            has_failed = isinstance(error, Exception) and not is_from_signal_handler(error)
             if has_failed or not is_profiling():  # stopping before the start could stop another's
                 _running.remove(self)
                 self._restore()

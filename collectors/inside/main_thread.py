@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
-from .patching import uncompiled
+from .patching import run_uncompiled
 from .unseen import code_of, traceback_of
 
 _KEPT: list[Any] = []  # the interpreter may still call these, if only in a forked child
@@ -43,7 +43,7 @@ class MainThreadCall:
     def _run(self) -> None:
         self._is_asked = False
         if os.getpid() == self._process:
-            uncompiled(self._action)
+            run_uncompiled(self._action)
 
 
 class _Pending:
@@ -57,7 +57,7 @@ class _Pending:
         return False
 
 
-def is_of_a_handler(error: BaseException) -> bool:
+def is_from_signal_handler(error: BaseException) -> bool:
     """Return whether a signal handler of the job's raised an exception, wherever the main thread was."""
     place, codes = traceback_of(error), set(_codes_of_handlers())
     while place is not None:

@@ -94,7 +94,7 @@ def followed_by(call: Callable[..., None], action: Callable[..., None]) -> Calla
     return around
 
 
-def uncompiled(action: Callable[..., None], *arguments: Any) -> None:
+def run_uncompiled(action: Callable[..., None], *arguments: Any) -> None:
     """Run an action, and everything that it calls, uncompiled.
 
     TorchDynamo compiles what compiled code calls, such as an optimizer's hook, and complains on the job's
@@ -122,24 +122,26 @@ def keep_library() -> None:
             names = vars(module)
             in_library = [key for key, value in names.items() if getattr(value, "__name__", "") in LIBRARY]
             names |= {
-                key: _kept(names[key], kept) for key in in_library if isinstance(names[key], ModuleType)
+                key: _copy_module(names[key], kept)
+                for key in in_library
+                if isinstance(names[key], ModuleType)
             }
             names.setdefault("open", io.open)
 
 
-def _kept(module: ModuleType, kept: dict[str, ModuleType]) -> ModuleType:
+def _copy_module(module: ModuleType, kept: dict[str, ModuleType]) -> ModuleType:
     """Return a copy of a module as it is now, of `os` with a copy of its `path`."""
     copy = kept.get(module.__name__)
     if copy is None:
         copy = kept[module.__name__] = ModuleType(module.__name__)
         vars(copy).update(vars(module))
         if module.__name__ == "os":
-            vars(copy)["path"] = _kept(vars(module)["path"], kept)
+            vars(copy)["path"] = _copy_module(vars(module)["path"], kept)
     return copy
 
 
 def keep_compiler_out() -> None:
-    """Exclude from compilation the functions of this package that run before `uncompiled`."""
+    """Exclude from compilation the functions of this package that run before `run_uncompiled`."""
     skip = code_skipper()
     if skip is None:
         return

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from . import records
-from .files import identity_of, out_of_the_way
+from .files import identity_of, move_to_high
 from .kernel import host_clock
 from .recorder import ENOUGH, SECOND_S, Recorder, identity
 from .threads import Thread
@@ -70,7 +70,7 @@ class Peers:
 
     def _run(self, writer: records.RecordWriter) -> None:
         store = self._recorder.store
-        number, host = store.ask(_number), store.ask(_store_host)
+        number, host = store.ask(_host_number), store.ask(_store_host)
         if number is None or host is None:
             return
         pingpong = PingPong(host)
@@ -120,7 +120,7 @@ def sample(recorder: Recorder) -> None:
     recorder.records.write(records.CLOCK, now, (before + after) // 2)
 
 
-def _number(store: Any) -> int | None:
+def _host_number(store: Any) -> int | None:
     """Return this host's number, from 0, if this process represents it; else None."""
     if store.add(f"{KEYS}/{host_clock()}", 1) > 1:
         return None
@@ -190,7 +190,7 @@ class PingPong:
         """
         self._family = _family(toward)
         opened = socket.socket(self._family, socket.SOCK_DGRAM)
-        number = out_of_the_way(opened.detach())
+        number = move_to_high(opened.detach())
         self._socket = socket.socket(self._family, socket.SOCK_DGRAM, fileno=number)
         # Never finalised: that would close the file of the job that has its number then.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._socket))
@@ -199,7 +199,7 @@ class PingPong:
         with suppress(OSError):  # without it arrivals are stamped when they are read
             self._socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self._shown = shown
-        hosts = [_source(self._family, host) for host in (toward, _ANYWHERE[self._family])]
+        hosts = [_source_address(self._family, host) for host in (toward, _ANYWHERE[self._family])]
         hosts = [host for host in dict.fromkeys(hosts) if host]
         self.address = Address(secrets.randbits(63), self._socket.getsockname()[1], tuple(hosts))
 
@@ -231,7 +231,7 @@ class PingPong:
     def _ask(self, peer: Address, host: str) -> ClockSample | None:
         asked = self._shown(time.time_ns())
         try:
-            self._hold_ours()
+            self._ensure_ours()
             self._socket.sendto(_MESSAGE.pack(peer.token, 0, asked, 0, 0), (host, peer.port))
         except OSError:  # no route to it
             return None
@@ -241,14 +241,14 @@ class PingPong:
         """Return the answer to our question, None if it does not come in time; answer others' questions."""
         while (left_s := until_s - time.monotonic()) > 0:
             self._socket.settimeout(left_s)
-            self._hold_ours()
+            self._ensure_ours()
             try:
                 self._socket.recvmsg(1, 0, socket.MSG_PEEK)  # waits, and takes nothing
             except TimeoutError:
                 return None
-            self._hold_ours()
+            self._ensure_ours()
             content, ancillary, _, sender = self._socket.recvmsg(_MESSAGE.size, 64)
-            came = self._shown(_stamp(ancillary))
+            came = self._shown(_arrival_ns(ancillary))
             if len(content) != _MESSAGE.size:
                 continue
             about, answer, sent, theirs_came, theirs_sent = _MESSAGE.unpack(content)
@@ -261,7 +261,7 @@ class PingPong:
                 return ClockSample((sent + came) // 2, offset, (came - sent) - (theirs_sent - theirs_came))
         return None
 
-    def _hold_ours(self) -> None:
+    def _ensure_ours(self) -> None:
         """Raise unless the socket is the one that was opened.
 
         Raises:
@@ -271,7 +271,7 @@ class PingPong:
             raise OSError(errno.EBADF, "the job closed a socket of the recorder")
 
 
-def _stamp(ancillary: list[tuple[int, int, bytes]]) -> int:
+def _arrival_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
     """Return CLOCK_REALTIME when a message came, in ns; now where the kernel did not stamp it."""
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(content) == _TIMESPEC.size:
@@ -286,7 +286,7 @@ def _family(host: str) -> int:
     return socket.AF_INET if socket.AF_INET in families or not families else socket.AF_INET6
 
 
-def _source(family: int, host: str) -> str:
+def _source_address(family: int, host: str) -> str:
     """Return the address that packets to a host would leave from; empty where it cannot be reached."""
     with suppress(OSError):
         probe = socket.socket(family, socket.SOCK_DGRAM)

@@ -53,8 +53,8 @@ import torch.distributed as dist
 
 from . import environment, records, stepping
 from .files import OwnDescriptor, image_folder, is_own, next_image, refuse_beyond_limit, write_whole
-from .kernel import name_of
-from .main_thread import is_of_a_handler
+from .kernel import process_identity
+from .main_thread import is_from_signal_handler
 from .sampling import Sampling
 from .threads import Bell, Thread, allocate_lock, get_ident
 from .torch_internals import NO_TASK, default_store, node_counter, task_reader
@@ -178,7 +178,7 @@ class Recorder:
         Raises:
             Exception: `error` itself, where a signal handler of the job's raised it.
         """
-        if is_of_a_handler(error):
+        if is_from_signal_handler(error):
             raise error
         self.enabled = False
         self.complain(f"stopped recording in {action.__name__}", error)
@@ -224,7 +224,7 @@ class Recorder:
             self._silence(action, error)
 
     def _silence(self, action: Callable[..., object], error: Exception) -> None:
-        if is_of_a_handler(error):
+        if is_from_signal_handler(error):
             raise error
         self._silenced.add(action.__module__)
         self.complain(f"continues without {action.__module__.rpartition('.')[2]}", error)
@@ -251,7 +251,7 @@ class Recorder:
         """Make the folder of a rank that asks for its process group, and may end before it has it."""
         has_rank = any(rank in os.environ and size in os.environ for rank, size in RANK_VARIABLES)
         if has_rank and not self.is_helper and self.folder is None and self.joining is None:
-            self.joining = self._made()
+            self.joining = self._make_folder()
 
     def on_process_group(self) -> None:
         """Open the output, or report one more process group: this process has a rank."""
@@ -430,7 +430,7 @@ class Recorder:
         assert self.folder is not None
         write_whole(self.folder / name, content)
 
-    def _made(self) -> Path:
+    def _make_folder(self) -> Path:
         """Make a folder for this process, with its facts."""
         host, pid = socket.gethostname(), os.getpid()
         self._image = next_image(self.launch, host, pid)
@@ -444,7 +444,7 @@ class Recorder:
     def _open(self) -> None:
         refuse_beyond_limit()
         if self.joining is None:
-            folder = self._made()
+            folder = self._make_folder()
         else:
             folder = self.joining
             self._started_ns = time.time_ns()
@@ -463,7 +463,7 @@ class Recorder:
             "local_rank": int(local_rank),
             "host": socket.gethostname(),
             "image": self._image,
-            **name_of(os.getpid()),
+            **process_identity(os.getpid()),
             "started_ns": self._started_ns,
             "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
             "launcher": os.environ.get("GROUP_RANK", ""),  # torchrun's number among those of other hosts

@@ -58,7 +58,7 @@ def class_name(kind: type) -> str:
     return str(_qualified(kind))
 
 
-def defined(kind: type, name: str) -> tuple[Any, Any]:
+def find_in_class(kind: type, name: str) -> tuple[Any, Any]:
     """Return what a class has under a name, and the class that defines it; None twice for nothing."""
     for owner in _lines_of(kind):
         names = _names_of(owner)
@@ -82,7 +82,7 @@ def path_of(value: object) -> str:
         return str.__str__(value)
     if is_a(value, bytes):
         return os.fsdecode(bytes(value))  # type: ignore[call-overload]
-    if is_a(value, pathlib.PurePath) and defined(type(value), "__str__")[1] is pathlib.PurePath:
+    if is_a(value, pathlib.PurePath) and find_in_class(type(value), "__str__")[1] is pathlib.PurePath:
         return pathlib.PurePath.__str__(value)
     if type(value) is TextIOWrapper:
         value = value.buffer
@@ -109,7 +109,7 @@ def message_of(error: BaseException) -> str:
     arguments = tuple(_plain(argument) for argument in _arguments_of(error))
     if any(argument is _UNKNOWN for argument in arguments):
         return arguments[0] if type(arguments[0]) is str else ""
-    words, owner = defined(type(error), "__str__")
+    words, owner = find_in_class(type(error), "__str__")
     in_c = type(words) is WrapperDescriptorType and issubclass(owner, BaseException)
     if in_c and issubclass(owner, (OSError, KeyError)) and not _is_changed(error):
         return str(words(error))
@@ -165,7 +165,7 @@ def code_of(function: object) -> Any:
         elif type(function) is MethodType:
             function = function.__func__
     if type(function) is not FunctionType:
-        function = defined(type(function), "__call__")[0]
+        function = find_in_class(type(function), "__call__")[0]
     return function.__code__ if type(function) is FunctionType else None
 
 
@@ -202,7 +202,7 @@ def is_answered_in_c(tensor: object) -> bool:
     """Return whether C, or a class of torch's, says how large a tensor is and where."""
     if not is_a(tensor, torch.Tensor):
         return False
-    _, owner = defined(type(tensor), "__torch_dispatch__")
+    _, owner = find_in_class(type(tensor), "__torch_dispatch__")
     return str(_names_of(owner).get("__module__", "")).partition(".")[0] == "torch"
 
 
@@ -257,7 +257,7 @@ def mesh_of(tensor: Any) -> tuple[Any, Any]:
 def children_of(module: object) -> list[tuple[str, Any]]:
     """Return the modules within a module, by name."""
     inner = attributes(module).get("_modules")
-    children = list(dict.items(inner)) if is_a(inner, dict) else _asked(module, "named_children")  # type: ignore[arg-type]
+    children = list(dict.items(inner)) if is_a(inner, dict) else _torchscript_items(module, "named_children")  # type: ignore[arg-type]
     return [(str(name), child) for name, child in children if is_a(child, Module)]
 
 
@@ -283,7 +283,10 @@ def parameters_of(module: Any, every: bool = False) -> Iterator[tuple[str, Any]]
     met: set[int] = set()
     for path, here in modules_of(module):
         parameters = attributes(here).get("_parameters")
-        named = list(dict.items(parameters)) if is_a(parameters, dict) else _asked(here, "_parameters")  # type: ignore[arg-type]
+        if is_a(parameters, dict):
+            named = list(dict.items(parameters))  # type: ignore[arg-type]
+        else:
+            named = _torchscript_items(here, "_parameters")
         for name, parameter in named:
             if parameter is not None and (every or id(parameter) not in met):
                 met.add(id(parameter))
@@ -300,7 +303,7 @@ def compiled_call(module: Any) -> Any:
     return attributes(module).get(COMPILED_CALL)
 
 
-def _asked(module: object, what: str) -> list[tuple[str, Any]]:
+def _torchscript_items(module: object, what: str) -> list[tuple[str, Any]]:
     """Return what a module in TorchScript says of itself; empty for others, whose class is the job's."""
     if not type(module).__module__.startswith("torch.jit"):
         return []
@@ -315,7 +318,7 @@ def parameters_updated(optimizer: Any) -> list[Any]:
         listed = [held["param_groups"]] if "param_groups" in held else list(held.values())
         for groups in listed:
             updated = [
-                _updated(group) for group in parts_of(groups) if is_a(group, dict) and "params" in group
+                _parameters_in(group) for group in parts_of(groups) if is_a(group, dict) and "params" in group
             ]
             if updated and is_a(groups, list):
                 return [parameter for group in updated for parameter in group]
@@ -325,7 +328,7 @@ def parameters_updated(optimizer: Any) -> list[Any]:
     return []
 
 
-def _updated(group: dict[str, Any]) -> list[Any]:
+def _parameters_in(group: dict[str, Any]) -> list[Any]:
     held = dict.get(group, "params")
     return [held] if is_a(held, torch.Tensor) else parts_of(held)
 

@@ -28,9 +28,9 @@ from .kineto import (
     Mark,
     OwnProfile,
     Recording,
+    ensure_silent,
     finish_teardown,
     leave_out_destructors,
-    refuse_noise,
     silence,
     start_in_main_thread,
 )
@@ -126,7 +126,7 @@ class Windows:
                 self._preparing.ask()
         try:
             if change is not None and self._decides and identity()[0] == 0:
-                self._note(change)
+                self._record_change(change)
             upcoming = self._plan.upcoming
             is_due = self._open is not None or (upcoming is not None and step >= upcoming.step - 1)
             if is_due:
@@ -140,7 +140,7 @@ class Windows:
         self._resumed_ns = time.monotonic_ns()
         self._window_ns = self._resumed_ns - now_ns if is_due else 0
 
-    def _note(self, change: WindowsChange) -> None:
+    def _record_change(self, change: WindowsChange) -> None:
         """Record that windows stop or resume because of their cost."""
         if self._recorder.records is not None:
             kind = records.STOPPED if change.stops else records.RESUMED
@@ -161,14 +161,14 @@ class Windows:
 
     def _hindrance(self, step: int) -> str:
         """Return why no window can be opened now; empty where one can."""
-        if self._open is not None or self.foreign.are_there(step):
+        if self._open is not None or self.foreign.are_active(step):
             return OCCUPIED
         return CAPTURED if captures.is_capturing_here() else ""
 
     def prepare(self) -> None:
         """Start Kineto for the first time; runs in the main thread, where the loop runs in another one."""
         if not self._is_prepared and not self._hindrance(self._step) and not is_profiling():
-            refuse_noise()
+            ensure_silent()
             start_in_main_thread()
             self._is_prepared = self._used = True
 
@@ -190,7 +190,7 @@ class Windows:
         folder, writer = self._recorder.folder, self._recorder.records
         if folder is None or writer is None:
             return
-        refuse_noise()
+        ensure_silent()
         refuse_beyond_limit()  # execution traces are written while they are recorded
         begun_ns = time.monotonic_ns()
         self.foreign.override()
@@ -305,7 +305,7 @@ class Windows:
             self._plan.announce(Window(**announced))
 
     def _decide(self) -> None:
-        step_ns = self._budget.hurried_ns
+        step_ns = self._budget.median_step_ns
         if not step_ns:
             return
         ahead = 2 + _lead()
@@ -555,7 +555,7 @@ class PendingGpuWork:
                 return False
             try:
                 if self._events is None:
-                    self._events = [_recorded(device) for device in devices()]
+                    self._events = [_record_event(device) for device in devices()]
                 return all(event.query() for event in self._events)
             except RuntimeError:  # an earlier error of the GPU, which the job is about to see itself
                 self._events = []
@@ -571,7 +571,7 @@ class PendingGpuWork:
         return True
 
 
-def _recorded(device: int | None) -> Any:
+def _record_event(device: int | None) -> Any:
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event
@@ -678,7 +678,7 @@ class UserProfilers:
         """Forget the running profilers: Kineto was stopped without calling them."""
         self._running.clear()
 
-    def are_there(self, step: int) -> bool:
+    def are_active(self, step: int) -> bool:
         """Return whether one runs, is prepared and not abandoned, or keeps CUPTI, after `step` steps."""
         prepared = any(step - since < FORGOTTEN for since in self._prepared.values())
         return prepared or bool(self._running) or is_profiling() or has_cuspy()

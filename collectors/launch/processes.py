@@ -100,7 +100,7 @@ def oom_kills() -> int:
     return 0
 
 
-def changes_in(folder: Path) -> int:
+def watch_folder(folder: Path) -> int:
     """Return an inotify descriptor, readable once this host creates something in a folder; -1 on failure."""
     libc = ctypes.CDLL(None)
     descriptor = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
@@ -115,7 +115,7 @@ def wait_for_any(processes: Sequence[LaunchedProcess], timeout_s: float, changes
     """Sleep until one of the live processes ends, a folder changes, or the timeout expires.
 
     Args:
-        changes: descriptor of the folder, from `changes_in`; -1 for none.
+        changes: descriptor of the folder, from `watch_folder`; -1 for none.
     """
     poll = select.poll()
     descriptors = [process.descriptor for process in processes if not process.ended()]

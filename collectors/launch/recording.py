@@ -78,7 +78,7 @@ class Launch:
         with _opened_marker(self.marker) as marker:
             try:
                 facts: dict[str, Any] = from_json(marker.read())
-                if _is_a_launchers(facts):
+                if _are_launcher_facts(facts):
                     return facts
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 pass
@@ -117,7 +117,7 @@ class Launch:
                 self.marker.parent.rmdir()
 
 
-def _is_a_launchers(facts: dict[str, Any]) -> bool:
+def _are_launcher_facts(facts: dict[str, Any]) -> bool:
     """Return whether the facts of a marker have the types that a launcher writes.
 
     Raises:
@@ -314,12 +314,13 @@ def _ensure_plain(folder: Path) -> None:
 
 def _foreign(path: Path, owner: int) -> str:
     return (
-        f"{path}: belongs to {_name(owner)}, not to {_name(os.geteuid())}: only its owner can record there "
+        f"{path}: belongs to {_user_name(owner)}, not to {_user_name(os.geteuid())}: only its owner can "
+        "record there "
         "or finish a recording; run dpro as that user, or use your own copy"
     )
 
 
-def _name(user: int) -> str:
+def _user_name(user: int) -> str:
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:

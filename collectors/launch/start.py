@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from dpro.collectors.inside.environment import MASK, masked_command
-from dpro.collectors.inside.kernel import host_clock, name_of
+from dpro.collectors.inside.kernel import host_clock, process_identity
 from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors
 from dpro.collectors.launch.ray_jobs import ray_variables
 from dpro.collectors.launch.recording import (
@@ -158,7 +158,7 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
     while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:
         pass
     os.close(descriptor)
-    run = claim(of_this_start(run.resolve()))
+    run = claim(run_of_this_start(run.resolve()))
     # Containers may share a name and have the same pids.
     host = re.sub(r"[^\w.-]|^[^\w]", "_", socket.gethostname())
     recording = Launch(run, f"{host}-{os.getpid()}-{os.urandom(3).hex()}")
@@ -167,7 +167,7 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
         make_raw(recording)
         marker = prepare(recording, request)
     _fork_sidecar(recording, marker, sidecar, request.beside)
-    say_where(run)
+    print_run(run)
     environment = job_environment(recording, request.options) | request.environment
     if request.options.ray:
         environment |= ray_variables(os.environ, environment)
@@ -176,7 +176,7 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
     _become(command, environment)
 
 
-def say_where(run: Path) -> None:
+def print_run(run: Path) -> None:
     """Print where the run is and the next command, only on a terminal: redirected output is the job's."""
     if sys.stderr is None or not sys.stderr.isatty():
         return
@@ -187,7 +187,7 @@ def say_where(run: Path) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def of_this_start(run: Path) -> Path:
+def run_of_this_start(run: Path) -> Path:
     """Return the run to record into: beside `run` if that contains an earlier start of the same Slurm job.
 
     The script of a requeued job names the same `run` again, which would be refused as not empty. All
@@ -242,10 +242,10 @@ def refuse_other_jobs(run: Path, command: Sequence[str]) -> None:
     Raises:
         UsageError: one does.
     """
-    here = part(command, os.environ)
+    here = launcher_identity(command, os.environ)
     for other in filter(is_locked, launches(run)):
         with suppress(FileNotFoundError, LookupError, TypeError):  # it is ending, or of another version
-            why = difference(here, other.facts()["job"])
+            why = job_difference(here, other.facts()["job"])
             if why:
                 raise UsageError(
                     f"{run}: another job is being recorded there ({one_line(why)}); name another folder "
@@ -274,8 +274,8 @@ def prepare(recording: Launch, request: Request) -> IO[bytes]:
     """Write the settings for the recorder and the marker for readers; return the marker, open and locked."""
     command, options, document = request.command, request.options, request.document()
     recording.marker.parent.mkdir(0o755, exist_ok=True)
-    facts = {"host": socket.gethostname(), **name_of(os.getpid()), "launched_ns": time.time_ns()}
-    facts |= {"job": part(command, os.environ)}
+    facts = {"host": socket.gethostname(), **process_identity(os.getpid()), "launched_ns": time.time_ns()}
+    facts |= {"job": launcher_identity(command, os.environ)}
     shown = (
         [*command[:1], *([MASK] if command[1:] else [])] if options.mask_command else masked_command(command)
     )
@@ -385,19 +385,27 @@ _ALLOCATIONS = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PBS_JOBID", "LSB_JOBID")
 _JOBS = ("SLURM_STEP_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "MASTER_ADDR", "MASTER_PORT",
          "TORCHELASTIC_RUN_ID")  # fmt: skip
 # Variables and options (`--node-rank 1`, `--machine_rank=1`) that differ between launchers of a job.
-_PLACES = ("RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-_PLACE = re.compile(r"-{1,2}[\w-]*(rank|node[-_]id|local[-_]addr)[\w-]*(=.*)?", re.IGNORECASE)
-_MEETING = re.compile(r"--rdzv[-_](id|endpoint)\b.*")  # torchrun assigns node ranks itself
+_RANK_VARIABLES = (
+    "RANK",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "SLURM_PROCID",
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "PMI_RANK",
+)
+_RANK_OPTION = re.compile(r"-{1,2}[\w-]*(rank|node[-_]id|local[-_]addr)[\w-]*(=.*)?", re.IGNORECASE)
+_RENDEZVOUS_OPTION = re.compile(r"--rdzv[-_](id|endpoint)\b.*")  # torchrun assigns node ranks itself
 
 
-def part(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+def launcher_identity(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the facts by which launchers are compared, as JSON."""
     # Options that give the position of a command in the job go to `places`, the others to `words`.
     words: list[str] = []
     places: dict[str, str] = {}
     option = ""
     for word in masked_command(command):
-        place = _PLACE.fullmatch(word)
+        place = _RANK_OPTION.fullmatch(word)
         if option:
             places[option], option = word, ""
         elif place and place[2]:
@@ -409,12 +417,12 @@ def part(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, An
     return {
         "host": [socket.gethostname(), host_clock()],
         "ids": {name: environment[name] for name in (*_ALLOCATIONS, *_JOBS) if environment.get(name)},
-        "places": {name: environment[name] for name in _PLACES if environment.get(name)} | places,
+        "places": {name: environment[name] for name in _RANK_VARIABLES if environment.get(name)} | places,
         "command": words,
     }
 
 
-def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+def job_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Word why two launchers at the same time are of different jobs; empty where nothing shows it."""
     shared = [name for name in ours["ids"] if name in theirs["ids"]]
     for name in shared:
@@ -426,7 +434,7 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     meets = any(name in _JOBS for name in shared)
     if ours["command"] != theirs["command"] and not meets:
         return f"its command is {' '.join(theirs['command'])}"
-    meets = meets or any(map(_MEETING.fullmatch, ours["command"]))
+    meets = meets or any(map(_RENDEZVOUS_OPTION.fullmatch, ours["command"]))
     if ours["host"] == theirs["host"] and not ours["places"] and not meets:
         return "it is the same command on the same host"
     return ""

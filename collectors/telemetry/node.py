@@ -161,10 +161,10 @@ def read_process(pid: int, proc: Path = Path("/proc"), sys: Path = Path("/sys"))
     for kind in ("voluntary", "nonvoluntary"):
         if (name := f"{kind}_ctxt_switches") in status:
             values[f"main_thread_switches_{kind}"] = status[name]
-    return values | _held_back(pid, proc, sys)
+    return values | _throttling(pid, proc, sys)
 
 
-def _held_back(pid: int, proc: Path, sys: Path) -> dict[str, float]:
+def _throttling(pid: int, proc: Path, sys: Path) -> dict[str, float]:
     """Return the throttling of a process's own cgroup; empty where it has no CPU limit."""
     cgroup = find_cgroup(sys, proc, str(pid))
     values = replace(cgroup, memory=None).read() if cgroup.cpu is not None else {}
@@ -347,7 +347,7 @@ def established() -> list[TcpCounts]:
     """
     connections = []
     for family in (socket.AF_INET, socket.AF_INET6):
-        connections += [counted for answer in _dump(family) if (counted := _counted(family, answer))]
+        connections += [counted for answer in _dump(family) if (counted := _parse_connection(family, answer))]
     return [connection for connection in connections if leaves_host(connection)]
 
 
@@ -373,7 +373,7 @@ def _dump(family: int) -> Iterator[bytes]:
                 offset += (size + 3) & ~3
 
 
-def _counted(family: int, answer: bytes) -> TcpCounts | None:
+def _parse_connection(family: int, answer: bytes) -> TcpCounts | None:
     """Parse the connection of an answer; None where an old kernel reports too little."""
     _, _, source, target = _SOCKET.unpack_from(answer, 4)
     size = 4 if family == socket.AF_INET else 16

@@ -211,7 +211,7 @@ class NvidiaGpus(SampledGpus):
             self._complain(f"GPUs that are not sampled: {', '.join(broken)}")
 
     def _opened(self, handle: Any) -> SampledGpu:
-        device = _bare(self._nvml.nvmlDeviceGetUUID(handle))
+        device = _without_prefix(self._nvml.nvmlDeviceGetUUID(handle))
         calls: list[Call] = [_clocks, _reasons, _temperature, _utilization, _memory]
         gpu = SampledGpu(handle, device, calls, [_limits, _pcie_link, _address_of])
         gpu.fields = self._supported(gpu, [*_FIELDS, _LINK_COUNT])
@@ -232,7 +232,7 @@ class NvidiaGpus(SampledGpus):
             for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu.handle)):
                 with suppress(nvml.NVMLError_NotFound):
                     handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu.handle, index)
-                    device = f"{gpu.device}/{_bare(nvml.nvmlDeviceGetUUID(handle))}"
+                    device = f"{gpu.device}/{_without_prefix(nvml.nvmlDeviceGetUUID(handle))}"
                     yield SampledGpu(handle, device, [_memory], [])
 
     def _supported(self, gpu: SampledGpu, fields: list[Field]) -> list[Field]:
@@ -321,7 +321,7 @@ def driver_is_there(devices: Iterable[str] = ("/proc/driver/nvidia/version", "/d
     return any(Path(path).exists() for path in devices)
 
 
-def _bare(uuid: str | bytes) -> str:
+def _without_prefix(uuid: str | bytes) -> str:
     """Return a uuid as PyTorch writes it: `8c5…` for `GPU-8c5…`."""
     text = uuid.decode() if isinstance(uuid, bytes) else uuid
     return text.removeprefix("GPU-").removeprefix("MIG-")

@@ -110,7 +110,7 @@ def sample_until_ended(recording: Launch, period_s: float, lifeline_end: int) ->
     due = time.monotonic()
     for number in itertools.count():
         if not election.is_won and election.try_to_win():
-            sources |= _of_the_node(recording, complain)
+            sources |= _node_sources(recording, complain)
             for open_ in libraries():
                 arguments = (open_, period_s, output, complain)
                 threading.Thread(target=sample_gpus, args=arguments, daemon=True).start()
@@ -166,7 +166,7 @@ def _read_all(sources: dict[str, Source], everything: bool, complain: Complain) 
     return samples
 
 
-def _of_the_node(recording: Launch, complain: Complain) -> dict[str, Source]:
+def _node_sources(recording: Launch, complain: Complain) -> dict[str, Source]:
     """Return the sources that only the elected sampler of a node reads, besides GPUs."""
     cgroup = find_cgroup()
     ports = find_ports()

@@ -83,7 +83,7 @@ class Segments:
     item: Ints
 
 
-def chosen(level: DetailLevel, wanted: Bools) -> DetailLevel:
+def select_spans(level: DetailLevel, wanted: Bools) -> DetailLevel:
     """Select spans of a level without merging.
 
     Args:
@@ -161,7 +161,7 @@ def _at_scale(spans: Segments, begin: int, pixel_ns: float) -> Segments:
     wide = spans.end - spans.start >= pixel_ns
     if wide.all():
         return spans
-    large, small = _picked(spans, wide), _merged(_picked(spans, ~wide), begin, pixel_ns)
+    large, small = _picked(spans, wide), _merge(_picked(spans, ~wide), begin, pixel_ns)
     return Segments(*(np.concatenate(pair) for pair in zip(_columns(large), _columns(small), strict=True)))
 
 
@@ -173,7 +173,7 @@ def _picked(spans: Segments, which: Bools | Ints) -> Segments:
     return Segments(*(column[which] for column in _columns(spans)))
 
 
-def _merged(spans: Segments, begin: int, pixel_ns: float) -> Segments:
+def _merge(spans: Segments, begin: int, pixel_ns: float) -> Segments:
     """Merge spans that begin on the same pixel of a row, then neighbours of the same kind and density."""
     pixel = ((spans.start - begin) // pixel_ns).astype(np.int64)
     new = np.flatnonzero(np.r_[True, (np.diff(spans.row) != 0) | (np.diff(pixel) != 0)])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Ints
 from dpro.dashboards.links import Link
 from dpro.dashboards.theme import SPAN_LOOKS, colour, plain, styled
-from dpro.dashboards.timeline.detail import PIXELS, DetailLevel, Segments, chosen, levels, segments
+from dpro.dashboards.timeline.detail import PIXELS, DetailLevel, Segments, levels, segments, select_spans
 from dpro.dashboards.timeline.lanes import KINDS, SIDES
 from dpro.timelines.slices import CRITICAL, MEASURED, PATHS, REPLAYED
 from dpro.units import NS_PER_MS
@@ -220,7 +220,7 @@ def make_tracks(rows: pl.DataFrame, origin_ns: int) -> Tracks:
     critical: NDArray[np.bool_] = rows["critical"].to_numpy()
     everything = DetailLevel(0.0, first, start, end, kinds)
     length = int(end.max() - start.min()) if start.size else 0
-    whole, path = levels(everything, length), levels(chosen(everything, critical), length)
+    whole, path = levels(everything, length), levels(select_spans(everything, critical), length)
     return Tracks(tracks.drop("len"), first, start, end, kinds, whole, path)
 
 

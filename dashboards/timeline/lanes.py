@@ -135,7 +135,9 @@ def make_lanes(spans: pl.DataFrame, names: SpanNames, window_ns: int, origin_ns:
             member of its collective arrived, null for other spans.
     """
     spans = spans.filter(pl.col("kind") != "overhead").with_columns(
-        lane=_lane(), duration_ns=pl.max_horizontal(pl.col("duration_ns"), 1), name_code=_coded(spans, names)
+        lane=_lane(),
+        duration_ns=pl.max_horizontal(pl.col("duration_ns"), 1),
+        name_code=_name_codes(spans, names),
     )
     order = _lane_order(spans)
     places = pl.col("lane").replace_strict(order["lane"], range(order.height), return_dtype=pl.Int32)
@@ -155,10 +157,12 @@ def make_lanes(spans: pl.DataFrame, names: SpanNames, window_ns: int, origin_ns:
         "phase": phases_of(spans, place, depth, start, names.texts),
         "micro_batch": spans["micro_batch"].clip(-1, 32_000).cast(pl.Int16).to_numpy(),
     }  # fmt: skip
-    return laid(int(spans["rank"][0]), columns, order["label"].to_list(), order["gpu"].to_list(), window_ns)
+    return lay_rows(
+        int(spans["rank"][0]), columns, order["label"].to_list(), order["gpu"].to_list(), window_ns
+    )
 
 
-def _coded(spans: pl.DataFrame, names: SpanNames) -> pl.Series:
+def _name_codes(spans: pl.DataFrame, names: SpanNames) -> pl.Series:
     kept = spans.filter(pl.col("kind") != "overhead")["name"]
     return pl.Series("name_code", names.codes(kept))
 
@@ -232,11 +236,11 @@ def depths(place: NDArray[Any], start: Ints, end: Ints) -> NDArray[np.int32]:
     bounds = np.flatnonzero(np.r_[True, np.diff(place) != 0, True]) if place.size else np.zeros(1, np.int64)
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist()):
         ended = np.searchsorted(np.sort(end[low:high]), start[low:high], "right")
-        depth[low:high] = _apart(np.arange(high - low) - ended, start[low:high], end[low:high])
+        depth[low:high] = _move_apart(np.arange(high - low) - ended, start[low:high], end[low:high])
     return depth
 
 
-def _apart(depth: Ints, start: Ints, end: Ints) -> Ints:
+def _move_apart(depth: Ints, start: Ints, end: Ints) -> Ints:
     """Move spans that overlap another one of their depth deeper, for at most `_MAX_MOVES` rounds."""
     for _ in range(_MAX_MOVES):
         order = np.lexsort((start, depth))
@@ -249,7 +253,7 @@ def _apart(depth: Ints, start: Ints, end: Ints) -> Ints:
     return depth
 
 
-def laid(
+def lay_rows(
     rank: int, columns: dict[str, NDArray[Any]], labels: Sequence[str], gpu: Sequence[bool], window_ns: int
 ) -> RankLanes:
     """Put spans into rows; split each collective into its wait and its transfer.
@@ -326,7 +330,7 @@ def phases_of(
     host = kind.is_in(["cpu_op", "runtime"]).to_numpy()
     phase[host & (phase == UNKNOWN)] = FORWARD
     _inherit(phase, place, depth, start)  # ranges within operators
-    _launched(phase, spans, kind)
+    _inherit_from_launch(phase, spans, kind)
     return phase
 
 
@@ -351,7 +355,7 @@ def _inherit(phase: NDArray[np.uint8], place: NDArray[Any], depth: NDArray[Any],
         outer = row
 
 
-def _launched(phase: NDArray[np.uint8], spans: pl.DataFrame, kind: pl.Series) -> None:
+def _inherit_from_launch(phase: NDArray[np.uint8], spans: pl.DataFrame, kind: pl.Series) -> None:
     """Give GPU work the phase of its launch."""
     on_gpu = kind.is_in(["kernel", "memcpy", "memset"]).to_numpy()
     correlation = spans["correlation"].to_numpy()

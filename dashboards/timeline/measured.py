@@ -23,7 +23,7 @@ from dpro.analysis.cached import Cached, cached
 from dpro.arrays import Bools, Ints
 from dpro.dashboards import defect_in
 from dpro.dashboards.timeline.detail import DetailLevel, levels
-from dpro.dashboards.timeline.lanes import KINDS, RankLanes, SpanNames, depths, laid, make_lanes
+from dpro.dashboards.timeline.lanes import KINDS, RankLanes, SpanNames, depths, lay_rows, make_lanes
 from dpro.dashboards.timeline.search import Search
 from dpro.dashboards.timeline.stopped import Stop, stop_of
 from dpro.detect.findings import Finding
@@ -69,7 +69,7 @@ class MeasuredLanes(Cached):
         hangs: Sequence[Finding] = ()
         with suppress(DproError):  # the view of hangs reports the error
             hangs = self._hangs()
-        return clocked(self.run, hangs)
+        return align_run(self.run, hangs)
 
     def calls(self, rank: int) -> pl.DataFrame:
         """Return the calls at which a rank stopped, as spans; empty if the run does not hang."""
@@ -147,7 +147,7 @@ class Clocked:
     stop: Stop | None = None
 
 
-def clocked(run: Run, hangs: Sequence[Finding] = ()) -> Clocked:
+def align_run(run: Run, hangs: Sequence[Finding] = ()) -> Clocked:
     """Find the clock of each rank, when collectives met, and where the job stopped.
 
     Raises:
@@ -315,7 +315,7 @@ def _rank_lanes(
     moved = moved[np.argsort(nodes.collective[moved], kind="stable")]
     begin = timeline.start[work] + shift
     columns = _columns(timeline, work, begin, timeline.end[work] + shift, codes)
-    if moved.size:  # a transfer begins with its wait; `laid` splits them
+    if moved.size:  # a transfer begins with its wait; `lay_rows` splits them
         near = np.minimum(np.searchsorted(nodes.collective[moved], nodes.collective[arrived]), moved.size - 1)
         met = nodes.collective[moved[near]] == nodes.collective[arrived]
         place = np.searchsorted(work, moved[near[met]])
@@ -330,8 +330,8 @@ def _rank_lanes(
     columns = {name: column[order] for name, column in columns.items()}
     columns["depth"] = depths(columns["place"], columns["start"], columns["end"])
     everything = np.arange(columns["ident"].size)
-    item = measured_items(measured, nodes.span[columns["ident"]])
-    _like(columns, everything, measured, item)
+    item = indices_of_spans(measured, nodes.span[columns["ident"]])
+    _copy_phases(columns, everything, measured, item)
     recorded = np.flatnonzero(item >= 0)
     place, first = np.unique(columns["place"][recorded], return_index=True)
     rows = np.searchsorted(measured.all.first, item[recorded[first]], "right") - 1
@@ -339,17 +339,17 @@ def _rank_lanes(
     labels = [of[number].label if number in of else names[lane] for number, lane in enumerate(lanes.tolist())]
     plain = [timeline.graph.lanes[lane][1] for lane in lanes.tolist()]
     gpu = [of[number].gpu if number in of else label.startswith(STREAM) for number, label in enumerate(plain)]
-    return laid(rank, columns, labels, gpu, window_ns)
+    return lay_rows(rank, columns, labels, gpu, window_ns)
 
 
-def _like(columns: dict[str, NDArray[Any]], places: Ints, lanes: RankLanes, item: Ints) -> None:
+def _copy_phases(columns: dict[str, NDArray[Any]], places: Ints, lanes: RankLanes, item: Ints) -> None:
     """Give nodes the phase and micro-batch of the spans they were measured as, where known."""
     is_measured = item >= 0
     columns["phase"][places[is_measured]] = lanes.phase[item[is_measured]]
     columns["micro_batch"][places[is_measured]] = lanes.micro_batch[item[is_measured]]
 
 
-def measured_items(lanes: RankLanes, spans: Ints) -> Ints:
+def indices_of_spans(lanes: RankLanes, spans: Ints) -> Ints:
     """Return [N] the index of each id among the measured spans, -1 for none.
 
     Args:
@@ -369,7 +369,7 @@ def _critical(
     """Return a rank's work on the critical path, each node on the first row of its measured lane."""
     nodes = timeline.graph.nodes
     work = path[nodes.rank[path] == lanes.rank]
-    item = measured_items(lanes, nodes.span[work])
+    item = indices_of_spans(lanes, nodes.span[work])
     top = np.concatenate(
         [np.full(lane.rows[1] - lane.rows[0], lane.rows[0]) for lane in lanes.lanes] or [work[:0]]
     )
@@ -401,11 +401,11 @@ def _path(timeline: Timeline, path: Ints, measured: MeasuredLanes, codes: NDArra
     columns["place"] = np.zeros(path.size, np.int64)
     for rank, lanes in measured.ranks.items():
         places = np.flatnonzero(nodes.rank[path] == rank)
-        _like(columns, places, lanes, measured_items(lanes, nodes.span[path[places]]))
+        _copy_phases(columns, places, lanes, indices_of_spans(lanes, nodes.span[path[places]]))
     order = np.argsort(start, kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
     columns["depth"] = depths(columns["place"], columns["start"], columns["end"])
-    return laid(PATH, columns, [CRITICAL], [True], of.window_ns)
+    return lay_rows(PATH, columns, [CRITICAL], [True], of.window_ns)
 
 
 class BackgroundResult:

@@ -120,7 +120,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") ->
             (OTHER, there if whole else {rank: there.get(rank) for rank in other.measured.clocks.parts})
         ]
         complete = complete and whole
-    kept, why_all = _kept(pattern, tracks, sides)
+    kept, why_all = _matching_names(pattern, tracks, sides)
     return {
         "complete": complete,
         "unfiltered": why_all,
@@ -159,7 +159,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") ->
 Sides = Sequence[tuple[str, Mapping[int, RankLanes | None]]]
 
 
-def _kept(pattern: str, tracks: Sequence[CounterTrack], sides: Sides) -> tuple[set[str], str]:
+def _matching_names(pattern: str, tracks: Sequence[CounterTrack], sides: Sides) -> tuple[set[str], str]:
     """Return the names of lanes and counters that match; if the pattern is invalid, all names, and why."""
     names = [_name_of(track.rank, track.label) for track in tracks]
     names += [
@@ -248,7 +248,7 @@ def drawn(
         lanes = _lanes(loaded, side, rank, other)
         if lanes is None:
             continue
-        measured, shift = _of(loaded, side, other)
+        measured, shift = _run_of_side(loaded, side, other)
         height = lanes.all.first.size - 1
         places = [place for place, row in enumerate(view.rows) if row[:2] == (side, rank) and row[2] < height]
         rows = [view.rows[place][2] for place in places]
@@ -262,16 +262,16 @@ def drawn(
                 visible = segments(detail, rows, view.begin - shift, view.end - shift, pixel_ns, most)
                 moved = {"start": visible.start + shift, "end": visible.end + shift}
                 codes = lanes.name[visible.item if layer != ON_PATH else visible.item[:0]]
-                names = _in_own_names(loaded, measured, codes)
+                names = _translate_names(loaded, measured, codes)
                 yield layer, lanes, replace(visible, row=np.array(places)[visible.row], **moved), names
 
 
-def _of(loaded: Loaded, side: str, other: Beside | None) -> tuple[MeasuredLanes, int]:
+def _run_of_side(loaded: Loaded, side: str, other: Beside | None) -> tuple[MeasuredLanes, int]:
     """Return the run of a side, and the shift of its times in ns."""
     return (other.measured, other.shift_ns) if side == "o" and other else (loaded.measured, 0)
 
 
-def _in_own_names(loaded: Loaded, of: MeasuredLanes, names: NDArray[np.int32]) -> NDArray[np.int32]:
+def _translate_names(loaded: Loaded, of: MeasuredLanes, names: NDArray[np.int32]) -> NDArray[np.int32]:
     """Translate a run's numbers of names into those of the page's run."""
     if of is loaded.measured or not names.size:
         return names
@@ -340,12 +340,12 @@ def area_info(loaded: Loaded, area: Viewport, other: Beside | None = None) -> di
         lanes = _lanes(loaded, side, rank, other)
         if lanes is None:
             continue
-        measured, shift = _of(loaded, side, other)
+        measured, shift = _run_of_side(loaded, side, other)
         below = [row for row in of if row < lanes.all.first.size - 1]
         inside = spans_within(lanes, below, area.begin - shift, area.end - shift)
         whose = f" of {other.name}" if side == "o" and other else ""
         busy.append(by_lane(inside, lanes).with_columns(pl.col("lane") + whose))
-        codes = _in_own_names(loaded, measured, inside["name"].to_numpy())
+        codes = _translate_names(loaded, measured, inside["name"].to_numpy())
         spans.append(inside.with_columns(name=pl.Series(codes, dtype=pl.Int32)))
     named = by_name(pl.concat(spans), loaded.measured.names.texts) if spans else pl.DataFrame()
     return {
@@ -416,13 +416,13 @@ def node_info(loaded: Loaded, rank: int, item: int) -> dict[str, Any] | None:
     return {"place": place, "facts": fact_info(replayed.timeline, node), "stack": [], "arrows": arrows}
 
 
-def _chosen(loaded: Loaded, query: Mapping[str, str], other: Beside | None) -> dict[str, Any] | None:
+def _requested_span(loaded: Loaded, query: Mapping[str, str], other: Beside | None) -> dict[str, Any] | None:
     """Return the span that a request names by `side`, `rank`, and `item` or, stable in links, `id`."""
     side, rank = query.get("side", "m"), int(query["rank"])
     lanes = _lanes(loaded, side, rank, other)
     if lanes is None:
         return None
-    measured, shift = _of(loaded, side, other)
+    measured, shift = _run_of_side(loaded, side, other)
     item = int(query["item"]) if "item" in query else lanes.find(int(query["id"]))
     if not 0 <= item < lanes.name.size:
         return None
@@ -440,7 +440,7 @@ def _chosen(loaded: Loaded, query: Mapping[str, str], other: Beside | None) -> d
     return span_info(loaded.measured, rank, item, None if replayed is None else replayed.timeline)
 
 
-def _asked(runs: Runs, query: Mapping[str, str]) -> tuple[Loaded, Beside | None]:
+def _requested_runs(runs: Runs, query: Mapping[str, str]) -> tuple[Loaded, Beside | None]:
     """Return the run that a request is about, and the one beside it.
 
     Raises:
@@ -458,7 +458,7 @@ def register(server: Flask, runs: Runs) -> None:
 
     def answered(work: Any) -> Response:
         try:
-            answer = work(*_asked(runs, request.args))
+            answer = work(*_requested_runs(runs, request.args))
         except DproError as error:
             return _json({"error": str(error)}, 400)
         except (KeyError, ValueError, OverflowError):
@@ -511,7 +511,7 @@ def register(server: Flask, runs: Runs) -> None:
 
     @server.get("/timeline/span")
     def span() -> Response:
-        return answered(lambda loaded, other: _chosen(loaded, request.args, other))
+        return answered(lambda loaded, other: _requested_span(loaded, request.args, other))
 
 
 def _json(content: Any, status: int = 200) -> Response:
@@ -553,9 +553,9 @@ def span_info(
     launch = _launch(rows, row)
     caller = lanes.find(launch) if launch >= 0 else item
     stack = [] if caller < 0 else [*([caller] if launch >= 0 else []), *lanes.around(caller)][:_STACK]
-    arrows = [*_recorded(measured, rows, row, launch), *_met(measured, rank, ident)]
+    arrows = [*_arrows_of_launches(measured, rows, row, launch), *_arrows_of_members(measured, rank, ident)]
     if timeline is not None:
-        arrows += _replayed(measured, timeline, rank, ident)
+        arrows += _arrows_of_replay(measured, timeline, rank, ident)
     facts = [
         *_facts(measured, lanes, item),
         *_sizes(rows, row, lanes, stack),
@@ -635,7 +635,7 @@ def _launch(rows: pl.DataFrame, row: dict[str, Any]) -> int:
     return int(calls[0]) if calls.len() else -1
 
 
-def _recorded(
+def _arrows_of_launches(
     measured: MeasuredLanes, rows: pl.DataFrame, row: dict[str, Any], launch: int
 ) -> Iterable[dict[str, Any]]:
     """Yield arrows between launches and their GPU work, and between forward and backward operators."""
@@ -682,7 +682,7 @@ def _collective(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[tupl
         yield "waited", whose if last is asked else f"{format_duration(waited)} {whose}"
 
 
-def _met(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[dict[str, Any]]:
+def _arrows_of_members(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[dict[str, Any]]:
     """Yield an arrow from the member that arrived last, or from this one to those that waited for it."""
     members = _members(measured, rank, ident)
     if len(members) < 2:
@@ -696,7 +696,9 @@ def _met(measured: MeasuredLanes, rank: int, ident: int) -> Iterable[dict[str, A
         yield from _arrow(measured, last["rank"], last["span_id"], False, "arrived last at the collective")
 
 
-def _replayed(measured: MeasuredLanes, timeline: Timeline, rank: int, ident: int) -> Iterable[dict[str, Any]]:
+def _arrows_of_replay(
+    measured: MeasuredLanes, timeline: Timeline, rank: int, ident: int
+) -> Iterable[dict[str, Any]]:
     """Yield arrows for the dependencies in the replay."""
     nodes = timeline.graph.nodes
     parts = np.flatnonzero((nodes.rank == rank) & (nodes.span == ident))

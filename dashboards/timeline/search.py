@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools
-from dpro.dashboards.timeline.detail import DetailLevel, chosen, levels
+from dpro.dashboards.timeline.detail import DetailLevel, levels, select_spans
 from dpro.dashboards.timeline.lanes import RankLanes, SpanNames
 from dpro.errors import UsageError
 from dpro.words import shortened
@@ -105,7 +105,7 @@ class Search:
                 self._levels.move_to_end(key)
                 return self._levels[key]
         wanted = matching(pattern, self._names.texts)[lanes.name]
-        matches = levels(chosen(lanes.all, wanted), window_ns)
+        matches = levels(select_spans(lanes.all, wanted), window_ns)
         with self._lock:
             self._levels[key] = matches
             while len(self._levels) > KEPT:

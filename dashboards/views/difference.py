@@ -103,7 +103,7 @@ def _difference(loaded: Loaded, link: Link) -> tuple[DifferenceDocument, Loaded]
 
 def _summary(loaded: Loaded, link: Link) -> Any:
     difference, other = _difference(loaded, link)
-    here, there = _names(loaded, other, link)
+    here, there = _names_of_runs(loaded, other, link)
     a_ms, b_ms, change = difference.known_change
     rows = [
         ("A", f"{format_ms(a_ms)} per step: {other.run.label}"),
@@ -119,7 +119,7 @@ def _summary(loaded: Loaded, link: Link) -> Any:
     ]
 
 
-def _names(loaded: Loaded, other: Loaded, link: Link) -> tuple[str, str]:
+def _names_of_runs(loaded: Loaded, other: Loaded, link: Link) -> tuple[str, str]:
     """Return the names of both runs; their whole labels if the names are equal."""
     here, there = (Path(run.run.label).name or run.run.label for run in (loaded, other))
     here, there = link.run or here, link.against or there
@@ -128,7 +128,7 @@ def _names(loaded: Loaded, other: Loaded, link: Link) -> tuple[str, str]:
 
 def _waterfall(loaded: Loaded, link: Link) -> Any:
     difference, other = _difference(loaded, link)
-    contributions, name = difference_info(difference), plain(_names(loaded, other, link)[1])
+    contributions, name = difference_info(difference), plain(_names_of_runs(loaded, other, link)[1])
     rows = [
         [
             row["name"],

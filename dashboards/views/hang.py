@@ -28,7 +28,7 @@ from dpro.dashboards.page import Panel, csv_link, graph, message, table, view
 from dpro.dashboards.theme import colour, plain, styled
 from dpro.detect.findings import Finding, ranks_of
 from dpro.detect.hang.case import Case
-from dpro.detect.hang.evidence import attendance, name_of
+from dpro.detect.hang.evidence import name_of, observe_attendance
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.stack_tree import StackedThread, lines_of, merge_stacks
 from dpro.detect.hang.story import last_calls, story_info
@@ -226,7 +226,7 @@ def stack_info(workers: pl.DataFrame, folder: Path) -> pl.DataFrame:
     return distinct.sort(order).select("thread", "ranks", "stack")
 
 
-def _kept(path: Path) -> Iterable[StackedThread]:
+def _read_threads(path: Path) -> Iterable[StackedThread]:
     """Yield the threads in a file of stacks from `dpro watch`, up to the first damaged entry."""
     try:
         answers = json.loads(path.read_text(encoding="utf-8"))["ranks"]
@@ -251,7 +251,7 @@ def _threads(workers: pl.DataFrame, folder: Path, *, latest: bool = False) -> li
     kept = [
         thread if latest else thread._replace(name=f"{thread.name}, {path.parent.name}")
         for path in paths[-1 if latest else 0 :]
-        for thread in _kept(path)
+        for thread in _read_threads(path)
     ]
     return [
         StackedThread(rank, "main thread, at the end", stack.splitlines())
@@ -297,7 +297,7 @@ def _story(loaded: Loaded, link: Link) -> Any:
     rows = [
         [
             time_in_words(time_ns) if time_ns >= 0 else "",
-            _after(time_ns - onset_ns) if time_ns >= 0 else "",
+            _since_onset(time_ns - onset_ns) if time_ns >= 0 else "",
             ranks_in_words(ranks),
             what,
         ]
@@ -309,7 +309,7 @@ def _story(loaded: Loaded, link: Link) -> Any:
     ]
 
 
-def _after(passed_ns: int) -> str:
+def _since_onset(passed_ns: int) -> str:
     """Word a time relative to the onset of a hang: `+ 3.2 s`, or before it `- 20 ms`."""
     return "0" if not passed_ns else f"{'+' if passed_ns > 0 else '-'} {format_duration(abs(passed_ns))}"
 
@@ -545,9 +545,9 @@ def _box(case: Case, nodes: Sequence[Node], at_fault: Sequence[int], x: int, y: 
     kind, numbers = nodes[0][0], tuple(sorted(number for _, number in nodes))
     if kind == OPERATION:
         operations = [case.waits.operations[number] for number in numbers]
-        facts = [attendance(operation).text for operation in operations[:_LISTED]]
+        facts = [observe_attendance(operation).text for operation in operations[:_LISTED]]
         more = len(operations) - len(facts)
-        label = _named(operations)
+        label = _name_operations(operations)
         return Box(kind, numbers, False, x, y, label, (*facts, *([f"and {more} more"] if more > 0 else [])))
     blamed = numbers[0] in at_fault
     gone = [rank for rank in numbers if rank in case.deaths]
@@ -559,7 +559,7 @@ def _box(case: Case, nodes: Sequence[Node], at_fault: Sequence[int], x: int, y: 
     return Box(kind, numbers, blamed, x, y, label, (listed, *said))
 
 
-def _named(operations: Sequence[Operation]) -> str:
+def _name_operations(operations: Sequence[Operation]) -> str:
     """Name operations: one by its name, a sequence as `all_reduce #126–128, group`, others by the first."""
     first, numbers = operations[0], sorted(operation.sequence for operation in operations)
     if first.pair:

@@ -25,7 +25,7 @@ from dpro.dashboards.theme import colour, ink_of, styled, time_unit
 from dpro.dashboards.views.heatmap import SCALE, colour_bar
 from dpro.detect.findings import Finding
 from dpro.errors import DproError
-from dpro.replay.mesh import Mesh, in_words
+from dpro.replay.mesh import Mesh, mesh_in_words
 from dpro.units import NS_PER_MS
 
 NAME = "layout"
@@ -177,7 +177,7 @@ def _layout_of(loaded: Loaded, link: Link) -> Any:
     if places.is_empty():
         return message(needs.NO_LAYOUT)
     said: list[Any] = [
-        html.P(in_words(mesh)),
+        html.P(mesh_in_words(mesh)),
         choices(link, "metric", _metrics(loaded), next(iter(_metrics(loaded)))),
     ]
     try:

@@ -20,7 +20,7 @@ from dash import Input, dcc, html
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.jobs import Job, job_names
-from dpro.analysis.step_time import SMALL, median_between
+from dpro.analysis.step_time import MIN_CHANGE, median_between
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, choices, csv_link, graph, in_browser, message, table, view
@@ -69,7 +69,7 @@ class Timed(NamedTuple):
     high_ns: float = 0.0
 
 
-class Judged(NamedTuple):
+class Judgement(NamedTuple):
     """The verdict on a run.
 
     Attributes:
@@ -141,7 +141,7 @@ def timed_run(path: Path) -> Timed:
     return Timed(*timed[:3], steps.steps.size, steps.typical_ns, *median_between(usual, steps.cycle))
 
 
-def judged_run(path: Path) -> Judged:
+def judged_run(path: Path) -> Judgement:
     """Find what limits a run and what is at fault.
 
     Raises:
@@ -150,14 +150,14 @@ def judged_run(path: Path) -> Judged:
     analysis = Analysis(open_run(path))
     goodput = next((share for share in (say(analysis) for say in hooks_of("goodput")) if share), None)
     if analysis.run.rows()["spans"] > MAX_UNASKED:
-        return Judged("not judged here: open it", "", goodput)
+        return Judgement("not judged here: open it", "", goodput)
     verdict = explain(analysis)
     at_fault = bool(verdict.faulty_ranks) or analysis.end.early
     limit = verdict.limit.kind if verdict.limit else "not known"
-    return Judged(limit, verdict.fault if at_fault else "", goodput)
+    return Judgement(limit, verdict.fault if at_fault else "", goodput)
 
 
-def facts_of(offers: Sequence[OfferedRun]) -> tuple[dict[str, Timed | str], dict[str, Judged | str]]:
+def facts_of(offers: Sequence[OfferedRun]) -> tuple[dict[str, Timed | str], dict[str, Judgement | str]]:
     """Return what is known so far of the complete runs, by name."""
     whole = {offer.name: Path(offer.path) for offer in offers if offer.is_whole}
     written = {name: (path / MANIFEST).stat().st_mtime_ns for name, path in whole.items()}
@@ -193,7 +193,7 @@ def runs_info(offers: Sequence[OfferedRun]) -> pl.DataFrame:
         pl.col("step_high_ms") < pl.col("step_low_ms").shift().over(job)
     )
     change = step / step.shift().over(job) - 1
-    clear = pl.when(apart & (change.abs() >= SMALL)).then(change).otherwise(0.0)
+    clear = pl.when(apart & (change.abs() >= MIN_CHANGE)).then(change).otherwise(0.0)
     before = pl.col("run").shift().over(job)
     of_jobs = table.filter(step.is_not_null(), pl.col("command") != "").select(
         "run", before=before, change=pl.when(before.is_not_null()).then(clear)
@@ -202,7 +202,7 @@ def runs_info(offers: Sequence[OfferedRun]) -> pl.DataFrame:
     return compared.sort("began", "run", descending=[True, False], nulls_last=True)
 
 
-def _row(offer: OfferedRun, timed: Timed | str | None, judged: Judged | str | None) -> dict[str, Any]:
+def _row(offer: OfferedRun, timed: Timed | str | None, judged: Judgement | str | None) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(_SCHEMA) | {"run": offer.name, "state": _state_of(offer, timed)}
     if isinstance(timed, Timed):
         row |= {
@@ -212,7 +212,7 @@ def _row(offer: OfferedRun, timed: Timed | str | None, judged: Judged | str | No
         if timed.steps:
             times = (timed.typical_ns, timed.low_ns, timed.high_ns)
             row |= zip(("step_ms", "step_low_ms", "step_high_ms"), (ns / NS_PER_MS for ns in times))
-    if isinstance(judged, Judged):
+    if isinstance(judged, Judgement):
         row |= {"limit": judged.limit, "fault": judged.fault, "goodput": judged.goodput}
     elif judged is not None:
         row["limit"] = judged
@@ -265,7 +265,7 @@ def runs_figure(runs: pl.DataFrame, axis: str, shown: str, theme: str) -> go.Fig
     return styled(figure, theme, height=340).update_layout(legend=below, showlegend=True, clickmode="event")
 
 
-def several(loaded: Loaded, _link: Link) -> str:
+def require_several(loaded: Loaded, _link: Link) -> str:
     """Require several runs."""
     if len(loaded.offers()) > 1:
         return ""
@@ -304,7 +304,8 @@ def _table(loaded: Loaded, link: Link) -> Any:
     rows = [_cells(row, row["run"] == shown, link, names) for row in runs.iter_rows(named=True)]
     note = (
         "Times are in UTC. A run is compared with the one before it of the same command and number of ranks: "
-        f"they differ where their intervals are apart, by {SMALL:.0%} or more. A click says what changed."
+        f"they differ where their intervals are apart, by {MIN_CHANGE:.0%} or more. A click says "
+        "what changed."
     )
     return [table(header, rows, 1, 5), html.P(note, className="note"), csv_link(NAME, "runs", link)]
 
@@ -347,7 +348,7 @@ def _state(loaded: Loaded) -> object:
 VIEW = view(
     NAME,
     "Runs",
-    several,
+    require_several,
     Panel("Step time of each job's runs", "runs-picture", "listing the runs", _picture, wide=True),
     Panel("All runs", "runs-table", "listing the runs", _table, wide=True),
     tables={"runs": lambda loaded, _link: runs_info(loaded.offers())},

@@ -30,8 +30,8 @@ from dpro.dashboards.account import (
     advice_info,
     entry_figure,
     entry_info,
+    healing_edits,
     healing_in_words,
-    healing_of,
     parts_of_gain,
     picture_figure,
     prediction_of,
@@ -44,7 +44,7 @@ from dpro.dashboards.page import Panel, csv_link, facts, graph, message, view
 from dpro.dashboards.theme import colour, styled, time_unit, whole_ticks
 from dpro.dashboards.timeline.search import LONGEST, literally
 from dpro.dashboards.views.whatif import how_to_do
-from dpro.detect.findings import CodePlace, Finding
+from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.detect.words import describe
 from dpro.errors import DproError
@@ -176,9 +176,9 @@ def _picture(loaded: Loaded, link: Link) -> Any:
     return [
         *hung,
         html.P(explanation.job, className="job"),
-        _of_whole_run(),
+        _whole_run_note(),
         *said,
-        *_steps_taken_apart(loaded, link),
+        *_step_waterfalls(loaded, link),
         html.Div(buttons, className="choices"),
         html.Div(dcc.Graph(figure={}), hidden=True),  # loads Plotly, which draws the picture to save
     ]
@@ -188,7 +188,7 @@ def _entries(explanation: Explanation) -> pl.DataFrame:
     return entry_info(explanation.account or Account())
 
 
-def _steps_taken_apart(loaded: Loaded, link: Link) -> list[Any]:
+def _step_waterfalls(loaded: Loaded, link: Link) -> list[Any]:
     """Return the usual step as a waterfall; with another run, both on one scale."""
     runs: list[tuple[str, Analysis]] = [("this run", loaded)]
     missing: list[Component] = []
@@ -245,10 +245,10 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
     withdrawn = [html.Li(str(finding)) for finding in loaded.withdrawn()]
     listed += [html.Ul(withdrawn, className="unknown")] if withdrawn else []
-    return [_of_whole_run(), *listed, csv_link(NAME, "findings", link)]
+    return [_whole_run_note(), *listed, csv_link(NAME, "findings", link)]
 
 
-def _of_whole_run() -> Component:
+def _whole_run_note() -> Component:
     """Return a note that the panel ignores the selection; the page shows it while there is one."""
     return html.P(WHOLE_RUN, className="note whole-run")
 
@@ -262,13 +262,13 @@ def _finding(finding: Finding, loaded: Loaded, link: Link) -> Component:
     do = [html.P(f"Do: {described.do}")] if described.do else []
     place = [html.P(["in ", _code_place(finding.place)])] if finding.place else []
     shown = [html.Li(line) for line in described.evidence]
-    edits, saves = {"edit": "\n".join(map(str, healing_of(finding)))}, healing_in_words(loaded, finding)
+    edits, saves = {"edit": "\n".join(map(str, healing_edits(finding)))}, healing_in_words(loaded, finding)
     what_if = dcc.Link("what if", href=link.query(view="whatif", options=edits))
     healed = [html.P([f"{saves} ", what_if])] if saves else []
     return html.Article([head, *place, html.Ul(shown), *healed, *do], className="card")
 
 
-def _code_place(place: CodePlace) -> Component:
+def _code_place(place: CodeLocation) -> Component:
     """Return a code location; its tooltip has the whole path of the file."""
     return html.Code(place.in_words, title=f"{place.file}:{place.line}" if place.file else place.name)
 
@@ -299,7 +299,7 @@ def _advice(loaded: Loaded, link: Link) -> Any:
         if label in (BOTH, "NOT")
     ]
     listed = html.Div(cards, className="cards")
-    return [_of_whole_run(), *doubtful, listed, *note, csv_link(NAME, "advice", link)]
+    return [_whole_run_note(), *doubtful, listed, *note, csv_link(NAME, "advice", link)]
 
 
 def _short_names(analysis: Analysis) -> dict[str, str]:
@@ -433,7 +433,7 @@ def _trust(loaded: Loaded, _link: Link) -> Any:
     doubts = interval_doubts(trust, list(advised))
     said = dict.fromkeys([*explanation.unsure, *doubts, *_doubts(loaded)])
     return [
-        _of_whole_run(),
+        _whole_run_note(),
         html.P(trust.verdict, className=f"health {HEALTH[shown_grade(trust, doubts)]}"),
         html.Ul([html.Li(line) for line in said], className="unknown"),
         html.Details([html.Summary("how well the replay fits"), facts(trust_info(trust))]),

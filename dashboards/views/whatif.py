@@ -18,17 +18,23 @@ from dash import Dash, Input, State, dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.answers.whatif import search_once
-from dpro.analysis.predictions import as_tried, predict_edits
+from dpro.analysis.predictions import calibrated, predict_edits
 from dpro.analysis.summary import (
     HEADINGS,
     WORTH_SHOWING,
+    effort_in_words,
     gain_in_words,
     group_of,
     step_in_words,
-    takes_in_words,
 )
 from dpro.dashboards import needs
-from dpro.dashboards.account import advice_info, healing_in_words, healing_of, in_page, prediction_of
+from dpro.dashboards.account import (
+    advice_info,
+    healing_edits,
+    healing_in_words,
+    prediction_of,
+    worded_for_page,
+)
 from dpro.dashboards.changed_spans import changed_spans
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
@@ -133,7 +139,7 @@ def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
         return predict_edits(loaded, edits)
     return loaded.once(  # `predict_edits` would apply the edits a second time
         ("prediction", *edits),
-        lambda: as_tried(compare(loaded.changed(edits), loaded.baseline, loaded.trust)),
+        lambda: calibrated(compare(loaded.changed(edits), loaded.baseline, loaded.trust)),
     )
 
 
@@ -253,12 +259,12 @@ def _answer(loaded: Loaded, link: Link) -> Any:
             ("throughput", gain_in_words(prediction)),
             ("step", f"{step_in_words(prediction)} instead of {now}"),
             ("interval", " to ".join(map(format_duration, prediction.between_ns))),
-            ("takes", takes_in_words(prediction)),
+            ("takes", effort_in_words(prediction)),
             *([] if prediction.is_advice else [("", BLOCKS["bound"])]),
             *([("", f"interval {prediction.widened}")] if prediction.widened else []),
             *(("changes", line) for line in prediction.training),
-            *(("finding", text) for text in _found(loaded, edits)),
-            ("how", in_page(prediction.how())),
+            *(("finding", text) for text in _costs_healed(loaded, edits)),
+            ("how", worded_for_page(prediction.how())),
             *how_to_do(loaded.run, prediction),
             *_next_steps(loaded, prediction, link),
         ]
@@ -328,10 +334,10 @@ def how_to_do(run: Run, prediction: Prediction | None) -> list[tuple[str, Any]]:
     return said
 
 
-def _found(loaded: Loaded, edits: Sequence[Edit]) -> list[str]:
+def _costs_healed(loaded: Loaded, edits: Sequence[Edit]) -> list[str]:
     """Return the costs of the findings that the edits heal, with what the edits save."""
     with suppress(DproError):  # the verdict reports the error
-        healed = [finding for finding in loaded.verdict[0] if healing_of(finding) == list(edits)]
+        healed = [finding for finding in loaded.verdict[0] if healing_edits(finding) == list(edits)]
         titles = [describe(finding, loaded.workers).title for finding in healed]
         return [f"{title}. {healing_in_words(loaded, one)}" for title, one in zip(titles, healed)]
     return []
@@ -395,8 +401,8 @@ def ranked_info(loaded: Loaded) -> pl.DataFrame:
     tries = advice_info(loaded, explanation).filter(pl.col("label") != THEN)
     numbers = dict(tries.filter(pl.col("edit") != "").select("edit", "label").iter_rows())
     advised = [prediction_of(loaded, advice) for advice in explanation.advice]
-    searched = {_text_of(prediction): prediction for prediction in search_once(loaded).predictions}
-    searched |= {_text_of(prediction): prediction for prediction in advised if prediction}
+    searched = {_edits_text(prediction): prediction for prediction in search_once(loaded).predictions}
+    searched |= {_edits_text(prediction): prediction for prediction in advised if prediction}
     rows = [_ranked_row(loaded, prediction, numbers) for prediction in searched.values()]
     for row in tries.filter(pl.col("edit") == "").iter_rows(named=True):
         sure = loaded.trust.answerable and row["low"] is not None and row["low"] > 1
@@ -427,7 +433,7 @@ def ranked_info(loaded: Loaded) -> pl.DataFrame:
     return frame.sort(by, descending=[False, True, False], nulls_last=True, maintain_order=True)
 
 
-def _text_of(prediction: Prediction) -> str:
+def _edits_text(prediction: Prediction) -> str:
     return "\n".join(map(str, prediction.edits))
 
 
@@ -437,7 +443,7 @@ def _ranked_row(loaded: Loaded, prediction: Prediction, numbers: Mapping[str, st
     Args:
         numbers: number of each advice, by its edit.
     """
-    text = _text_of(prediction)
+    text = _edits_text(prediction)
     mended = text in numbers and not prediction.is_advice
     return {
         "group": group_of(prediction, loaded.trust.answerable, mended),
@@ -451,7 +457,7 @@ def _ranked_row(loaded: Loaded, prediction: Prediction, numbers: Mapping[str, st
         "samples": prediction.samples,
         "gain": gain_in_words(prediction),
         "step": step_in_words(prediction),
-        "takes": takes_in_words(prediction),
+        "takes": effort_in_words(prediction),
     }
 
 

@@ -248,10 +248,10 @@ class Analysis(Cached):
         from dpro.replay.whatif.predict import slowdowns_of
 
         if self.built.of_operations:
-            return Context(self.run, operations=self._work)
+            return Context(self.run, operations=self._operation_graph)
         slowdowns = slowdowns_of(self.trust)
         recorded = Baseline(self.built.predictive, slowdowns) if self.trust.answerable else None
-        return Context(self.run, recorded, self._work, breakdown=lambda: self.breakdown)
+        return Context(self.run, recorded, self._operation_graph, breakdown=lambda: self.breakdown)
 
     @cached
     def judged_by_rank(self) -> Verdict:
@@ -261,11 +261,11 @@ class Analysis(Cached):
         from dpro.detect.run import diagnose
 
         assert self.condensed is not None
-        with context_by_rank(self.run, self.condensed, self._work) as context:
+        with context_by_rank(self.run, self.condensed, self._operation_graph) as context:
             return (findings := diagnose(context, self.usual_ns)), notes_of(context, findings)
 
     @property
-    def _work(self) -> tuple[Graph, OperationsAnalysis] | None:
+    def _operation_graph(self) -> tuple[Graph, OperationsAnalysis] | None:
         """The graph of operations and its slowdown; None for a run without operations."""
         view, analysed = self.operations, self.operations_analysis
         return None if view is None or analysed is None else (view.built.graph, analysed)
@@ -302,7 +302,7 @@ class Analysis(Cached):
         """Shared results of the detectors that use steps and calls, without deep windows."""
         from dpro.detect.context import Context
 
-        return Context(self.run, operations=self._work)
+        return Context(self.run, operations=self._operation_graph)
 
     @cached
     def verdict_by_replay(self) -> Verdict:
@@ -333,10 +333,10 @@ class Analysis(Cached):
 
     def notes(self, findings: Sequence[Finding]) -> list[str]:
         """Return remarks that are worth a line without being findings."""
-        from dpro.detect.hang.memory import went_on
+        from dpro.detect.hang.memory import describe_survivors
         from dpro.detect.notes import notes_of
 
-        of_memory = went_on(self.out_of_memory, self.workers)
+        of_memory = describe_survivors(self.out_of_memory, self.workers)
         with suppress(DproError):  # windows that cannot be replayed
             if self.condensed is not None:
                 return [*of_memory, *self.judged_by_rank[1]]

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 SOURCE = "dpro recorder"  # column `source` of table `workers` where the recorder watched the processes
 COMPLETED, FAILED, ENDED, RUNNING, UNKNOWN = "completed", "failed", "ended", "running", "unknown"
 # A stall is reported if no step ended for both of these before the end of the job.
-STOOD_STILL_NS = 10 * NS_PER_S
-STOOD_STILL = 20  # typical steps
-STANDS_STILL_NS = 2 * NS_PER_S  # in place of `STOOD_STILL_NS` while a job runs: steps are saved within 1 s
+MIN_STALL_NS = 10 * NS_PER_S
+MIN_STALL_STEPS = 20  # typical steps
+MIN_RUNNING_STALL_NS = 2 * NS_PER_S  # in place of `MIN_STALL_NS` while a job runs: steps are saved within 1 s
 _RAN_OUT = re.compile(r"time(d )?-?out|failed to pass monitoredBarrier", re.IGNORECASE)  # of exceptions
 _FROM_OUTSIDE = {
     signal.SIGINT: "Ctrl-C (SIGINT)",
@@ -134,8 +134,8 @@ def end_of(evidence: RunEvidence) -> JobEnd:
             return replace(NOT_WATCHED, how=FAILED, sentence=f"{capitalised(why)}.")
         return NOT_WATCHED  # traces: nothing watched the processes
     end = _judged(evidence, evidence.hangs, status)
-    said = _sentence(end, evidence) or (_stands_still(evidence) if end.how == RUNNING else "")
-    return replace(end, sentence=said or None, can_say=_can_say(evidence) if end.early else [])
+    said = _sentence(end, evidence) or (_stall_of_running(evidence) if end.how == RUNNING else "")
+    return replace(end, sentence=said or None, can_say=_remaining_answers(evidence) if end.early else [])
 
 
 def _recorded(workers: pl.DataFrame) -> bool:
@@ -166,11 +166,11 @@ def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | No
             return judged(FAILED, min(case.left.values(), default=-1), ranks, cause)
         first = [case.deaths[rank] for rank in ranks if rank in case.deaths]
         when = min((death.ended_ns for death in first), default=-1)
-        return judged(FAILED, when, ranks, _dead(first, workers.height))
+        return judged(FAILED, when, ranks, _deaths_in_words(first, workers.height))
     died = sorted(case.deaths.values(), key=lambda death: (death.lost_peer, death.ended_ns))
     if died and how == FAILED:
         same = [death for death in died if death.how == died[0].how]
-        return judged(FAILED, died[0].ended_ns, (), _dead(same, workers.height))
+        return judged(FAILED, died[0].ended_ns, (), _deaths_in_words(same, workers.height))
     ended = workers.filter(pl.col("exit_signal") > 0)["ended_ns"]
     time_ns = int(ended.min()) if ended.len() else -1  # type: ignore[arg-type]
     return judged(how, time_ns, ())
@@ -185,7 +185,7 @@ def _ranks(findings: Sequence[Finding]) -> tuple[int, ...]:
     return tuple(sorted(ranks_of(findings[:1])))
 
 
-def _dead(deaths: Sequence[Death], num_ranks: int) -> str:
+def _deaths_in_words(deaths: Sequence[Death], num_ranks: int) -> str:
     if not deaths:
         return ""
     ranks = ranks_in_words(death.rank for death in deaths)
@@ -236,27 +236,27 @@ def _sentence(end: JobEnd, evidence: EndEvidence) -> str:
         if end.how == RUNNING:
             stands = "has been stuck" if busy else "has been hanging"
             return f"The job {stands}{where}{since}: no step has ended since."
-        after, from_then = _lasted(end, evidence), since.replace(" since ", " at ")
+        after, from_then = _hang_duration(end, evidence), since.replace(" since ", " at ")
         ended = f"was ended{after} by {end.by}" if end.how == ENDED else f"failed{after}"
         return f"The job {'was stuck' if busy else 'hung'}{where}{from_then}, and {ended}."
     if end.how == FAILED:
         cause = end.cause or f"the command ended with {end.by}, and no rank is known to have failed"
-        stood = "" if end.cause else _stood_still(evidence.workers["ended_ns"].max(), evidence)
+        stood = "" if end.cause else _stall_before_end(evidence.workers["ended_ns"].max(), evidence)
         cause += f"; {stood}" if stood else ""
         return f"The job failed{where}{when}: {cause}."
     if end.how == ENDED:
-        stood = _stood_still(end.time_ns, evidence) or "its calls show no hang before that"
+        stood = _stall_before_end(end.time_ns, evidence) or "its calls show no hang before that"
         return f"The job was ended{where}{when}, by {end.by}; {stood}."
     return ""
 
 
-def _stood_still(ended_ns: object, evidence: EndEvidence) -> str:
+def _stall_before_end(ended_ns: object, evidence: EndEvidence) -> str:
     """Describe the time without a step before the job ended; empty unless far longer than a step.
 
     Args:
         ended_ns: int, when the job ended; None if unknown.
     """
-    lasted = _still_until(ended_ns, evidence.steps, STOOD_STILL_NS)
+    lasted = _stall_until(ended_ns, evidence.steps, MIN_STALL_NS)
     if not lasted:
         return ""
     calls = evidence.workers.filter(pl.col("stack") != "").select("rank", "stack").sort("rank")
@@ -269,15 +269,15 @@ def _stood_still(ended_ns: object, evidence: EndEvidence) -> str:
     return f"{said} ({places})" if places else said
 
 
-def _stands_still(evidence: RunEvidence) -> str:
+def _stall_of_running(evidence: RunEvidence) -> str:
     """Describe the time without a step in a running job; empty unless far longer than a step."""
     now_ns = evidence.run.table(COUNTERS, ["time_ns"])["time_ns"].max()
-    lasted = _still_until(now_ns, evidence.steps, STANDS_STILL_NS)
+    lasted = _stall_until(now_ns, evidence.steps, MIN_RUNNING_STALL_NS)
     again = "if this continues, another copy shows which rank the others wait for (`dpro attach RUN -o COPY`)"
     return f"No step has ended for {lasted}: {again}." if lasted else ""
 
 
-def _still_until(until_ns: object, steps: pl.DataFrame, least_ns: int) -> str:
+def _stall_until(until_ns: object, steps: pl.DataFrame, least_ns: int) -> str:
     """Describe the time without a step before a moment; empty unless far longer than a step.
 
     Args:
@@ -288,12 +288,12 @@ def _still_until(until_ns: object, steps: pl.DataFrame, least_ns: int) -> str:
     if not (isinstance(until_ns, int) and isinstance(last_ns, int) and isinstance(usual_ns, float)):
         return ""
     still_ns = until_ns - last_ns
-    if still_ns < max(least_ns, STOOD_STILL * usual_ns):
+    if still_ns < max(least_ns, MIN_STALL_STEPS * usual_ns):
         return ""
     return f"{format_duration(float(still_ns))}, while a step takes {format_duration(usual_ns)}"
 
 
-def _lasted(end: JobEnd, evidence: EndEvidence) -> str:
+def _hang_duration(end: JobEnd, evidence: EndEvidence) -> str:
     """Describe how long the job hung before its first rank ended; empty if unknown."""
     died = [death.ended_ns for death in evidence.waiting.deaths.values()]
     rows = evidence.workers.filter(pl.col("exit_signal") > 0)
@@ -303,7 +303,7 @@ def _lasted(end: JobEnd, evidence: EndEvidence) -> str:
     return f" {format_duration(float(min(gone) - end.time_ns))} later"
 
 
-def _can_say(evidence: RunEvidence) -> list[str]:
+def _remaining_answers(evidence: RunEvidence) -> list[str]:
     """Return what the run of a job that ended early can still answer, one line each."""
     steps = evidence.steps
     count = steps["step"].n_unique()

@@ -45,8 +45,8 @@ T = TypeVar("T")
 WORTH_SAVING = 20_000
 KEPT = 16  # last-used graphs; a graph of a million spans takes some tens of megabytes
 # Spans. The graph of a run with more is built rank by rank (docs/performance.md, "Many ranks").
-LARGE = 4_000_000
-FEW_TASKS = 2  # up to this many tasks run in this process
+MIN_LARGE_SPANS = 4_000_000
+MAX_LOCAL_TASKS = 2  # up to this many tasks run in this process
 # Chunks of tasks: data shared by the tasks of a chunk, which grow with the number of ranks, are sent once.
 CHUNKS = 64
 BYTES_PER_SPAN = 1_000  # peak memory while a whole graph is built (docs/performance.md, "Many ranks")
@@ -59,7 +59,7 @@ def is_large(run: Run) -> bool:
     from dpro.schema import SPANS
 
     several = len(run.manifest.ranks) > 1 and not run.manifest.is_pretended
-    return several and run.num_rows(SPANS) > LARGE and not _of_operations(run)
+    return several and run.num_rows(SPANS) > MIN_LARGE_SPANS and not _of_operations(run)
 
 
 def _of_operations(run: Run) -> bool:
@@ -103,7 +103,7 @@ def why_too_large(run: Run) -> str:
     from dpro.schema import SPANS
 
     spans, left = run.num_rows(SPANS), memory_left()
-    if spans <= LARGE or spans * BYTES_PER_SPAN <= left:
+    if spans <= MIN_LARGE_SPANS or spans * BYTES_PER_SPAN <= left:
         return ""
     return (
         f"the graph of all {spans:,} spans at once takes some {format_bytes(spans * BYTES_PER_SPAN)} of "
@@ -130,7 +130,7 @@ def condensed_of(run: Run, report: Progress = ignore) -> CondensedRun:
     saved = None if file is None else load_condensed(file, run)
     if saved is not None:
         return saved
-    with ranks_at_hand(run) as (executor, folder):
+    with open_rank_processes(run) as (executor, folder):
         condensed = condense_run(run, folder, executor, report)
     _keep(file, lambda path: save_condensed(path, condensed))
     return condensed
@@ -156,7 +156,7 @@ def rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
 
 
 @contextmanager
-def _said_of(run: Run) -> Iterator[None]:
+def _errors_of_ranks(run: Run) -> Iterator[None]:
     """Turn errors of processes and disks inside into a `DproError` about the ranks of a run."""
     # Imported here, since commands that find a cached graph need no processes.
     from concurrent.futures import BrokenExecutor
@@ -189,14 +189,14 @@ def ranks_built_once() -> Iterator[None]:
 
 
 @contextmanager
-def ranks_at_hand(run: Run) -> Iterator[tuple[Executor, Path]]:
+def open_rank_processes(run: Run) -> Iterator[tuple[Executor, Path]]:
     """Yield `rank_processes` of a run; inside `ranks_built_once`, those already started.
 
     Raises:
         DproError: a process was killed, or there is no room for the folder.
     """
     shared = _SHARED.get()
-    with _said_of(run):
+    with _errors_of_ranks(run):
         if shared is None:
             with rank_processes(run) as opened:
                 yield opened
@@ -217,7 +217,7 @@ def condensed_job(run: Run, condensed: CondensedRun) -> Iterator[CondensedJob]:
     from dpro.replay.whatif.condensed import CondensedJob
 
     run = replace(run, path=run.path.absolute())
-    with ranks_at_hand(run) as (executor, folder):
+    with open_rank_processes(run) as (executor, folder):
         yield CondensedJob(
             graph=condensed.joined.graph, node=condensed.joined.node, run=run, condensed=condensed,
             folder=folder, map_tasks=mapped_over(executor),
@@ -269,11 +269,11 @@ def _breakdown_by_rank(run: Run, condensed: CondensedRun) -> pl.DataFrame:
 
 
 def mapped_over(executor: Executor) -> Callable[[Callable[..., T], Iterable[Any]], Iterable[T]]:
-    """Return a `map` over processes; up to `FEW_TASKS` run in this one, faster than a process starts."""
+    """Return a `map` over processes; up to `MAX_LOCAL_TASKS` run in this one, which is faster."""
 
     def map_tasks(work: Callable[..., T], tasks: Iterable[Any]) -> Iterable[T]:
         listed = list(tasks)
-        if len(listed) <= FEW_TASKS:
+        if len(listed) <= MAX_LOCAL_TASKS:
             return map(work, listed)
         return executor.map(work, listed, chunksize=-(-len(listed) // CHUNKS))
 

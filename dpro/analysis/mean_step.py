@@ -44,7 +44,7 @@ PARTS: Mapping[str, str] = {
 }
 # Column -> attribute of `MeanStep`.
 _KEYS = {name: f"{name.removeprefix('exposed_').removesuffix('_ns')}_ms" for name in PARTS}
-COUNTED = {  # basis of the count of matmul operations -> its description
+COUNT_BASES = {  # basis of the count of matmul operations -> its description
     SHAPES: "matmuls as executed",
     PARAMETERS: "estimated: per weight and token 2 operations forward and 4 backward; attention and "
     "recomputation are not counted",
@@ -323,7 +323,7 @@ def facts_of(mean: MeanStep) -> list[tuple[str, str]]:
     )
     if mean.mfu is not None:
         peak = f"{mean.mfu.peak_tflops:,.0f} TFLOP/s dense {mean.mfu.dtype}, {mean.mfu.gpu}"
-        rows.append(("MFU", f"{mean.mfu.share:.1%} of {peak}; {COUNTED[mean.mfu.basis]}"))
+        rows.append(("MFU", f"{mean.mfu.share:.1%} of {peak}; {COUNT_BASES[mean.mfu.basis]}"))
     elif mean.gpu_busy is not None:
         rows.append(("MFU", f"not known: {mean.mfu_unknown}"))
     if mean.samples_per_s is not None:

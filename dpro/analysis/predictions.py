@@ -39,7 +39,7 @@ def predict_edits(
     """
 
     def compute() -> Prediction:
-        trust, baseline = of_steps(analysis, selection)
+        trust, baseline = trust_and_baseline(analysis, selection)
         if job is not None:
             return predict(job, baseline, edits, trust)
         condensed = analysis.condensed
@@ -49,18 +49,18 @@ def predict_edits(
             return predict(by_rank, baseline, edits, trust)
 
     if selection:
-        return as_tried(compute())
-    return analysis.once(("prediction", *edits), lambda: as_tried(compute()))
+        return calibrated(compute())
+    return analysis.once(("prediction", *edits), lambda: calibrated(compute()))
 
 
-def as_tried(prediction: Prediction) -> Prediction:
+def calibrated(prediction: Prediction) -> Prediction:
     """Pass a prediction through the extensions that calibrate it by the measured errors of tried changes."""
     for calibrate in hooks_of("predicted"):
         prediction = calibrate(prediction)
     return prediction
 
 
-def of_steps(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFrame]:
+def trust_and_baseline(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFrame]:
     """Return the trust in the selected steps, and the ends of all steps of the unchanged graph.
 
     Raises:

@@ -14,7 +14,7 @@ import polars as pl
 from dpro.analysis.analysis import Analysis, Verdict
 from dpro.analysis.cached import cached
 from dpro.errors import UsageError
-from dpro.replay.mesh import in_words, mesh_of_run, named_axes, places_along
+from dpro.replay.mesh import mesh_in_words, mesh_of_run, named_axes, places_along
 from dpro.replay.steps import (
     collective_totals,
     device_steps,
@@ -190,10 +190,10 @@ def _ranks_at(run: Run, chosen: RankChoice) -> Ranges:
     ranks = set(mesh.coordinates)
     for axis, wanted in chosen.places:
         if axis not in named_axes(mesh):
-            raise UsageError(f"{given}: there is no axis {quoted(axis)}: {in_words(mesh)}")
+            raise UsageError(f"{given}: there is no axis {quoted(axis)}: {mesh_in_words(mesh)}")
         ranks &= {rank for rank, place in places_along(mesh, axis).items() if is_within(place, wanted)}
     if not ranks:
-        raise UsageError(f"{given}: no rank stands there (places count from 0): {in_words(mesh)}")
+        raise UsageError(f"{given}: no rank stands there (places count from 0): {mesh_in_words(mesh)}")
     return ranges_of(ranks)
 
 

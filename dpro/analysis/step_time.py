@@ -86,7 +86,7 @@ def in_words(document: StepTimeDocument) -> str:
     typical = format_duration(document.typical_ms * NS_PER_MS)
     mean = format_duration(document.mean_with_pauses_ms * NS_PER_MS)
     paused = f", mean step with pauses {mean}" if mean != typical else ""
-    return f"typical step {typical}{paused} ({_of_which(document)})"
+    return f"typical step {typical}{paused} ({_counts_in_words(document)})"
 
 
 def pauses_in_words(steps: pl.DataFrame) -> str:
@@ -95,14 +95,14 @@ def pauses_in_words(steps: pl.DataFrame) -> str:
     if document is None or not document.pauses:
         return ""
     mean = format_duration(document.mean_with_pauses_ms * NS_PER_MS)
-    return f"mean step with pauses {mean} ({_of_which(document)})"
+    return f"mean step with pauses {mean} ({_counts_in_words(document)})"
 
 
-def _of_which(document: StepTimeDocument) -> str:
+def _counts_in_words(document: StepTimeDocument) -> str:
     pauses = f", {document.pauses} of them {'a pause' if document.pauses == 1 else 'pauses'}"
     pauses = pauses if document.pauses else ""
     where = ", none in a deep window or right after one" if document.where == OUTSIDE else f" {INSIDE}"
-    return f"{counted(document.steps, 'step')}{where}{pauses}{_by_what(document)}"
+    return f"{counted(document.steps, 'step')}{where}{pauses}{_clock_in_words(document)}"
 
 
 def usual_step_in_words(step_ms: float, recorded_ms: float) -> str:
@@ -115,7 +115,7 @@ def usual_step_in_words(step_ms: float, recorded_ms: float) -> str:
     return f"The usual step takes {step_ms:.2f} ms as the job runs ({recorded_ms:.2f} ms as recorded)."
 
 
-def _by_what(document: StepTimeDocument) -> str:
+def _clock_in_words(document: StepTimeDocument) -> str:
     """Describe which clock timed the steps; empty if the host timed each step separately."""
     if document.clock == "device":
         return ", timed by the device"
@@ -133,7 +133,7 @@ WARM_UP = 10  # first steps, which are slower than the others
 MIN_SIDE = 30  # steps required on either side of the window
 MAX_SIDE = 500  # steps used on either side: the nearest ones
 SIGMAS = 3.0
-SMALL = 0.02  # smaller changes are not reported
+MIN_CHANGE = 0.02  # smaller changes are not reported
 
 
 class AfterWindow(DocumentPart, frozen=True):
@@ -164,12 +164,12 @@ def after_first_window(steps: pl.DataFrame, gpu: bool) -> AfterWindow | None:
         return None
     usual = ~series.paused & (series.steps >= WARM_UP)
     before = series.times[usual & (series.steps < first)][-MAX_SIDE:]
-    before = before[max(change_points(before, SMALL), default=0) :]
+    before = before[max(change_points(before, MIN_CHANGE), default=0) :]
     after = series.times[usual & (series.steps > first)][:MAX_SIDE]
     if min(before.size, after.size) < MIN_SIDE * series.cycle:
         return None
     change, between = median_change(before, after, (series.cycle, series.cycle))
-    if abs(change) < SMALL or between[0] <= 0 <= between[1]:
+    if abs(change) < MIN_CHANGE or between[0] <= 0 <= between[1]:
         return None
     lowest, highest = between
     return AfterWindow(round(change, 4), (round(lowest, 4), round(highest, 4)), before.size, after.size, gpu)

@@ -22,7 +22,7 @@ from dpro.replay.whatif.edit import EFFORTS
 from dpro.replay.whatif.predict import Prediction
 from dpro.store import Manifest
 from dpro.units import format_duration, ms
-from dpro.words import capitalised, few, missing_in_words
+from dpro.words import capitalised, first_few, missing_in_words
 
 _RANKS_NAMED = 8
 
@@ -47,7 +47,7 @@ def run_info(manifest: Manifest, steps: pl.DataFrame) -> list[tuple[str, str]]:
 def ranks_recorded(ranks: Sequence[int], missing: Sequence[int], world_size: int) -> str:
     """Return how many ranks were recorded, and which are missing: `6 of 8, missing 3, 5`."""
     of_all = f"{len(ranks)} of {world_size}"
-    return f"{of_all}, missing {few(missing, _RANKS_NAMED)}" if missing else of_all
+    return f"{of_all}, missing {first_few(missing, _RANKS_NAMED)}" if missing else of_all
 
 
 def other_warnings(warnings: Sequence[str], missing: Sequence[int], world_size: int) -> list[str]:
@@ -251,7 +251,7 @@ def step_in_words(prediction: Prediction) -> str:
     return f"{ms(prediction.predicted_ns):.2f} ms{more}"
 
 
-def takes_in_words(prediction: Prediction) -> str:
+def effort_in_words(prediction: Prediction) -> str:
     """Return the effort of a change, and whether such predictions are proven: `a line of code; unproven`."""
     proof = {"proven": "; proven on real jobs", "unproven": "; unproven"}.get(prediction.block, "")
     training = "; changes the training" if prediction.training and prediction.is_advice else ""

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro._version import __version__
-from dpro.cli.output import NO_ROOM, drop_output, fail, flush_output, paged, progress, speak_plainly, warn
+from dpro.cli.output import NO_ROOM, drop_output, escape_output, fail, flush_output, paged, progress, warn
 from dpro.errors import DproError, InternalError, MissingExtra, UsageError, first_line
 from dpro.panics import is_panic
 from dpro.plugins import Command, commands, installed, load, options_of
-from dpro.stages import shown_by
+from dpro.stages import set_display
 from dpro.words import shortened
 
 if TYPE_CHECKING:
@@ -163,8 +163,8 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; report an error that a user can act on as one line on stderr and an exit code."""
-    speak_plainly()
-    shown_by(progress)
+    escape_output()
+    set_display(progress)
     keep_interrupts()
     gc.set_threshold(MANY_OBJECTS)
     try:

@@ -156,11 +156,11 @@ def _recorded(path: str) -> DataFrame:
     """
     from dpro.analysis.analysis import Analysis
     from dpro.errors import InputError
-    from dpro.opening import holds_traces
+    from dpro.opening import is_trace_folder
     from dpro.replay.cost.kernels.products import FILE
     from dpro.replay.whatif.edits.device import products_of
 
-    if holds_traces(path):
+    if is_trace_folder(path):
         raise InputError(
             f"{path}: neither a run nor a folder with {FILE}; `dpro import` turns traces into a run"
         )

@@ -78,7 +78,7 @@ def attach(
         _profile(pid, steps, copy, timeout_s, as_json)
         return
     folder = (run or _run_of(pid)).resolve()
-    document = _asked(folder, steps, switch, stacks, native, timeout_s)
+    document = _request(folder, steps, switch, stacks, native, timeout_s)
     if copy is not None:
         from msgspec.structs import replace
 
@@ -90,7 +90,7 @@ def attach(
         console().print("\n".join(in_words(document)))
 
 
-def _asked(
+def _request(
     folder: Path, steps: int | None, switch: str | None, stacks: bool, native: bool, timeout_s: float
 ) -> AttachDocument:
     """Send the request of the options to the job, and return its answer; only a copy needs no request."""
@@ -98,7 +98,7 @@ def _asked(
 
     run = str(folder)
     if stacks:
-        given = attaching.stacks(folder, STACKS_S)
+        given = attaching.read_stacks(folder, STACKS_S)
         given = attaching.with_native_stacks(given, folder) if native else given
         ranks = _replies(given, attaching.RankStacks)
         return attaching.StacksDocument(run=run, ranks=ranks, silent_ranks=given.silent)

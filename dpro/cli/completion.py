@@ -46,11 +46,11 @@ def edits(_context: click.Context, _option: click.Parameter, typed: str) -> list
     name, colon, given = typed.partition(":")
     if not colon:
         named = [(f"{kind.name}:" if keys_of(kind) else kind.name, kind.summary) for kind in all_kinds()]
-        return that_begin(named, typed)
-    return that_begin(_of_keys(kind_named(name), typed, given), typed) if name in EDITS else []
+        return matching(named, typed)
+    return matching(_key_completions(kind_named(name), typed, given), typed) if name in EDITS else []
 
 
-def _of_keys(edit: type[Edit], typed: str, given: str) -> list[tuple[str, str]]:
+def _key_completions(edit: type[Edit], typed: str, given: str) -> list[tuple[str, str]]:
     """Return completions of an edit's keys and values, each the whole word with its description."""
     from dpro.replay.whatif.grammar import keys_of
 
@@ -72,14 +72,14 @@ def ranges(_context: click.Context, option: click.Parameter, typed: str) -> list
         ("3-8", f"{of} from 3 to 8, both included"),
         ("3,5,7-9", f"several {of}"),
     ]
-    return that_begin(examples, typed)
+    return matching(examples, typed)
 
 
-def that_begin(words: list[tuple[str, str]], typed: str) -> list[CompletionItem]:
+def matching(words: list[tuple[str, str]], typed: str) -> list[CompletionItem]:
     """Return the words that begin with the typed text, as completions with their descriptions."""
     return [CompletionItem(text, help=meaning or None) for text, meaning in words if text.startswith(typed)]
 
 
 def commands(listed: Mapping[str, Command], typed: str) -> list[CompletionItem]:
     """Complete names of commands, without importing the commands."""
-    return that_begin([(name, command.help) for name, command in listed.items()], typed)
+    return matching([(name, command.help) for name, command in listed.items()], typed)

@@ -10,7 +10,7 @@ import click
 from dpro.cli.analysis import layout_option, open_or_import, with_graph
 from dpro.cli.output import console, json_option, print_end, print_json, warn
 from dpro.errors import UsageError
-from dpro.opening import holds_traces
+from dpro.opening import is_trace_folder
 from dpro.plugins import extended, hooks_of
 from dpro.words import capitalised
 
@@ -45,7 +45,7 @@ def diagnose(runs: tuple[str, ...], as_json: bool, **given: Any) -> None:
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.diagnosis import diagnose_replay, diagnose_tables, diagnosis_document
 
-    alone = _of_logs(runs) or (_of_dumps(Path(runs[0])) if holds_traces(runs[0]) else None)
+    alone = _diagnose_logs(runs) or (_diagnose_dumps(Path(runs[0])) if is_trace_folder(runs[0]) else None)
     if alone is not None:
         if not as_json and alone.end.sentence:
             print_end(alone.end)
@@ -78,7 +78,7 @@ def _limits(analysis: Analysis, diagnosis: Diagnosis) -> str:
     return limit_of_run(analysis)
 
 
-def _of_logs(paths: tuple[str, ...]) -> Diagnosis | None:
+def _diagnose_logs(paths: tuple[str, ...]) -> Diagnosis | None:
     """Diagnose a job that was not recorded by its logs; None if the only path is something else.
 
     Raises:
@@ -93,7 +93,7 @@ def _of_logs(paths: tuple[str, ...]) -> Diagnosis | None:
     return None
 
 
-def _of_dumps(folder: Path) -> Diagnosis | None:
+def _diagnose_dumps(folder: Path) -> Diagnosis | None:
     """Diagnose hangs from a folder of flight recorder dumps; None if it contains anything else."""
     from dpro.analysis.answers.diagnosis import diagnose_dumps
     from dpro.ingest.dumps import read_dumps

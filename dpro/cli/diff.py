@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import analyse, ranks_option, steps_option
-from dpro.cli.output import console, json_option, print_json, print_selection, share
+from dpro.cli.output import console, json_option, parse_share, print_json, print_selection
 from dpro.errors import UsageError
 from dpro.units import format_ms, signed_ms
 from dpro.words import short_name, shortened
@@ -29,7 +29,7 @@ MIN_SHARE = 0.005  # share of the step: smaller contributions are not printed
 @steps_option
 @ranks_option
 @click.option(
-    "--fail-on", callback=share, metavar="SHARE",
+    "--fail-on", callback=parse_share, metavar="SHARE",
     help="Exit with 1 if steps of B take longer than steps of A by more than SHARE, for example 3%.",
 )  # fmt: skip
 @click.option("--markdown", is_flag=True, help="Print Markdown, as for a comment on a pull request.")
@@ -107,7 +107,7 @@ def _is_too_long(document: DifferenceDocument, fail_on: float | None) -> bool:
     return document.b_ms > (1 + fail_on) * document.a_ms
 
 
-def _known(document: DifferenceDocument) -> list[str]:
+def _summary_lines(document: DifferenceDocument) -> list[str]:
     """Return the lines above the contributions: how the commands differ, and how the change was measured."""
     from dpro.analysis.comparison import how_known
 
@@ -125,8 +125,8 @@ def _in_markdown(document: DifferenceDocument, fail_on: float | None) -> str:
     lines = [
         f"{mark}**A step takes {format_ms(b_ms)} instead of {format_ms(a_ms)}: {change:+.1%}**{allowed}",
         "",
-        f"A: `{_named(document.a)}`, B: `{_named(document.b)}`",
-        *(part for line in _known(document) for part in ("", line)),
+        f"A: `{_short_run_name(document.a)}`, B: `{_short_run_name(document.b)}`",
+        *(part for line in _summary_lines(document) for part in ("", line)),
     ]
     rows = _rows_of(document)
     if rows:
@@ -157,10 +157,10 @@ def _print(document: DifferenceDocument) -> None:
     out, least_ms = console(), MIN_SHARE * document.a_ms
     a_ms, b_ms, change = document.known_change
     out.print(
-        f"A {_named(document.a)} {format_ms(a_ms)} -> B {_named(document.b)} "
+        f"A {_short_run_name(document.a)} {format_ms(a_ms)} -> B {_short_run_name(document.b)} "
         f"{format_ms(b_ms)} a step: {signed_ms(b_ms - a_ms)} ({change:+.1%})"
     )
-    for line in _known(document):
+    for line in _summary_lines(document):
         out.print(line)
     if rows := _rows_of(document):
         table = Table("step", "A", "B", "because of (A, B: per rank and step)", box=None, pad_edge=False)
@@ -197,7 +197,7 @@ def _compare(runs: Sequence[str], as_json: bool) -> None:
         step_ms, limit, advice = explanation.step_ms, explanation.limit, explanation.advice
         rows.append(
             (
-                shortened(_named(explanation.run), MAX_OF_RUN),
+                shortened(_short_run_name(explanation.run), MAX_OF_RUN),
                 format_ms(step_ms) if step_ms else "",
                 f"{step_ms / first_ms - 1:+.1%}" if step_ms and first_ms else "",
                 limit.kind if limit else shortened(explanation.fault, MAX_OF_LIMIT),
@@ -212,5 +212,5 @@ def _compare(runs: Sequence[str], as_json: bool) -> None:
     out.print(table)
 
 
-def _named(run: str) -> str:
+def _short_run_name(run: str) -> str:
     return run.rstrip("/").rpartition("/")[2] or run

@@ -12,7 +12,7 @@ import click
 
 from dpro.cli.output import console, json_option, print_json, progress, warn
 from dpro.errors import DproError, UsageError
-from dpro.words import few
+from dpro.words import first_few
 
 if TYPE_CHECKING:
     from dpro.ingest.shards import Shard, WaitingImport
@@ -153,6 +153,6 @@ def _say_what_is_missing(run: str, waiting: WaitingImport, as_json: bool) -> Non
     if as_json:
         print_json(ShardDocument(run=run, complete=False, missing_shards=waiting.missing))
         return
-    count, out = len(waiting.missing), few(waiting.missing, 8)
+    count, out = len(waiting.missing), first_few(waiting.missing, 8)
     are = "shard is" if count == 1 else "shards are"
     console().print(f"{run}: incomplete; {count} {are} missing: {out}")

@@ -1,6 +1,6 @@
 """Output of all commands: one JSON object for programs, text for people, progress on stderr.
 
-Control characters in names, hosts, paths and messages never reach the terminal: `speak_plainly` puts
+Control characters in names, hosts, paths and messages never reach the terminal: `escape_output` puts
 `printable` before both streams, and consoles, which emit control characters themselves, apply it to their
 text. JSON escapes control characters, so that programs read what was recorded.
 """
@@ -87,7 +87,7 @@ class _Decoded(io.BufferedIOBase):
         return self._stream.write(bytes(data).decode(errors="surrogateescape"))
 
 
-def speak_plainly() -> None:
+def escape_output() -> None:
     """From now on, let only printable text reach stdout and stderr, warnings and tracebacks included."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -336,7 +336,7 @@ def _say(what: str) -> None:
     click.echo(wrapped(line, shutil.get_terminal_size().columns) if on_terminal else line, err=True)
 
 
-def share(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
+def parse_share(_context: click.Context, _option: click.Parameter, value: str | None) -> float | None:
     """Parse a share such as `1%` or `0.01`, as a callback of an option; None if the option is absent.
 
     Raises:
@@ -371,7 +371,7 @@ def ensure_writable(path: Path) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a path to write a file to, which replaces `path` when the block succeeds.
 
     Args:
@@ -403,6 +403,6 @@ def write_text(path: Path, text: str) -> Path:
     Raises:
         UsageError: the file cannot be written.
     """
-    with whole_file(path) as place:
+    with atomic_file(path) as place:
         place.write_text(text, encoding="utf-8")
     return path

@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from dpro.cli.options import DAY_S, MAX_STEPS, MAX_WINDOW_STEPS, NumberRange
-from dpro.cli.output import share
+from dpro.cli.output import parse_share
 from dpro.errors import UsageError
 from dpro.plugins import hooks_of
 
@@ -67,7 +67,7 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
     help="Steps per deep window, which records every operator and kernel.",
 )  # fmt: skip
 @click.option(
-    "--budget", callback=share, default="1%", show_default=True, metavar="SHARE",
+    "--budget", callback=parse_share, default="1%", show_default=True, metavar="SHARE",
     help="Share of the job's time that recording may cost: what it did sets the spacing of deep windows.",
 )  # fmt: skip
 @click.option(

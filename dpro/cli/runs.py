@@ -29,10 +29,10 @@ def runs_in(folder: Path) -> list[Path]:
 def is_run_folder(folder: Path) -> bool:
     """Return whether a folder is a run, finished or not."""
     from dpro.collectors.launch.recording import launches
-    from dpro.store import holds_tables, is_run
+    from dpro.store import has_tables, is_run
 
     try:
-        return folder.is_dir() and (is_run(folder) or holds_tables(folder) or bool(launches(folder)))
+        return folder.is_dir() and (is_run(folder) or has_tables(folder) or bool(launches(folder)))
     except (OSError, DproError):
         return False
 

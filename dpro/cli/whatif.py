@@ -414,7 +414,7 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequenc
     """
     from itertools import groupby
 
-    from dpro.analysis.summary import HEADINGS, gain_in_words, group_of, step_in_words, takes_in_words
+    from dpro.analysis.summary import HEADINGS, effort_in_words, gain_in_words, group_of, step_in_words
 
     out = console()
     out.print("Throughput (samples per second) and the step:")
@@ -423,7 +423,7 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequenc
         for row in list(rows)[:ROWS]:
             out.print(f"  {gain_in_words(row)}  {step_in_words(row)}: {row.what()}")
             edits = " ".join(f"--edit '{edit}'" for edit in row.edits)
-            block = f"({takes_in_words(row)})"
+            block = f"({effort_in_words(row)})"
             fits = not out.is_terminal or len(_INDENT) + len(edits) + 2 + len(block) <= out.width
             out.print(f"{_INDENT}{edits}{'  ' if fits else chr(10) + _INDENT}{block}")
 

@@ -36,10 +36,10 @@ BEFORE = 8  # steps whose largest value a jump exceeds
 LEVEL_STEPS = 64
 MIN_STEPS = 32  # with known rises, before a jump is reported
 RISE = {LOSS: 1.5, NORM: 4.0}  # the smallest jump, as a multiple of the usual level
-TIMES = 3.0  # the smallest jump, as a multiple of the largest earlier rise
+MIN_TIMES_EARLIER = 3.0  # the smallest jump, as a multiple of the largest earlier rise
 NEXT, MAX_UNUSUAL = 5, 4.0  # the largest rise over the fifth largest: by how much it is an outlier, at most 4
 OF_RANGE = 0.03  # the smallest jump, as a share of the range that the number has covered before
-BACK = 0.25  # share of the rise that may remain once the number has recovered
+MAX_LEFT_OF_RISE = 0.25  # share of the rise that may remain once the number has recovered
 COMPARED_STEPS = 200  # earlier steps that the step is compared with
 DIFFERS = 1.5  # a quantity differs if it is larger, or smaller, than all compared ones by this factor
 LOADED_STEPS = 3  # a checkpoint loaded at most this many steps before may be the cause
@@ -81,7 +81,9 @@ class BadNumber(NamedTuple):
         return f"the {NAMES[self.kind]} of {'all ' if self.of_job else ''}{ranks_in_words(self.ranks)}"
 
 
-Shown = tuple[str, BadNumber, str, float, list[Observation]]  # class, place, words, confidence, observations
+FindingParts = tuple[
+    str, BadNumber, str, float, list[Observation]
+]  # class, place, words, confidence, observations
 
 
 def find_bad_numbers(
@@ -95,11 +97,11 @@ def find_bad_numbers(
     """
     losses = _without_skipped(losses.filter(pl.col("step") >= 0))
     bad = losses.filter(~pl.col("value").is_finite())
-    shown = [_not_finite(losses, bad)] if bad.height else []
+    shown = [_describe_not_finite(losses, bad)] if bad.height else []
     good = losses.filter(pl.col("step") < bad["step"].min()) if bad.height else losses
     jumps = [jump for kind in NAMES if (jump := first_jump(good, kind)) is not None]
     if jumps:
-        shown.append(_jumped(losses, min(jumps, key=lambda jump: jump.step)))
+        shown.append(_describe_jump(losses, min(jumps, key=lambda jump: jump.step)))
     return [_finding(*one, workers, around) for one in shown]
 
 
@@ -111,7 +113,7 @@ def _without_skipped(losses: pl.DataFrame) -> pl.DataFrame:
     return losses.join(few, on=["rank", "step", "kind"], how="anti")
 
 
-def _place(rows: pl.DataFrame, losses: pl.DataFrame, kind: str, before: float) -> BadNumber:
+def _bad_number_at(rows: pl.DataFrame, losses: pl.DataFrame, kind: str, before: float) -> BadNumber:
     """Return the `BadNumber` of `rows`, with step and value of the first row."""
     ranks = tuple(sorted(rows["rank"].unique().to_list()))
     of_all = losses.filter(kind=kind)["rank"].n_unique() == len(ranks)
@@ -121,23 +123,23 @@ def _place(rows: pl.DataFrame, losses: pl.DataFrame, kind: str, before: float) -
 # Numbers that are not finite.
 
 
-def _not_finite(losses: pl.DataFrame, bad: pl.DataFrame) -> Shown:
+def _describe_not_finite(losses: pl.DataFrame, bad: pl.DataFrame) -> FindingParts:
     at_first = bad.filter(step=bad["step"].min())
     kind = LOSS if (at_first["kind"] == LOSS).any() else NORM  # a loss comes before its gradients
     rows = at_first.filter(kind=kind).sort("rank", "time_ns")
     of_rank = losses.filter(kind=kind, rank=rows["rank"][0]).sort("time_ns")
     before = of_rank.filter(pl.col("step") < rows["step"][0])["value"].tail(1).to_list()
-    place = _place(rows, losses, kind, *before or [math.nan])
+    place = _bad_number_at(rows, losses, kind, *before or [math.nan])
     value = "NaN" if math.isnan(place.after) else "infinite"
     seen = observe(
         "not-finite", f"{place.whose} is {{value}} in step {{step}}: the first number that is not finite",
         value=value, step=place.step, ranks=place.ranks,
     )  # fmt: skip
     seen = seen.then("; the one before was {before:.4g}", before=before[0]) if before else seen
-    return "loss.not_finite", place, value, 0.98, [seen, *_followed(losses, bad, place)]
+    return "loss.not_finite", place, value, 0.98, [seen, *_observe_aftermath(losses, bad, place)]
 
 
-def _followed(losses: pl.DataFrame, bad: pl.DataFrame, place: BadNumber) -> Iterator[Observation]:
+def _observe_aftermath(losses: pl.DataFrame, bad: pl.DataFrame, place: BadNumber) -> Iterator[Observation]:
     """Yield which other ranks followed, and whether numbers became finite again."""
     norms = bad.filter(step=place.step, kind=NORM)["rank"].unique().sort().to_list()
     if place.kind == LOSS and norms:
@@ -177,14 +179,14 @@ def first_jump(losses: pl.DataFrame, kind: str) -> BadNumber | None:
     largest = rises.sort("rise", descending=True).unique("step", keep="first").sort("step")
     rise = largest["rise"].to_numpy()
     records = np.maximum.accumulate(rise) if rise.size else rise
-    above = rise[1:] > np.maximum(TIMES * records[:-1], RISE[kind])
+    above = rise[1:] > np.maximum(MIN_TIMES_EARLIER * records[:-1], RISE[kind])
     for index in (np.flatnonzero(above) + 1).tolist():
         row = largest.row(index, named=True)
         covered = np.ptp(means.filter(pl.col("step") < row["step"], rank=row["rank"])["value"].to_numpy())
         enough = row["value"] - row["before"] > OF_RANGE * covered
         if index >= MIN_STEPS and enough and row["rise"] > _usual_record(rise[:index]):
             rows = rises.filter(pl.col("rise") > row["rise"] / 2, step=row["step"])
-            return _place(rows.sort("rank"), losses, kind, row["before"])
+            return _bad_number_at(rows.sort("rank"), losses, kind, row["before"])
     return None
 
 
@@ -192,10 +194,10 @@ def _usual_record(earlier: Floats) -> float:
     """Return the limit that a rise must exceed, from the largest rise of each earlier step."""
     first, fifth = np.sort(earlier)[[-1, -NEXT]]
     unusual = first / max(fifth, first / MAX_UNUSUAL) if first > 0 else 0.0
-    return float(TIMES * first * unusual**2)
+    return float(MIN_TIMES_EARLIER * first * unusual**2)
 
 
-def _jumped(losses: pl.DataFrame, place: BadNumber) -> Shown:
+def _describe_jump(losses: pl.DataFrame, place: BadNumber) -> FindingParts:
     seen = observe(
         "jumped",
         f"{place.whose} rises to {{after:.4g}} in step {{step}}; in the {BEFORE} steps before it was "
@@ -204,7 +206,7 @@ def _jumped(losses: pl.DataFrame, place: BadNumber) -> Shown:
     )  # fmt: skip
     later = losses.filter(pl.col("step") > place.step, kind=place.kind, rank=place.ranks[0])
     means = later.group_by("step").agg(pl.col("value").mean()).sort("step")
-    back = means.filter(pl.col("value") <= place.before + BACK * (place.after - place.before))
+    back = means.filter(pl.col("value") <= place.before + MAX_LEFT_OF_RISE * (place.after - place.before))
     if back.height:
         text = "it is back at {back:.4g} in step {back_step}"
         ended = observe("jump-is-over", text, back=back["value"][0], back_step=back["step"][0])
@@ -264,7 +266,9 @@ def _differences(place: BadNumber, workers: pl.DataFrame, around: ComparedTables
     for name, says, usual in _QUANTITIES:
         rows = around.counters.filter(counter=name).join(begun, on=["rank", "time_ns"])
         rows = steps.with_columns(value=pl.col(name).cast(pl.Float64)) if name in steps.columns else rows
-        yield from _differs(place, rows, name, took / 10 if name.endswith("_ns") else 0.0, says, usual)
+        yield from _compare_quantity(
+            place, rows, name, took / 10 if name.endswith("_ns") else 0.0, says, usual
+        )
     recent = steps.filter(pl.col("step") >= place.step - LOADED_STEPS, rank=rank)
     since = recent["start_ns"].min() if place.step > LOADED_STEPS else 0  # 0: also earlier loads
     text = f"rank {{rank}} loaded a checkpoint at most {LOADED_STEPS} steps before: {{path}}"
@@ -281,7 +285,7 @@ def _differences(place: BadNumber, workers: pl.DataFrame, around: ComparedTables
             yield from list(changes(samples, workers, before, near).values())[:2]
 
 
-def _differs(
+def _compare_quantity(
     place: BadNumber, rows: pl.DataFrame, name: str, floor: float, says: str, usual: str
 ) -> Iterator[Observation]:
     """Yield a quantity outside its range in the steps before, with the median of other ranks in that step."""

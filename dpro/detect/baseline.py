@@ -33,7 +33,9 @@ from dpro.replay.timeline import (
 from dpro.replay.whatif.edit import RankChange
 from dpro.replay.whatif.job import ReplayedJob, job_of
 
-FEW = 8  # sets of ranks above which the graph is condensed: that takes as long as this many replays
+MAX_SETS_UNCONDENSED = (
+    8  # sets of ranks above which the graph is condensed: that takes as long as this many replays
+)
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class Baseline:
     def graphs_changed(self, change: RankChange, sets: Sequence[Sequence[int]]) -> Iterator[Graph]:
         """Yield, for each set of ranks, a graph with these changed; each replays as the whole graph would."""
         one, other = self._beside_changed(change, {rank for ranks in sets for rank in ranks})
-        if one is self.graph and len(sets) > FEW:
+        if one is self.graph and len(sets) > MAX_SETS_UNCONDENSED:
             one, other = condense_both(one, other.nodes.duration)
         return (with_ranks_of(one, other, ranks) for ranks in sets)
 

@@ -17,7 +17,7 @@ from dpro.words import short_name, shortened
 TIME_SLICES = "shared-gpu"  # kind of observation: other processes use shares of a GPU's time
 HIDDEN = "hidden-by-queue"  # kind of observation: queued GPU work hides a slow host in most steps
 PAUSES = "pauses"  # a class
-OTHER_STEPS = 1.5  # factor by which steps differ in length if only the share of a cost carries over
+MAX_LENGTH_RATIO = 1.5  # factor by which steps differ in length if only the share of a cost carries over
 NETWORK = ("slow.link", "slow.nic", "slow.fabric")  # classes
 _CLASS_WORDS = {  # the verdict of a hang says which kind it is
     "hang.host": "hang",
@@ -44,7 +44,7 @@ _PYTHON_SPAN = re.compile(r"(\S*\.py)\((\d+)\): (.+)")  # a Python call in profi
 _STACK_LINE = re.compile(r"(.+):(\d+) (.+)")  # a Python call in stacks of hung jobs
 
 
-class CodePlace(DocumentPart, frozen=True):
+class CodeLocation(DocumentPart, frozen=True):
     """Location in the code where time is spent.
 
     Attributes:
@@ -58,7 +58,7 @@ class CodePlace(DocumentPart, frozen=True):
     line: int = 0
 
     @classmethod
-    def of(cls, name: str) -> CodePlace:
+    def of(cls, name: str) -> CodeLocation:
         """Return the location that a span or a line of a stack names."""
         python = _PYTHON_SPAN.search(name) or _STACK_LINE.fullmatch(name)
         return cls(python[3], python[1], int(python[2])) if python else cls(name)
@@ -104,7 +104,7 @@ class Finding:
     observations: tuple[Observation, ...]
     cause: str = ""
     axis: str = ""
-    place: CodePlace | None = None
+    place: CodeLocation | None = None
     remedy: str = ""
     waited_ns: int = 0
     part_ranks: tuple[int, ...] = ()
@@ -123,7 +123,9 @@ class Finding:
         """
         if self.costs_pauses or self.of_hang or not 0 < self.cost_ns < math.inf:
             return self
-        elsewhere = not 1 / OTHER_STEPS <= self.cost_ns / max(self.severity * step_ns, 1.0) <= OTHER_STEPS
+        elsewhere = (
+            not 1 / MAX_LENGTH_RATIO <= self.cost_ns / max(self.severity * step_ns, 1.0) <= MAX_LENGTH_RATIO
+        )
         by_share = elsewhere or any(one.kind == TIME_SLICES for one in self.observations)
         cost_ns = min(self.severity, 1.0) * step_ns if by_share else min(self.cost_ns, step_ns)
         return replace(self, cost_ns=cost_ns, severity=round(cost_ns / step_ns, 4))
@@ -224,7 +226,7 @@ class FindingDocument(DocumentPart, frozen=True, kw_only=True):
     cost_ms_per_step: float | None
     waited_ms: float | None = None
     cause: str = ""
-    place: CodePlace | None = None
+    place: CodeLocation | None = None
     remedy: str = ""
     evidence: list[str]
     observations: list[ObservationDocument] = field(default_factory=list)

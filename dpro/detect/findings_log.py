@@ -148,7 +148,7 @@ def finding_of(noticed: NoticedFinding) -> Finding:
 class _Open:
     number: int
     finding: Finding
-    seen_at: int  # the step at which it was last found
+    last_step: int  # the step at which it was last found
 
 
 class OpenFindings:
@@ -206,7 +206,7 @@ class OpenFindings:
                 self._next += 1
             self._open[key] = _Open(earlier.number, earlier.finding, step)
         for key, item in list(self._open.items()):
-            if key[0] == source and step - item.seen_at > patience:
+            if key[0] == source and step - item.last_step > patience:
                 notices.append(self._close(key, step, why))
         return notices
 

@@ -53,7 +53,7 @@ def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float
         At most one finding, of the job.
     """
     usual = are_usual(baseline.step_ns)
-    base, free_hosts = _saved(baseline, usual)
+    base, free_hosts = _savings_of_free_hosts(baseline, usual)
     saved = free_hosts - explained_ns
     if base.size < MIN_STEPS or float((saved >= MIN_SAVED * base).mean()) < PERSISTENT:
         return []
@@ -61,13 +61,13 @@ def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float
     if steps["step"].n_unique() != usual.size:
         return []
     steps = steps.filter(pl.col("step").is_in(baseline.steps[usual].tolist()))
-    idle = _idle(steps)
+    idle = _idle_shares(steps)
     steady = float(((saved >= MIN_SAVED * base) & (idle >= MIN_IDLE)).mean())
     if steady < PERSISTENT:
         return []
     cost = float(saved.mean())
     ranks = tuple(sorted(steps["rank"].unique().to_list()))
-    observations = (_busy(steps), *_observe_hosts(baseline, usual, free_hosts))
+    observations = (_observe_gpu_use(steps), *_observe_hosts(baseline, usual, free_hosts))
     share = round(cost / float(base.mean()), 4)
     return [Finding("slow.host", "job", THE_HOST, ranks, share, round(steady, 3), cost, observations)]
 
@@ -75,17 +75,17 @@ def find_idle_gpus(baseline: Baseline, breakdown: Breakdown, explained_ns: float
 def note_idle_gpus(baseline: Baseline, breakdown: Breakdown) -> list[str]:
     """Return at most one line on idle GPUs in a run of one step, which does not show that this is usual."""
     usual = are_usual(baseline.step_ns)
-    base, saved = _saved(baseline, usual)
+    base, saved = _savings_of_free_hosts(baseline, usual)
     if base.size != 1 or saved[0] < MIN_SAVED * base[0]:
         return []
     steps = breakdown().filter(pl.col("step").is_in(baseline.steps[usual].tolist()))
-    if steps.is_empty() or not (_idle(steps) >= MIN_IDLE).all():
+    if steps.is_empty() or not (_idle_shares(steps) >= MIN_IDLE).all():
         return []
     replayed = _observe_hosts(baseline, usual, saved)[0]
-    return [f"{_busy(steps).text}; {replayed.text}; one step does not show whether this is usual"]
+    return [f"{_observe_gpu_use(steps).text}; {replayed.text}; one step does not show whether this is usual"]
 
 
-def _saved(baseline: Baseline, usual: Bools) -> tuple[Ints, Ints]:
+def _savings_of_free_hosts(baseline: Baseline, usual: Bools) -> tuple[Ints, Ints]:
     """Return [S] usual step times and [S] savings if hosts took no time, in ns; empty without GPUs.
 
     Args:
@@ -104,13 +104,13 @@ def _ranks_on_gpus(graph: Graph) -> Ints:
     return np.unique(graph.nodes.rank[np.isin(graph.nodes.kind, GPU_KINDS)])
 
 
-def _idle(breakdown: pl.DataFrame) -> NDArray[np.float64]:
+def _idle_shares(breakdown: pl.DataFrame) -> NDArray[np.float64]:
     """Return [S] shares of steps in which GPUs do nothing, averaged over ranks; 0 for empty steps."""
     share = (pl.col("idle_ns") + pl.col("host_bound_ns")) / pl.max_horizontal("duration_ns", 1)
     return breakdown.group_by("step").agg(share=share.mean()).sort("step")["share"].to_numpy()
 
 
-def _busy(breakdown: pl.DataFrame) -> Observation:
+def _observe_gpu_use(breakdown: pl.DataFrame) -> Observation:
     """Return the observation of what GPUs do in a step."""
     total = {name: float(breakdown[name].sum()) for name in NANOSECONDS}
     total["duration_ns"] = max(total["duration_ns"], 1.0)
@@ -201,7 +201,7 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
     steady = float((saved >= MIN_WAIT * base).mean()) if base.size else 0.0
     if base.size < MIN_STEPS or steady < PERSISTENT:
         return []
-    looked = chain(*(part.items() for part in baseline.job.map_ranks(_loading)))
+    looked = chain(*(part.items() for part in baseline.job.map_ranks(_loading_ns_by_rank)))
     loading = {rank: total / base.size for rank, total in looked}
     if min(loading.values()) < MIN_WAIT * base.mean():
         return []  # slow input on some ranks only is a fault of these ranks
@@ -221,7 +221,7 @@ def find_slow_input(baseline: Baseline, excess_of_stragglers_ns: float = 0.0) ->
     return [Finding("slow.host", "job", INPUT_PIPELINE, tuple(loading), share, sure, cost, observations)]
 
 
-def _loading(graph: Graph) -> dict[int, float]:
+def _loading_ns_by_rank(graph: Graph) -> dict[int, float]:
     """Return the time each rank spends in its DataLoader within steps, in ns, by rank."""
     ranks = np.unique(graph.nodes.rank[graph.nodes.rank >= 0])
     loading = NodeSelection(within=DATA_LOADING).mask(graph) & (graph.nodes.step >= 0)
@@ -250,7 +250,7 @@ def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bo
         .sort("step")
     )
     judged = (
-        (waits.tail(size), _steady(waits.tail(size)))
+        (waits.tail(size), _share_of_long_waits(waits.tail(size)))
         for size in reversed(LATEST_STEPS)
         if size <= waits.height
     )
@@ -276,6 +276,6 @@ def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bo
     return [Finding("slow.host", "job", INPUT_PIPELINE, ranks, share, sure, least, tuple(observations))]
 
 
-def _steady(waits: pl.DataFrame) -> float:
+def _share_of_long_waits(waits: pl.DataFrame) -> float:
     """Return the share of steps in which all ranks wait for long."""
     return float((waits["data_wait_ns"] >= MIN_WAIT * waits["duration_ns"]).to_numpy().mean())

@@ -40,7 +40,7 @@ NEAREST = 3  # known workloads of a rank whose median replaces an unknown one
 LATEST = 40  # steps that a finding covers
 OUTLYING = 6.0  # standard deviations at which residuals are clipped
 ALWAYS = 0.8  # share of steps above which one rank is named as having the most
-REST = 0.1  # relative error of the time that the workload explains: the model is not more accurate
+MODEL_ERROR = 0.1  # relative error of the time that the workload explains: the model is not more accurate
 GUESSED = 0.7  # confidence where workloads differ between ranks but not from step to step
 AHEAD = observe("loaded-ahead", "batches are loaded one step ahead")
 LOOKS_THE_SAME = observe(
@@ -186,9 +186,9 @@ def _from_steps(logs: Floats, relative: Floats, is_known: Bools) -> tuple[float,
     growth = _centred(np.log(relative), is_known)
     if freedom < MIN_DIFFERENCES or not growth.any():
         return None
-    share, power = _share(times, relative, is_known, of_ranks=True)
+    share, power = _fit_share(times, relative, is_known, of_ranks=True)
     takes = _centred(_log_time(relative, share, power), is_known)
-    left = _without_outliers(times - takes, is_known)
+    left = _clip_outliers(times - takes, is_known)
     times = takes + left
     significance = _significance(takes, left, times, freedom) if share else 0.0
     if significance < MIN_SIGNIFICANCE and _significance(growth, left, growth, freedom) < MIN_CONTRAST:
@@ -207,7 +207,7 @@ def _from_ranks(logs: Floats, relative: Floats, is_known: Bools) -> tuple[float,
     there = np.ones_like(workloads, dtype=bool)
     times = _centred(np.median(logs, axis=0, keepdims=True), there, of_ranks=False)
     relative = workloads / np.median(workloads)  # relative to the typical one, as in `LoadModel`
-    share, power = _share(times, relative, there, of_ranks=False)
+    share, power = _fit_share(times, relative, there, of_ranks=False)
     return share, power, 0.0, 0.0
 
 
@@ -221,7 +221,7 @@ def _significance(growth: Floats, left: Floats, times: Floats, freedom: int) -> 
     return float((growth * times).sum() / max(error, 1e-12))
 
 
-def _share(times: Floats, relative: Floats, is_known: Bools, *, of_ranks: bool) -> tuple[float, float]:
+def _fit_share(times: Floats, relative: Floats, is_known: Bools, *, of_ranks: bool) -> tuple[float, float]:
     """Return the share and power whose times have the smallest mean absolute deviation from `times`."""
 
     def deviation(form: tuple[float, float]) -> float:
@@ -242,7 +242,7 @@ def _centred(values: Floats, is_known: Bools, of_ranks: bool = True) -> Floats:
     return left
 
 
-def _without_outliers(left: Floats, is_known: Bools) -> Floats:
+def _clip_outliers(left: Floats, is_known: Bools) -> Floats:
     """Return [T, R] residuals, clipped at `OUTLYING` standard deviations."""
     spread = MAD_TO_SIGMA * float(np.median(np.abs(left[is_known])))
     return left.clip(-OUTLYING * spread, OUTLYING * spread)

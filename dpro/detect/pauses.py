@@ -21,7 +21,7 @@ from dpro.detect.stragglers.from_calls import KeptWaiting
 from dpro.replay.steps import StepSeries, host_facts, step_series
 from dpro.timed import all_hosts_ahead
 from dpro.units import NS_PER_S
-from dpro.words import few, ordinal, ranks_in_words
+from dpro.words import first_few, ordinal, ranks_in_words
 
 # How regularly something happens, and the words for it.
 
@@ -53,7 +53,7 @@ class Recurrence:
 
     def named(self) -> str:
         """Return the first of the steps: `steps 10, 20, 30, 40 …`."""
-        return f"step{'s' if self.steps.size > 1 else ''} {few(self.steps.tolist(), SHOWN)}"
+        return f"step{'s' if self.steps.size > 1 else ''} {first_few(self.steps.tolist(), SHOWN)}"
 
 
 def recurrence_of(steps: Ints, seen: Ints) -> Recurrence:
@@ -212,7 +212,7 @@ def _belongs(series: StepSeries) -> pl.DataFrame:
     return pl.DataFrame(rows, schema={"step": pl.Int64, "pause": pl.Int64}, orient="row")
 
 
-def _more(series: StepSeries, rows: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
+def _excess_of(series: StepSeries, rows: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
     """Return `pause`, `rank` and the excess of `columns` over the rank's ordinary steps."""
     belongs = _belongs(series)
     ordinary = rows.filter(
@@ -229,7 +229,7 @@ def _counted(series: StepSeries, facts: pl.DataFrame) -> dict[int, dict[int, dic
     """Return the excess of counters over ordinary steps, in ns: by pause, by rank, by counter."""
     columns = [*_ORDER, _CPU]
     more: dict[int, dict[int, dict[str, float]]] = {}
-    for row in _more(series, facts, columns).iter_rows(named=True):
+    for row in _excess_of(series, facts, columns).iter_rows(named=True):
         more.setdefault(row["pause"], {})[row["rank"]] = {name: row[name] or 0.0 for name in columns}
     return more
 
@@ -238,7 +238,7 @@ def _more_of_own(series: StepSeries, own_times: pl.DataFrame) -> dict[int, dict[
     """Return the excess of own time over ordinary steps, in ns: by pause, by rank."""
     more: dict[int, dict[int, float]] = {}
     rows = own_times.select("rank", "step", pl.col("own_ns").cast(pl.Float64))
-    for pause, rank, value in _more(series, rows, ["own_ns"]).iter_rows():
+    for pause, rank, value in _excess_of(series, rows, ["own_ns"]).iter_rows():
         more.setdefault(pause, {})[rank] = value
     return more
 
@@ -311,7 +311,7 @@ HUGE = 0.1  # of the wall time, in fewer than `MIN_TIMES` pauses
 MIN_UNEXPLAINED = 8  # unexplained irregular pauses of one rank: fewer are chance
 HUGE_UNEXPLAINED = 0.3  # of the wall time, if neither regular nor of one rank: rare delays are normal
 SAVING = 5  # steps after a deep window in which it may still be being saved
-SAME = 0.8  # least share of the pauses, by time, in which a rank works
+MIN_SHARE_OF_RANK = 0.8  # least share of the pauses, by time, in which a rank works
 WARM_UP = 3  # first steps: what is long there occurs once per start of the job
 MIN_WARM_UP, MIN_WARM_UP_NS = 0.3, NS_PER_S  # of the wall time, and in all: a shorter warm-up is no finding
 
@@ -400,7 +400,7 @@ def find_pauses(
     series = step_series(steps)
     if series is None or not series.paused.any():
         return LostTime([], [], [])
-    pauses = merged(_not_ours(pauses_of(series, steps, counters, read_own), steps))
+    pauses = merged(_without_our_saving(pauses_of(series, steps, counters, read_own), steps))
     first = series.steps[:WARM_UP] if series.steps[0] <= WARM_UP else series.steps[:0]
     warm_up = [pause for pause in pauses if pause.step in first]
     groups = _groups([pause for pause in pauses if pause.step not in first], series)
@@ -408,7 +408,7 @@ def find_pauses(
     num_ranks = steps["rank"].n_unique()
     of_steps = _lengths_of_steps(series, warm_up)
     findings = [
-        _finding(group, series, num_ranks, [*_saved(group, counters), *of_steps])
+        _finding(group, series, num_ranks, [*_observe_checkpoint(group, counters), *of_steps])
         for group in groups
         if not _is_wanted(group, num_ranks)
     ]
@@ -453,7 +453,7 @@ def _middle_ns(group: PauseGroup) -> float:
     return float(np.median([pause.longer_ns for pause in group.pauses]))
 
 
-def _not_ours(pauses: list[Pause], steps: pl.DataFrame) -> list[Pause]:
+def _without_our_saving(pauses: list[Pause], steps: pl.DataFrame) -> list[Pause]:
     """Drop unexplained pauses soon after a deep window, which may still be being saved then."""
     windows = set(steps.filter(pl.col("window") >= 0)["step"].to_list())
     return [
@@ -492,7 +492,7 @@ def _group(kind: str, pauses: list[Pause], series: StepSeries) -> PauseGroup:
     some = sorted({rank for pause in pauses for rank in pause.ranks})
     lost = sum(pause.longer_ns for pause in pauses)
     working = {rank: sum(p.longer_ns for p in pauses if rank in p.ranks) for rank in some}
-    ranks = tuple(rank for rank in some if working[rank] >= SAME * lost)
+    ranks = tuple(rank for rank in some if working[rank] >= MIN_SHARE_OF_RANK * lost)
     return PauseGroup(kind, pauses, recurrence, ranks, tuple(some))
 
 
@@ -549,7 +549,7 @@ def _who(group: PauseGroup, num_ranks: int) -> str:
     return f"{ranks_in_words(group.ranks or group.some)}{together} {several}"
 
 
-def _saved(group: PauseGroup, counters: pl.DataFrame) -> list[Observation]:
+def _observe_checkpoint(group: PauseGroup, counters: pl.DataFrame) -> list[Observation]:
     """Return the size of a checkpoint, and how fast it was saved."""
     if group.kind != CHECKPOINT:
         return []

@@ -26,8 +26,8 @@ from dpro.detect.machine.memory_growth import find_memory_growth
 from dpro.detect.machine.oversubscribed import (
     crowds_of,
     find_crowded_hosts,
-    not_crowding,
     with_throttling,
+    without_crowded,
 )
 from dpro.detect.machine.shared_gpu import find_shared_gpus
 from dpro.detect.network.degradation import find_communication_bound, find_slower_transfers, with_losses
@@ -169,7 +169,7 @@ def _operations(context: Context, _: Explained) -> list[Finding]:
     return diagnose_operations(*context.operations)
 
 
-def _work(context: Context, _: Explained) -> list[Finding]:
+def _uneven_work_and_slow_ranks(context: Context, _: Explained) -> list[Finding]:
     """Return uneven data and stages, and ranks that take longer for equal work.
 
     Ranks that take turns, by their calls, are left out: in few deep steps one of them may always come last.
@@ -331,7 +331,7 @@ def _with_crowded_hosts(context: Context, findings: list[Finding]) -> list[Findi
     crowds = context.crowds
     if not crowds:
         return findings
-    kept = not_crowding(findings, crowds, context.steps, context.counters)
+    kept = without_crowded(findings, crowds, context.steps, context.counters)
     return [*find_crowded_hosts(crowds, context.counters), *kept]
 
 
@@ -358,7 +358,7 @@ _GRAPH, _ALWAYS_ON = frozenset({Need.GRAPH}), frozenset({Need.ALWAYS_ON})
 IN_WINDOWS = (
     Detector("operations", _operations, frozenset({Need.OPERATIONS})),
     Detector("shared GPUs", lambda context, _: find_shared_gpus(context.run), frozenset({Need.STEPS})),
-    Detector("work", _work, _GRAPH),
+    Detector("work", _uneven_work_and_slow_ranks, _GRAPH),
     Detector("slow input", _slow_input, _GRAPH),
     Detector("slow network", lambda context, _: diagnose_traffic(context.traffic), _GRAPH),
     Detector("idle GPUs", _idle_gpus, frozenset({Need.GRAPH, Need.BREAKDOWN})),
@@ -396,7 +396,7 @@ def diagnose_graph(context: Context) -> list[Finding]:
     if Need.STEPS not in context.has:
         return findings
     crowds = context.crowds
-    return not_crowding(findings, crowds, context.steps, context.counters)
+    return without_crowded(findings, crowds, context.steps, context.counters)
 
 
 class LatestSteps(NamedTuple):
@@ -434,7 +434,7 @@ def diagnose_calls(latest: LatestSteps) -> list[Finding]:
     counters = tables[COUNTERS.name]
     late = _late_now(latest, pl.concat([latest.amounts, counters.filter(pl.col("counter") != WORKLOAD)]))
     crowds = crowds_of(latest.steps, counters, latest.workers)
-    kept = not_crowding(late, crowds, latest.steps, counters)
+    kept = without_crowded(late, crowds, latest.steps, counters)
     placed = with_phases(
         kept, tables[PASSES.name], tables[STEPS.name], latest.collectives,
         on_gpus=on_gpus(latest.workers), ahead=(),

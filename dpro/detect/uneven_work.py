@@ -28,8 +28,8 @@ from dpro.detect.baseline import Baseline, ScaledWork
 from dpro.detect.findings import Finding
 from dpro.detect.load_model import (
     ELEMENTS,
+    MODEL_ERROR,
     RECEIVED,
-    REST,
     SHAPES,
     WORKLOAD,
     Uneven,
@@ -75,7 +75,7 @@ class BalancedJob:
         return [
             finding
             for finding in findings
-            if finding.cost_ns >= REST * max(self.explained.get(rank, 0.0) for rank in finding.ranks)
+            if finding.cost_ns >= MODEL_ERROR * max(self.explained.get(rank, 0.0) for rank in finding.ranks)
         ]
 
 

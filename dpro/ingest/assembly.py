@@ -27,11 +27,11 @@ from dpro.ingest.staging import (
     FileNote,
     ImportTask,
     RankFacts,
+    assign_rank,
     give_up,
     note_of,
     part_name,
     read_notes,
-    settle,
 )
 from dpro.ingest.trace import RankTrace
 from dpro.schema import (
@@ -88,7 +88,7 @@ def assemble(
     left_out = [LEFT_OUT + note.failure for note in notes if note.failure]
     by_rank, remarks = {}, []
     for rank, staged in _all_pieces(notes, tasks).items():
-        pieces, remark = useful(staged)
+        pieces, remark = without_redundant(staged)
         refuse_clashes(pieces)
         remarks.append(remark)
         if pieces:
@@ -98,7 +98,7 @@ def assemble(
         reasons.append(f"{notes[0].path}: cannot be used alone; give the folder with the files it belongs to")
         raise InputError(reasons[0].removeprefix(LEFT_OUT))
     with made_whole(run, within=staging) as whole:
-        remarks += _place(by_rank, whole, spread)
+        remarks += _place_parts(by_rank, whole, spread)
         remarks.append(Remarks(dict(skipped), left_out))
         manifest = _manifest(by_rank, notes, remarks, warnings)
         write_manifest(whole, manifest)
@@ -135,7 +135,7 @@ def _with_ranks(notes: list[FileNote], tasks: Sequence[ImportTask], spread: Spre
         taken.setdefault(rank, []).extend(_pieces(note, task.folder))
         again.append(replace(task, rank=rank))
     stale = [task for task, note in zip(again, unranked, strict=True) if note.rank != task.rank]
-    for _ in spread(settle, stale, give_up):
+    for _ in spread(assign_rank, stale, give_up):
         pass
     return sorted([*settled, *(note_of(task) for task in again)], key=lambda note: note.number)
 
@@ -149,7 +149,7 @@ def _fits(note: FileNote, folder: Path, there: Sequence[StagedPiece]) -> bool:
     return not any(clash(piece, other) for piece in _pieces(note, folder) for other in there)
 
 
-def _place(by_rank: Mapping[int, list[StagedPiece]], folder: Path, spread: Spread) -> list[Remarks]:
+def _place_parts(by_rank: Mapping[int, list[StagedPiece]], folder: Path, spread: Spread) -> list[Remarks]:
     """Put the parts of every rank into the run, merging the files of ranks that several describe."""
     for name in TABLES:
         (folder / name).mkdir()
@@ -249,7 +249,7 @@ class Remarks:
     warnings: list[str] = field(default_factory=list)
 
 
-def useful(pieces: Sequence[StagedPiece]) -> tuple[list[StagedPiece], Remarks]:
+def without_redundant(pieces: Sequence[StagedPiece]) -> tuple[list[StagedPiece], Remarks]:
     """Leave out files that add nothing to others.
 
     These are execution traces (all but one where there is a Kineto trace, else those without times), and

@@ -114,10 +114,12 @@ _MIN_AGREEING = 0.95  # share of spans with the same name as the span one period
 _MAX_OF_TYPICAL = 2.0  # maximum duration of a repetition, in medians
 _MAX_PAUSED = 0.2  # share of a loop's repetitions that may be longer: it pauses now and then
 _MIN_AFTER_START_NS = 1_000_000  # faster repetitions after a slow first one may be layers
-_MOST = 0.5  # minimum share of kernel time in repetitions that follow a start-up
-_NO_BETTER = 2.0  # maximum share of differing spans, relative to the period with the least
+_MIN_LOOP_SHARE = 0.5  # minimum share of kernel time in repetitions that follow a start-up
+_MAX_DIFFERING_RATIO = 2.0  # maximum share of differing spans, relative to the period with the least
 _MAX_NAMES = 64
-_GRAM = 5  # names in a row: unique at the head of a step, even if each name alone recurs in its layers
+_NAMES_IN_A_ROW = (
+    5  # names in a row: unique at the head of a step, even if each name alone recurs in its layers
+)
 _FACTOR = 6_364_136_223  # hash multiplier for several names
 # Work that is in each iteration of a loop but not in a layer: copies, synchronisation, a backward pass.
 _LOOPS = r"(?i)HtoD|DtoH|HostToDevice|DeviceToHost|(Device|Stream|Event)Synchronize|^autograd::engine"
@@ -184,7 +186,7 @@ def _is_loop(spans: pl.DataFrame, starts: Array, calls: Array) -> bool:
     """Return whether repetitions after a start-up are most of the work, and are a loop rather than layers."""
     kernels = spans.filter(pl.col("kind") == "kernel")
     busy, began = (kernels[name].to_numpy() for name in ("duration_ns", "start_ns"))
-    if busy[began >= starts[0]].sum() < _MOST * busy.sum():
+    if busy[began >= starts[0]].sum() < _MIN_LOOP_SHARE * busy.sum():
         return False
     loops = spans.filter(pl.col("name").str.contains(_LOOPS)).select("kind", "start_ns")
     kinds = (("memcpy", starts), ("runtime", calls), ("cpu_op", calls))
@@ -214,7 +216,7 @@ def _main_lane(spans: pl.DataFrame) -> pl.DataFrame:
     chosen = chosen.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
     call = (pl.col("start_ns"), pl.col("end_ns"))
     if not is_on_cpu:
-        chosen = launched(chosen, spans)
+        chosen = with_launch(chosen, spans)
         call = (pl.coalesce("launch_ns", call[0]), pl.coalesce("launch_end_ns", call[1]))
     return chosen.select("name", "start_ns", "end_ns", call_ns=call[0], call_end_ns=call[1]).sort(
         "start_ns", "end_ns", descending=[False, True], maintain_order=True
@@ -244,7 +246,9 @@ def _periods(names: Array) -> Iterator[tuple[int, int]]:
             late.append((first, period))
     # Layers repeat well if a step has a short head and tail, but steps repeat better.
     least = min(whole, default=(0.0, 0))[0]
-    yield from ((0, period) for differing_share, period in whole if differing_share <= _NO_BETTER * least)
+    yield from (
+        (0, period) for differing_share, period in whole if differing_share <= _MAX_DIFFERING_RATIO * least
+    )
     yield from late
 
 
@@ -252,7 +256,7 @@ def _candidates(names: Array) -> list[int]:
     """Return distances between occurrences of the same rare work, some of which runs once per step."""
     size = names.size
     distances: set[int] = set()
-    for length in (1, _GRAM):
+    for length in (1, _NAMES_IN_A_ROW):
         if size < length * _MIN_REPETITIONS:
             break
         # A collision of two codes only adds a candidate, which is then checked.
@@ -287,7 +291,7 @@ def sync_calls(calls: pl.DataFrame) -> pl.DataFrame:
     return calls.join(named, on="name", maintain_order="left")
 
 
-def launched(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+def with_launch(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Add the runtime call that launched each kernel; null where the trace has no such call.
 
     The columns are `launch_span_id`, `launch_ns`, `launch_end_ns` and `thread`.
@@ -307,7 +311,7 @@ def launched(kernels: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     return kernels.join(calls, on="correlation", how="left", maintain_order="left")
 
 
-def enclosed(launches: pl.DataFrame, outer: pl.DataFrame, label: str) -> pl.DataFrame:
+def with_enclosing_span(launches: pl.DataFrame, outer: pl.DataFrame, label: str) -> pl.DataFrame:
     """Find the span on the launching thread that encloses each launch.
 
     Spans of one kind do not nest: the last one begun before the launch is the only candidate.
@@ -372,7 +376,7 @@ def find_iterations(spans: pl.DataFrame) -> pl.DataFrame:
         iterations = find(rows)
         if iterations.height:
             return _numbered(_until_gpu_ends(iterations, spans))
-    if _trains(spans):
+    if _is_training(spans):
         return ITERATIONS.empty()
     graphs = _whole_graphs(spans)
     if graphs.is_empty():
@@ -465,7 +469,7 @@ def _model_calls(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _trains(spans: pl.DataFrame) -> bool:
+def _is_training(spans: pl.DataFrame) -> bool:
     if spans.select((pl.col("forward_thread") > 0).any()).item():
         return True
     names = spans.filter(pl.col("kind") == "annotation")["name"]
@@ -490,8 +494,8 @@ def _until_gpu_ends(iterations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFra
         return iterations
     ranges = iterations.sort("start_ns").with_row_index("at")
     bounds = ranges.select("at", range_ns="start_ns", until_ns=pl.col("start_ns") + pl.col("duration_ns"))
-    launched = _launched(spans, pl.lit(True)).select("launched_ns", "end_ns").sort("launched_ns")
-    within = launched.join_asof(bounds, left_on="launched_ns", right_on="range_ns").filter(
+    with_launch = _launched(spans, pl.lit(True)).select("launched_ns", "end_ns").sort("launched_ns")
+    within = with_launch.join_asof(bounds, left_on="launched_ns", right_on="range_ns").filter(
         pl.col("launched_ns") < pl.col("until_ns")
     )
     ends = within.group_by("at").agg(pl.col("end_ns").max())

@@ -66,7 +66,7 @@ def read_execution_trace(path: Path, *, rank: int | None = None) -> RankTrace:
     nodes = _plausible(document.nodes, skipped)
     spans = _spans(nodes, document.pid)
     worker = {"pid": [document.pid], "source": [SOURCE]}
-    pairs: dict[str, Pairs] = {"data": read_from(nodes), "control": called(nodes)}
+    pairs: dict[str, Pairs] = {"data": data_pairs(nodes), "control": caller_pairs(nodes)}
     rows = [(source, target, kind) for kind, edges in pairs.items() for source, target in edges]
     frames = {"spans": spans, "dependencies": _rows(rows), "workers": pl.DataFrame(worker)}
     if not lacks_times(spans):
@@ -149,7 +149,7 @@ def combine(kineto: RankTrace, et: RankTrace) -> RankTrace:
     if links.pairs.is_empty():
         return _warned(kineto, "the execution trace has no operator of this trace: left out")
     dependencies = et.frames.get(DEPENDENCIES.name, DEPENDENCIES.empty())
-    rows = _in_time(_moved(dependencies, dict(links.pairs.iter_rows())), spans)
+    rows = _in_time(_between_spans(dependencies, dict(links.pairs.iter_rows())), spans)
     window = spans["window"].min() if "window" in spans.columns else 0
     frame = _stamped(DEPENDENCIES.name, rows, kineto.rank).with_columns(window=pl.lit(window, dtype=pl.Int32))
     combined = replace(kineto, frames={**kineto.frames, DEPENDENCIES.name: frame})
@@ -208,7 +208,7 @@ def _rows(rows: Sequence[tuple[int, int, str]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=schema, orient="row").with_columns(source=pl.lit(SOURCE))
 
 
-def _moved(dependencies: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame:
+def _between_spans(dependencies: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame:
     """Translate dependencies between operators to their spans."""
     pairs = {
         kind: rows.select("source_span_id", "target_span_id").rows()
@@ -283,12 +283,12 @@ def parents(nodes: Sequence[Node]) -> list[int]:
     return [parent if parent != place else -1 for place, parent in enumerate(places_of_parents)]
 
 
-def called(nodes: Sequence[Node]) -> Pairs:
+def caller_pairs(nodes: Sequence[Node]) -> Pairs:
     """Return the pair (caller, node) of each node with a parent."""
     return [(parent, place) for place, parent in enumerate(parents(nodes)) if parent >= 0]
 
 
-def read_from(nodes: Sequence[Node]) -> Pairs:
+def data_pairs(nodes: Sequence[Node]) -> Pairs:
     """Pair each node with the last writers, before it began, of the tensors that it reads.
 
     An operator and the operators it calls name the same tensors. A hand-over is recorded once, between the

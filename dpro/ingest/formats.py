@@ -128,7 +128,7 @@ FORMATS: tuple[Importer, ...] = (
     ),
 )
 # Tried after those of extensions, since they match on little evidence.
-LAST: tuple[Importer, ...] = (
+FALLBACK_FORMATS: tuple[Importer, ...] = (
     Format("Perfetto", "dpro.ingest.perfetto", "read_perfetto", (b"\n",), "is_perfetto"),
     _Kineto(KINETO, "dpro.ingest.kineto", "read_trace", (), streams=True),
 )
@@ -165,7 +165,7 @@ class Registry:
 def registry() -> Registry:
     """Return built-in formats and those of extensions; a broken importer becomes a warning."""
     importers: dict[str, Importer] = {importer.name: importer for importer in FORMATS}
-    last = {importer.name: importer for importer in LAST}
+    last = {importer.name: importer for importer in FALLBACK_FORMATS}
     warnings = []
     for label, place in places("importers").items():
         try:

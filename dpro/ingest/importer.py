@@ -33,7 +33,7 @@ from dpro.ingest.staging import ImportTask, give_up, make_staging, stage
 from dpro.processes import named_workers, num_cores, process_pool
 from dpro.schema import TABLES
 from dpro.store import Manifest, is_run
-from dpro.words import counted, few
+from dpro.words import counted, first_few
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (bytes read, total bytes), both as on disk."""
@@ -203,7 +203,7 @@ def find_traces(sources: Sequence[Path]) -> Traces:
             raise unopened[0]
         names = ", ".join(str(source) for source in sources)
         held = "; ".join(
-            f"{count} {_of_one(reason) if count == 1 else reason}"
+            f"{count} {_in_singular(reason) if count == 1 else reason}"
             for reason, count in sorted(traces.passed_over.items())
         )
         given = f"dpro reads {', '.join(importer.name for importer in formats.importers)} files"
@@ -214,14 +214,14 @@ def find_traces(sources: Sequence[Path]) -> Traces:
         if traces.passed_over[NSIGHT]:
             given = "`nsys export --type sqlite FILE.nsys-rep` writes what dpro reads of them"
         if runs:
-            listed = few(sorted(map(str, runs)), MAX_RUNS_NAMED)
+            listed = first_few(sorted(map(str, runs)), MAX_RUNS_NAMED)
             raise InputError(f"{names}: {counted(len(runs), 'run')} here; choose one: {listed}")
         raise InputError(f"{names}: no trace found ({held or 'no files'}); {given}")
     traces.warnings.extend(f"{LEFT_OUT}{error}" for error in unopened)
     return traces
 
 
-def _of_one(reason: str) -> str:
+def _in_singular(reason: str) -> str:
     """Put a reason in the singular: `JSON file that is not a trace` of `JSON files that are not traces`."""
     noun = re.sub(r"\b(file|timeline|database|log|snapshot|report|link|table)s\b", r"\1", reason, count=1)
     return noun.replace("that are not traces", "that is not a trace").replace("which are", "which is")

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Ints
-from dpro.ingest.derived import launched
+from dpro.ingest.derived import with_launch
 from dpro.schema import GPU_WORK_KINDS
 from dpro.store import IMPOSSIBLE
 from dpro.words import counted
@@ -83,10 +83,10 @@ def impossible_in_words(name: str, counts: Mapping[str, int]) -> list[str]:
 
 
 def _work(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return work on streams with its index among the spans, `row`, and the columns of `launched`."""
+    """Return work on streams with its index among the spans, `row`, and the columns of `with_launch`."""
     numbered = spans.select(_COLUMNS).with_row_index("span_id")
     on_stream = pl.col("kind").is_in(GPU_WORK_KINDS) & (pl.col("stream") >= 0)
-    work = launched(numbered.filter(on_stream), numbered.filter(pl.col("correlation") > 0))
+    work = with_launch(numbered.filter(on_stream), numbered.filter(pl.col("correlation") > 0))
     return work.rename({"span_id": "row"})
 
 

@@ -21,7 +21,7 @@ from dpro.errors import InputError
 from dpro.ingest.reading.files import read_bytes
 from dpro.ingest.reading.values import int32, int64, mapping, sequence, text
 from dpro.ingest.trace import RankTrace
-from dpro.words import few
+from dpro.words import first_few
 
 SOURCE = "NCCL RAS"
 _MAX_NAMED = 8
@@ -162,7 +162,7 @@ def _states(communicators: Sequence[_Communicator]) -> dict[tuple[str, int, int]
             if member.state:
                 by_worker.setdefault(member.where, {}).setdefault(member.state, []).append(communicator.name)
     return {
-        where: [f"{state} (communicator {few(names, _MAX_NAMED)})" for state, names in states.items()]
+        where: [f"{state} (communicator {first_few(names, _MAX_NAMED)})" for state, names in states.items()]
         for where, states in by_worker.items()
     }
 
@@ -224,7 +224,7 @@ def _mismatches(communicator: _Communicator) -> list[str]:
                 ranks.setdefault(member.counts[op], []).append(member.rank)
         if len(ranks) > 1:
             counts = "; ".join(
-                f"{count} by {few(sorted(ranks[count]), _MAX_NAMED)}" for count in sorted(ranks)
+                f"{count} by {first_few(sorted(ranks[count]), _MAX_NAMED)}" for count in sorted(ranks)
             )
             lines.append(f"RAS: communicator {communicator.name}: ranks differ in calls of {op}: {counts}")
     return lines

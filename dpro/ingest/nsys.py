@@ -23,7 +23,7 @@ import polars as pl
 
 from dpro.classify import classify, is_communication, operation
 from dpro.errors import InputError
-from dpro.ingest.derived import REPETITION, enclosed, guess_steps, launched, sync_calls
+from dpro.ingest.derived import REPETITION, guess_steps, sync_calls, with_enclosing_span, with_launch
 from dpro.ingest.derived import find_steps as find_marked_steps
 from dpro.ingest.impossible import drop_impossible, impossible_in_words
 from dpro.ingest.reading.files import Source, blocks, rank_of_name
@@ -250,11 +250,11 @@ def read_collectives(spans: pl.DataFrame) -> pl.DataFrame:
     kernels = spans.filter(pl.col("kind") == "kernel")
     names = [name for name in kernels["name"].unique() if is_communication(name)]
     kernels = kernels.filter(pl.col("name").is_in(names))
-    ran = launched(kernels.select("span_id", "name", "start_ns", "duration_ns", "correlation"), spans)
+    ran = with_launch(kernels.select("span_id", "name", "start_ns", "duration_ns", "correlation"), spans)
     issues = _issues(spans)
     ranges = spans.filter(pl.col("kind") == "annotation").with_columns(position="span_id")
-    ran = enclosed(ran, ranges.filter(pl.col("name").str.starts_with("nccl:")), "range")
-    ran = enclosed(ran, issues.rename({"span_id": "position"}), "issue")
+    ran = with_enclosing_span(ran, ranges.filter(pl.col("name").str.starts_with("nccl:")), "range")
+    ran = with_enclosing_span(ran, issues.rename({"span_id": "position"}), "issue")
     of_issue = issues.select("op", "group", "bytes_in", "bytes_out", "peer", issue_position="span_id")
     ran = ran.join(of_issue, on="issue_position", how="left")
     # With several kernels for one group of calls, the bytes of each are unknown.
@@ -312,11 +312,11 @@ def _issues(spans: pl.DataFrame) -> pl.DataFrame:
         communicator=pl.col("payload").str.extract(r'"NCCL communicator ID"\s*:\s*"?(\w+)'),
     ).filter(pl.col("op") != "")
     return nccl.select("span_id", "tid", "start_ns", "duration_ns", "name").join(
-        _together(calls), left_on="span_id", right_on="issue"
+        _combine_calls(calls), left_on="span_id", right_on="issue"
     )
 
 
-def _together(calls: pl.DataFrame) -> pl.DataFrame:
+def _combine_calls(calls: pl.DataFrame) -> pl.DataFrame:
     """Combine the calls of each group into one row.
 
     NCCL states the input of a rank for an all-gather, its output for a reduce-scatter.

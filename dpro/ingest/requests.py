@@ -353,7 +353,7 @@ REPLICAS = (
 OUTCOMES = ("finish_reason", "finished_reason", "response_finish_reasons", "outcome", "status", "status_code",
             "http_status", "success", "error")  # fmt: skip
 _GOOD = ("finished", "stop", "length", "ok", "success", "true", "complete", "completed", "eos", "1")
-_ENDED = ("abort", "cancel", "error", "fail", "false", "timeout", "reject", "0")
+_ABORTED = ("abort", "cancel", "error", "fail", "false", "timeout", "reject", "0")
 
 
 class LogColumns:
@@ -480,7 +480,7 @@ def _outcome(name: str, value: Any) -> str:
         return "aborted"
     if text.isdigit() and len(text) == 3:
         return "finished" if text.startswith("2") else "aborted"
-    if any(text.startswith(word) for word in _ENDED):
+    if any(text.startswith(word) for word in _ABORTED):
         return "aborted"
     return "finished" if text in _GOOD else "unknown"
 

@@ -105,7 +105,7 @@ def import_shard(
     try:
         make_staging(staging)
         (staging / MARKS).mkdir(exist_ok=True)
-        agree(staging, traces, shard, staging)
+        check_plan(staging, traces, shard, staging)
         with reading.by_workers([*sources, staging]) as divided:
             stage_part(traces, staging, shard, divided)
         missing = [index for index in range(shard.count) if not mark_of(staging, index).exists()]
@@ -124,7 +124,7 @@ def mark_of(staging: Path, index: int) -> Path:
     return staging / MARKS / f"{index:05d}"
 
 
-def agree(staging: Path, traces: Traces, shard: Shard, shared: Path | str) -> None:
+def check_plan(staging: Path, traces: Traces, shard: Shard, shared: Path | str) -> None:
     """Raise unless this shard has the files and number of shards that the first shard wrote down.
 
     Args:
@@ -248,17 +248,17 @@ def _import_shard(
     (staging / MARKS).mkdir()
     if store.exists(f"{there}/{PLAN}"):
         store.get_file(f"{there}/{PLAN}", str(staging / PLAN))
-        agree(staging, traces, shard, place)
+        check_plan(staging, traces, shard, place)
     else:  # put before files are read, so that shards with other sources find it
-        agree(staging, traces, shard, place)
+        check_plan(staging, traces, shard, place)
         store.put_file(str(staging / PLAN), f"{there}/{PLAN}")
     own_mark = mark_of(staging, shard.index)
-    _remove(store, _there(there, staging, own_mark))
+    _remove(store, _store_path(there, staging, own_mark))
     stage_part(traces, staging, shard, reading)
     _put(store, staging, there, last=own_mark)
     try:
         store.invalidate_cache()  # other processes write to the store, too
-        marks = [_there(there, staging, mark_of(staging, index)) for index in range(shard.count)]
+        marks = [_store_path(there, staging, mark_of(staging, index)) for index in range(shard.count)]
         missing = [index for index, mark in enumerate(marks) if not store.exists(mark)]
         if not missing:
             store.get(f"{there}/", f"{staging}/", recursive=True)
@@ -282,10 +282,10 @@ def _put(store: Any, folder: Path, to: str, *, last: Path) -> None:
     """Put all files of a folder below a path of the store, `last` after all others."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != last]
     for part in (files, [last]):
-        store.put([str(path) for path in part], [_there(to, folder, path) for path in part])
+        store.put([str(path) for path in part], [_store_path(to, folder, path) for path in part])
 
 
-def _there(to: str, folder: Path, path: Path) -> str:
+def _store_path(to: str, folder: Path, path: Path) -> str:
     return f"{to}/{path.relative_to(folder).as_posix()}"
 
 

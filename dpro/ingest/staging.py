@@ -109,7 +109,7 @@ class FileNote:
 def stage(task: ImportTask) -> FileNote:
     """Read one file and store its tables; for a file that cannot be read, store only the reason.
 
-    Until `settle`, a file that does not state its rank is read as the rank of its index among the files.
+    Until `assign_rank`, a file that does not state its rank is read as the rank of its index among the files.
 
     Raises:
         OSError: the staging folder cannot be written.
@@ -120,9 +120,9 @@ def stage(task: ImportTask) -> FileNote:
             importer = registry().named(task.format)
             traces, rank = _with_rank(importer, task)
             try:
-                shares = [_share(trace, folder) for trace in traces]
+                shares = [_write_share(trace, folder) for trace in traces]
             except SchemaError as error:
-                raise _of_the_file(importer, task.source.label, error) from error
+                raise _importer_error(importer, task.source.label, error) from error
             note = FileNote(task.number, task.source.label, task.format, shares, stamp=stamp, rank=rank)
         except DproError as error:
             note = FileNote(task.number, task.source.label, task.format, failure=str(error))
@@ -130,7 +130,7 @@ def stage(task: ImportTask) -> FileNote:
     return note
 
 
-def settle(task: ImportTask) -> FileNote:
+def assign_rank(task: ImportTask) -> FileNote:
     """Change the rank of a staged file that does not state one to that of its task.
 
     Raises:
@@ -184,14 +184,14 @@ def read_task(importer: Importer, task: ImportTask) -> Iterator[RankTrace]:
     except OSError as error:
         raise InputError(f"{label}: cannot be read ({error.strerror or error})") from error
     except BaseException as error:
-        raise _of_the_file(importer, label, error) from error
+        raise _importer_error(importer, label, error) from error
     for trace in [traces] if isinstance(traces, RankTrace) else traces:
         if max(trace.rank, trace.world_size) > MAX_RANKS:
             raise InputError(f"{label}: claims to be rank {trace.rank} of {trace.world_size}")
         yield trace
 
 
-def _of_the_file(importer: Importer, label: str, error: BaseException) -> BaseException:
+def _importer_error(importer: Importer, label: str, error: BaseException) -> BaseException:
     """Return an importer's error as one line that names the file; other errors stay as they are."""
     if is_panic(error) and KeyboardInterrupt.__name__ in str(error):
         return KeyboardInterrupt()  # Ctrl-C while a library in Rust called Python
@@ -240,10 +240,10 @@ def _with_rank(importer: Importer, task: ImportTask) -> tuple[list[RankTrace], i
     rank = task.number  # the final rank if no file states its rank
     if any(_peers_follow_from_rank(trace.frames.items()) for trace in traces):
         return list(read_task(importer, replace(task, rank=rank))), rank
-    return [trace if trace.rank >= 0 else _taken_as(rank, trace) for trace in traces], rank
+    return [trace if trace.rank >= 0 else _with_rank_set(rank, trace) for trace in traces], rank
 
 
-def _taken_as(rank: int, trace: RankTrace) -> RankTrace:
+def _with_rank_set(rank: int, trace: RankTrace) -> RankTrace:
     return replace(trace, rank=rank, frames={name: of_rank(f, rank) for name, f in trace.frames.items()})
 
 
@@ -263,7 +263,7 @@ def _staged(task: ImportTask, share: RankFacts) -> Iterator[tuple[str, pl.DataFr
         yield name, pl.read_parquet(task.folder / name / f"{part_name(share.rank)}.parquet", glob=False)
 
 
-def _share(trace: RankTrace, folder: Path) -> RankFacts:
+def _write_share(trace: RankTrace, folder: Path) -> RankFacts:
     """Write one rank's tables; return its facts."""
     tables = []
     for name, frame in trace.frames.items():

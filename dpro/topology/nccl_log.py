@@ -110,12 +110,12 @@ def _parts(lines: Iterable[str]) -> Iterator[_Part]:
         said = matched[4]
         if init := _INIT.search(said):
             if init[5] == "START" and thread in open_:
-                yield from _named(open_.pop(thread))
+                yield from _if_identified(open_.pop(thread))
             part = open_.setdefault(thread, _Part(*thread[:2]))
             part.key = init[4] or f"{thread[0]}:{thread[1]}:{init[1]}"
             part.member, part.size = int(init[2]), int(init[3])
             if init[5] == "COMPLETE":
-                yield from _named(open_.pop(thread))
+                yield from _if_identified(open_.pop(thread))
         elif said.startswith(("Channel", "Ring", "Trees")):
             part = open_.setdefault(thread, _Part(*thread[:2]))
             if order := _ORDER.match(said):
@@ -126,10 +126,10 @@ def _parts(lines: Iterable[str]) -> Iterator[_Part]:
             elif said.startswith("Trees"):
                 part.parent.update({int(channel): int(up) for channel, _, up in _TREE.findall(said)})
     for part in open_.values():
-        yield from _named(part)
+        yield from _if_identified(part)
 
 
-def _named(part: _Part) -> Iterator[_Part]:
+def _if_identified(part: _Part) -> Iterator[_Part]:
     """Yield the part if its member and the size of its communicator are known and plausible."""
     if 0 <= part.member < part.size <= MAX_MEMBERS and part.size > 1:
         yield part
@@ -150,12 +150,12 @@ def _joined(parts: list[_Part]) -> LoggedCommunicator:
     rings = []
     for channel in range(channels):
         order = orders.get(channel, ())
-        rings.append(order if len(order) == size else _walk(after.get(channel, {}), size))
+        rings.append(order if len(order) == size else _ring_order(after.get(channel, {}), size))
     whole = bool(rings) and all(sorted(ring) == list(range(size)) for ring in rings)
     return LoggedCommunicator(size, places, tuple(rings) if whole else (), _trees(parts, size))
 
 
-def _walk(after: dict[int, int], size: int) -> tuple[int, ...]:
+def _ring_order(after: dict[int, int], size: int) -> tuple[int, ...]:
     """Return the order of a ring from each member's successor, starting at member 0."""
     order: list[int] = []
     rank = 0

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from dpro.arrays import Bools, Ints
 from dpro.detect import load_model, pauses
-from dpro.detect.findings import PAUSES, CodePlace, Finding, class_in_words
+from dpro.detect.findings import PAUSES, CodeLocation, Finding, class_in_words
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
-from dpro.recorders import OF_RECORDER, STACKS, how_to_record, is_of_xla
+from dpro.recorders import RECORDER_FRAMES, STACKS, how_to_record, is_of_xla
 from dpro.replay.cost.kernels.roofline import GPUS, stored_as
 from dpro.replay.graph import NO_SPAN, Graph, NodeKind
 from dpro.replay.steps import host_facts
@@ -33,14 +33,14 @@ from dpro.replay.whatif.edits.gradients import Bucket
 from dpro.replay.whatif.edits.host import gpu_waits
 from dpro.replay.whatif.edits.kernels import COMPILED
 from dpro.replay.whatif.edits.pipeline import Pipeline
-from dpro.replay.whatif.edits.synchronisation import reduced_in_vain
+from dpro.replay.whatif.edits.synchronisation import redundant_reductions
 from dpro.replay.whatif.edits.training_loop import Workers
 from dpro.replay.whatif.graph_ops.aside import COMPILER
 from dpro.replay.whatif.predict import Prediction
 from dpro.schema import GPU_WORK_KINDS
 from dpro.units import format_bytes, format_duration
 from dpro.verdict import objects
-from dpro.verdict.facts import JobFacts, StandStill, place_of, short_kernel
+from dpro.verdict.facts import HostStall, JobFacts, place_of, short_kernel
 from dpro.verdict.limits import (
     ALLOCATING,
     ALLOCATOR,
@@ -66,7 +66,7 @@ MAX_ADVICE = 3
 OBSERVED = (COMPUTE, SYNCHRONISATION, COPIES, INPUT)  # limits that times of calls and kernels show directly
 RECORD_MORE = "record-more"
 NO_FAULT = "warm-up"  # class of findings about the recording rather than the job
-MUCH = 20.0  # higher gains count as this
+MAX_GAIN = 20.0  # higher gains count as this
 NOTHING_LEFT = 1_000.0  # upper bound of gains, for a step of which nothing may be left
 WORTH = 1.02  # least gain of advice
 WORTH_AFTER = 1.05  # least middle gain of advice for after the limit is gone
@@ -151,7 +151,7 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
     if facts.first_call:
         wanted = [advice for advice in wanted if advice.kind not in _DONE_ONCE]
     if facts.shared_hosts:
-        wanted = [_of_a_moment(advice) for advice in wanted]
+        wanted = [_widen_gain(advice) for advice in wanted]
     first = _FIRST.get(limit, ())
     return sorted(_worth_doing(wanted), key=lambda advice: (advice.kind not in first, -_merit(advice)))
 
@@ -236,7 +236,7 @@ def worth_after(ranked: Sequence[Advice], later: Sequence[Advice]) -> Advice | N
     return next((advice for advice in news if middle_of(advice) >= WORTH_AFTER), None)
 
 
-def _of_a_moment(advice: Advice) -> Advice:
+def _widen_gain(advice: Advice) -> Advice:
     """Widen the gain for other times: what else runs on the host will differ."""
     if advice.gain_low is None or advice.gain_high is None:
         return advice
@@ -253,7 +253,7 @@ def middle_of(advice: Advice) -> float:
     """Return the middle of its gain; infinite where unknown."""
     if advice.gain_low is None or advice.gain_high is None:
         return math.inf
-    return math.sqrt(min(advice.gain_low, MUCH) * min(advice.gain_high, MUCH))
+    return math.sqrt(min(advice.gain_low, MAX_GAIN) * min(advice.gain_high, MAX_GAIN))
 
 
 def _merit(advice: Advice) -> float:
@@ -324,7 +324,7 @@ def correct_numbers(findings: Sequence[Finding]) -> list[Advice]:
 def remedies_of(findings: Sequence[Finding]) -> Iterator[Advice]:
     """Yield the remedies of findings, or what to look for, with the gain of the mean step without each."""
     for finding in findings:
-        gain = 1 / (1 - min(finding.severity, 1 - 1 / MUCH))
+        gain = 1 / (1 - min(finding.severity, 1 - 1 / MAX_GAIN))
         if finding.class_ == NO_FAULT or gain < WORTH:
             continue
         is_of_data = finding.class_ == load_model.CLASS
@@ -510,7 +510,7 @@ def _blocking(facts: JobFacts, limit: str) -> Iterator[Advice]:
     yield Advice("sync", do, partly(gain, 0.5), gain, "a setting", "no code needs launches that block")
 
 
-def _cores(facts: JobFacts, still: StandStill, host: float) -> Advice:
+def _cores(facts: JobFacts, still: HostStall, host: float) -> Advice:
     """Return advice to give hosts that wait for cores their own."""
     gain = facts.typical_gain_of(facts.job.with_change(still.ended))
     return Advice(
@@ -582,7 +582,7 @@ def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
         "took_ns", descending=True
     )
     shown = ", ".join(
-        f"{'code outside any recorded range' if name == NO_SPAN else CodePlace.of(name).in_words} takes "
+        f"{'code outside any recorded range' if name == NO_SPAN else CodeLocation.of(name).in_words} takes "
         f"{format_duration(took_ns / rank_steps)}"
         for name, took_ns in longest.select("name", "took_ns").head(2).iter_rows()
     )
@@ -597,7 +597,7 @@ def _work_by_name(facts: JobFacts, work_of: Callable[[Graph], Bools]) -> pl.Data
     """
     steps = facts.usual["step"].to_list()
     work = pl.concat(facts.job.map_ranks(partial(_named, work_of, steps)))
-    of_job = work.filter(~pl.col("name").str.contains(OF_RECORDER))
+    of_job = work.filter(~pl.col("name").str.contains(RECORDER_FRAMES))
     return of_job.group_by("name").agg(pl.col("took_ns").sum())
 
 
@@ -616,7 +616,7 @@ _BESIDE: Sequence[tuple[str, str, str, str]] = (
 )
 
 
-def _beside(facts: JobFacts, limit: str) -> Iterator[Advice]:
+def _extra_work(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """End what hosts do in most steps besides training, by replay, and by counters of all steps.
 
     A host that runs ahead of its GPU may hide it: there, the replay shows its cost, if it knows.
@@ -627,7 +627,7 @@ def _beside(facts: JobFacts, limit: str) -> Iterator[Advice]:
         spent_ns = pl.col(column).fill_null(0.0)
         share = (spent_ns / pl.col("duration_ns")).median()
         ranks = counts.group_by("rank").agg(share=share, took_ns=spent_ns.median())
-        shares, gains = ranks["share"].to_numpy().clip(0.0, 1 - 1 / MUCH), [replayed.get(kind, 1.0)]
+        shares, gains = ranks["share"].to_numpy().clip(0.0, 1 - 1 / MAX_GAIN), [replayed.get(kind, 1.0)]
         if shares.size and (facts.kernels.is_empty() or kind not in replayed):
             gains += [1 / (1 - float(shares.mean())), 1 / (1 - float(shares.max()))]
         if max(gains) < WORTH:
@@ -644,12 +644,12 @@ def _beside(facts: JobFacts, limit: str) -> Iterator[Advice]:
         )
 
 
-def _once(facts: JobFacts, limit: str) -> Iterator[Advice]:
+def _fewer_collectives(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Communicate once per update what is sent several times, or in several pieces."""
     again = best_of(facts, ["reduce-last"])
     if again is not None:
         graph = facts.job.graph
-        vain = np.flatnonzero(reduced_in_vain(graph) & (graph.nodes.kind == NodeKind.TRANSFER))
+        vain = np.flatnonzero(redundant_reductions(graph) & (graph.nodes.kind == NodeKind.TRANSFER))
         do = "reduce gradients in the last backward pass of an update only (DDP: no_sync; FSDP2: "
         do += f"set_requires_gradient_sync): {counted(_per_step(graph, vain), 'reduction')} a step "
         yield by_edit("reduce-last", f"{do}are repeated by a later pass", again)
@@ -669,7 +669,7 @@ def _objects(facts: JobFacts, limit: str) -> Iterator[Advice]:
     # The last rank to come waits for no other: its time is the least that an exchange takes.
     of_ranks = exchanges.group_by("rank").agg(pl.col("took_ns").sum())["took_ns"]
     took_ns = float(of_ranks.min()) / facts.rank_steps * of_ranks.len()  # type: ignore[arg-type]
-    least = 1 / (1 - min(took_ns / facts.step_ns, 1 - 1 / MUCH))
+    least = 1 / (1 - min(took_ns / facts.step_ns, 1 - 1 / MAX_GAIN))
     sent = format_bytes(float(exchanges["bytes"].sum()) / facts.rank_steps)
     yield Advice(
         "python",
@@ -1066,8 +1066,8 @@ Source = Callable[[JobFacts, str], Iterator[Advice]]  # of advice, given the lim
 _SOURCES: Sequence[Source] = (
     _slow_parts,
     _predicted,
-    _beside,
-    _once,
+    _extra_work,
+    _fewer_collectives,
     _objects,
     _crowded_hosts,
     _hosts,

@@ -1,7 +1,7 @@
 """Facts about a run for its verdict: its graph, the steps that count, and the gains of changes.
 
 Takes an `Analysis`; returns a `JobFacts`, whose parts all modules of the verdict share, each computed once.
-They include what hosts do for long: they wait for a core (`StandStill`), or work for milliseconds before one
+They include what hosts do for long: they wait for a core (`HostStall`), or work for milliseconds before one
 launch (`SlowLaunches`). Also shortens names of kernels for people.
 """
 
@@ -24,14 +24,14 @@ from dpro.analysis.mean_step import PARTS, means_over_all
 from dpro.analysis.predictions import predict_edits
 from dpro.arrays import Bools, Floats
 from dpro.classify import COMMUNICATION, classify
-from dpro.detect.findings import CodePlace, Finding
+from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.machine.oversubscribed import shared_hosts
 from dpro.errors import DproError
-from dpro.recorders import OF_RECORDER
+from dpro.recorders import RECORDER_FRAMES
 from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.first_calls import first_calls
-from dpro.replay.graph import Graph, NodeKind, is_of
+from dpro.replay.graph import Graph, NodeKind, is_one_of
 from dpro.replay.steps import IS_GPU, recorded_steps, spans_of_steps
 from dpro.replay.timeline import changed_ends, durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit
@@ -72,12 +72,12 @@ SLOW_SHARE = 0.4  # least share of the step in which the host prepares launches 
 PLACED = 0.2  # of some calls: a code location with a larger share is named
 
 _LIBRARIES = (
-    OF_RECORDER + r"|(^|/)(torch|torch_xla|threading\.py|contextlib\.py|functools\.py)\b|^<|^nn\.Module"
+    RECORDER_FRAMES + r"|(^|/)(torch|torch_xla|threading\.py|contextlib\.py|functools\.py)\b|^<|^nn\.Module"
 )
 _NOT_OF_JOB = r"^(ProfilerStep|dpro::|nccl:|gloo:|DistributedDataParallel\.)"
 
 
-class StandStill(NamedTuple):
+class HostStall(NamedTuple):
     """Hosts that are stalled for lack of a core.
 
     Attributes:
@@ -151,7 +151,7 @@ def slow_launches_of(
     return SlowLaunches(str(slow["kernel"][0]), float(slow["count"][0]), float(slow["mean_ns"][0]))
 
 
-def stand_still(calls: pl.DataFrame, ranks: int, step_ns: float, num_steps: int) -> StandStill | None:
+def detect_stall(calls: pl.DataFrame, ranks: int, step_ns: float, num_steps: int) -> HostStall | None:
     """Return how long hosts are stalled, if that is most of what they do: they have no core.
 
     Calls of many names that usually take microseconds take milliseconds now and then, on most ranks.
@@ -179,7 +179,7 @@ def stand_still(calls: pl.DataFrame, ranks: int, step_ns: float, num_steps: int)
     some = standing > 0
     at_once = float((standing * between)[some].sum() / max(between[some].sum(), 1))
     usual_ns = dict(pauses.select("name", pl.col("usual_ns").cast(pl.Int64)).iter_rows())
-    return StandStill(share, at_once, UsualCalls(usual_ns))
+    return HostStall(share, at_once, UsualCalls(usual_ns))
 
 
 def _calls(graph: Graph) -> pl.DataFrame:
@@ -197,7 +197,7 @@ def _calls(graph: Graph) -> pl.DataFrame:
 
 def _is_call(graph: Graph) -> Bools:
     """Return [N] a mask of operators and calls of the runtime."""
-    return is_of(graph.nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
+    return is_one_of(graph.nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
 
 
 STUDIED_CONFIDENCE = 0.5  # less confident findings name no rank
@@ -339,9 +339,9 @@ class JobFacts:
         return pl.concat(self.job.map_ranks(_calls))
 
     @cached_property
-    def still(self) -> StandStill | None:
+    def still(self) -> HostStall | None:
         """How long hosts are stalled for lack of a core; None if that is not most of what they do."""
-        return stand_still(self.calls, len(self.job.graph.ranks), self.step_ns, self.ends.height)
+        return detect_stall(self.calls, len(self.job.graph.ranks), self.step_ns, self.ends.height)
 
     @cached_property
     def first_call(self) -> tuple[str, float] | None:
@@ -525,7 +525,7 @@ def place_of(calls: pl.DataFrame, spans: pl.DataFrame) -> str:
         | ((pl.col("kind") == "annotation") & ~pl.col("name").str.contains(_NOT_OF_JOB))
     )
     around = innermost(code, calls)
-    places = Counter(CodePlace.of(name).in_words for name in code["name"].gather(around[around >= 0]))
+    places = Counter(CodeLocation.of(name).in_words for name in code["name"].gather(around[around >= 0]))
     ((place, count),) = places.most_common(1) or [("", 0)]
     share = f"{count / max(calls.height, 1):.0%}".replace("100%", "all")
     return f", {share} in {place}" if count > PLACED * calls.height else ""

@@ -20,7 +20,7 @@ from dpro.classify import is_communication
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.first_calls import beside_launched_ns
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, computed_once, is_of
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, computed_once, is_one_of
 from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
 from dpro.replay.steps import NO_STEP
 from dpro.replay.timeline import durations_of, step_lengths
@@ -139,7 +139,7 @@ def input_of(graph: Graph) -> Bools:
 
 def outside_operators(graph: Graph) -> Bools:
     """Return [N] a mask of CPU work in steps outside operators: Python, and waits such as sleeping."""
-    outside: Bools = is_of(graph.nodes.kind, (NodeKind.HOST, NodeKind.GAP)) & (graph.nodes.step >= 0)
+    outside: Bools = is_one_of(graph.nodes.kind, (NodeKind.HOST, NodeKind.GAP)) & (graph.nodes.step >= 0)
     return outside
 
 
@@ -149,7 +149,7 @@ def host_of_operators(graph: Graph) -> Bools:
     Raises:
         Unanswerable: devices compute; other work of hosts then matters only through launches.
     """
-    if is_of(graph.nodes.kind, GPU_KINDS).any():
+    if is_one_of(graph.nodes.kind, GPU_KINDS).any():
         raise Unanswerable("operators compute on devices")
     return outside_operators(graph)
 
@@ -174,7 +174,7 @@ def work_of_devices(graph: Graph) -> Bools:
     Any other work of hosts besides kernels belongs to no step, as on a rank whose steps are unknown.
     """
     works: Bools = graph.nodes.kind == NodeKind.KERNEL
-    return works if works.any() else is_of(graph.nodes.kind, CPU_KINDS)
+    return works if works.any() else is_one_of(graph.nodes.kind, CPU_KINDS)
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ def before_first_launch(graph: Graph) -> Bools:
         .group_by(place, maintain_order=True)
         .first()
     )
-    on_cpu = np.flatnonzero(is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0))
+    on_cpu = np.flatnonzero(is_one_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0))
     work = pl.DataFrame({name: getattr(nodes, name)[on_cpu] for name in (*place, "span", "measured_start")})
     work = work.with_columns(
         ends=pl.Series(nodes.measured_end[on_cpu]),
@@ -323,7 +323,7 @@ def next_launches(graph: Graph) -> Ints:
     """Return [N] the call by which a rank next launches GPU work, for CPU work of steps; -1 elsewhere."""
     nodes, edges = graph.nodes, graph.edges
     launches = np.flatnonzero(launching_calls(graph, edges.kind == EdgeKind.LAUNCH) & (nodes.step >= 0))
-    on_cpu = np.flatnonzero(is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0))
+    on_cpu = np.flatnonzero(is_one_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0))
     columns = ("rank", "window", "measured_start")
     work, calls = (
         pl.DataFrame({name: getattr(nodes, name)[rows] for name in columns}).with_columns(
@@ -370,7 +370,7 @@ def host_before_launches(graph: Graph) -> pl.DataFrame:
     calls = rows.filter(pl.Series(np.isin(launch, following[counted]))).sort("start_ns")
     is_first = pl.int_range(pl.len()).over("rank", "window", "step") == 0
     if not _has_steps(graph):
-        older = is_of(nodes.kind, GPU_KINDS)
+        older = is_one_of(nodes.kind, GPU_KINDS)
         older[edges.target[by]] = False
         began = pl.DataFrame(
             {name: getattr(nodes, name)[older] for name in ("rank", "window", "measured_start")}
@@ -399,7 +399,7 @@ def without_bubble(graph: Graph, ends: pl.DataFrame) -> Floats | None:
     nodes = graph.nodes
     if not (nodes.kind == NodeKind.DELAY).any():
         return None
-    works = is_of(nodes.kind, (NodeKind.KERNEL, *CPU_KINDS)) & (nodes.step >= 0)
+    works = is_one_of(nodes.kind, (NodeKind.KERNEL, *CPU_KINDS)) & (nodes.step >= 0)
     busy = (
         pl.DataFrame({"window": nodes.window[works], "step": nodes.step[works], "rank": nodes.rank[works]})
         .with_columns(busy_ns=pl.Series(nodes.duration[works]))

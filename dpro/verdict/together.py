@@ -13,7 +13,7 @@ from itertools import combinations
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.replay.whatif.registry import parse_edit
-from dpro.replay.whatif.search import goes_with, in_order
+from dpro.replay.whatif.search import can_combine, in_order
 from dpro.verdict.advice import WORTH, Advice, interval_of, middle_of
 from dpro.verdict.facts import JobFacts
 
@@ -49,7 +49,7 @@ def best_together(facts: JobFacts, advice: Sequence[Advice]) -> Together | None:
     for first, second in combinations(easy, 2):
         alone = advice[first], advice[second]
         edits = in_order(parse_edit(one.edit) for one in alone)
-        if not goes_with(edits[0], edits[1:]):
+        if not can_combine(edits[0], edits[1:]):
             continue
         with suppress(DproError):
             done = facts.predict(*map(str, edits))

@@ -37,7 +37,7 @@ from dpro.schema import SPANS
 from dpro.stages import stage
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import (
-    MUCH,
+    MAX_GAIN,
     RECORD_MORE,
     WORTH,
     Advice,
@@ -172,11 +172,11 @@ def _by_replay(facts: JobFacts) -> Explanation:
     analysis = facts.analysis
     with stage("Looking for limits"):
         entries = entries_of(facts)
-    untold = _why_untold(analysis)
+    untold = _why_not_representative(analysis)
     limit = None if untold else limit_of(facts, entries)
     with stage("Trying changes"):
         ranked = [*record_more(facts), *(advise(facts, limit.kind) if limit else ())]
-        then = _then(facts, limit, ranked)
+        then = _advice_after(facts, limit, ranked)
     if untold:
         ranked = [Advice(RECORD_MORE, untold.do, None, None, "a setting"), *remedies_of(facts.findings)]
     elif not limit and not ranked:
@@ -192,7 +192,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
     blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
     hosts = "no rank stands out: all wait for their hosts" if len(faults) < len(facts.findings) else ""
     fits = hosts if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
-    why_not = NOT_DIAGNOSED if blind else fits or _perhaps(facts.doubtful_findings)
+    why_not = NOT_DIAGNOSED if blind else fits or _doubtful_fault(facts.doubtful_findings)
     fault = _after_end(analysis, fault_in_words(faults, why_not))
     return Explanation(
         run=analysis.run.label,
@@ -265,24 +265,24 @@ def with_account(document: AnyDocument, analysis: Analysis) -> AnyDocument:
     return replace(document, account=account_of(analysis))
 
 
-class Untold(NamedTuple):
+class NoLimit(NamedTuple):
     """Why a recording shows no limit, whatever its graph, and what to do."""
 
     why: str
     do: str
 
 
-def _why_untold(analysis: Analysis) -> Untold | None:
+def _why_not_representative(analysis: Analysis) -> NoLimit | None:
     """Return why the recording misrepresents the job: cut traces, or windows that slow steps; else None."""
     if cut := cut_in_words(analysis.run.manifest):
-        return Untold(cut[0], "copy the truncated traces again, or record again")
+        return NoLimit(cut[0], "copy the truncated traces again, or record again")
     if slowed_by_windows(analysis) >= FAR:
         do = "record for longer, with fewer windows (--skip, --every): they slow such short steps too much"
-        return Untold(WINDOWS_ONLY, do)
+        return NoLimit(WINDOWS_ONLY, do)
     return None
 
 
-def _why_no_limit(facts: JobFacts, limit: Limit | None, untold: Untold | None) -> list[str]:
+def _why_no_limit(facts: JobFacts, limit: Limit | None, untold: NoLimit | None) -> list[str]:
     """Return why no limit is named, in a line; empty if one is."""
     if limit is not None:
         return []
@@ -292,7 +292,7 @@ def _why_no_limit(facts: JobFacts, limit: Limit | None, untold: Untold | None) -
     return [untold.why if untold else lacking if facts.lacks_device_work else NOT_RECORDED]
 
 
-def _then(facts: JobFacts, limit: Limit | None, ranked: Sequence[Advice]) -> Advice | None:
+def _advice_after(facts: JobFacts, limit: Limit | None, ranked: Sequence[Advice]) -> Advice | None:
     """Return what is worth doing only once the limit is gone."""
     if limit is None or limit.kind == COMPUTE or (after := facts.after(limit.kind)) is None:
         return None
@@ -418,7 +418,7 @@ def fault_in_words(findings: Sequence[Finding], why_not: str = "") -> str:
     return "; ".join([*words, *([f"{more} more (dpro diagnose)"] if more else [])]) + "."
 
 
-def _perhaps(doubtful: Sequence[Finding]) -> str:
+def _doubtful_fault(doubtful: Sequence[Finding]) -> str:
     """Return what may be at fault where nothing is certain, in words; empty if nothing may be."""
     costly = [finding for finding in doubtful if finding.cost_ns]
     if not costly:
@@ -455,7 +455,7 @@ def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit
         causes = [(one, cause_of_finding(one)) for one in facts.findings]
         costs = [one.severity for one, cause in causes if LIMIT_OF.get(cause, cause) == kind]
         costs += [one.severity for one, _ in causes if kind == HOST and one.component_id == THE_HOST]
-        of_findings = 1 / (1 - min(max(costs, default=0.0), 1 - 1 / MUCH))
+        of_findings = 1 / (1 - min(max(costs, default=0.0), 1 - 1 / MAX_GAIN))
         return max(facts.gains_by_limit().get(kind, 1.0), of_findings)
 
     of_operations = facts.analysis.outline.of_operations

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dpro.account import StepEntry
 from dpro.analysis.analysis import Analysis
 from dpro.units import format_ms
-from dpro.verdict.advice import MUCH, Advice
+from dpro.verdict.advice import MAX_GAIN, Advice
 from dpro.verdict.ledger import RANK
 from dpro.verdict.limits import (
     BUBBLE,
@@ -129,7 +129,7 @@ def limit_in_words(limit: Limit, step_ms: float) -> str:
 
 
 def _from_to(step_ms: float, gain: float) -> str:
-    factor = f"more than x{MUCH:g}" if gain > MUCH else f"about {_factor(gain)}"
+    factor = f"more than x{MAX_GAIN:g}" if gain > MAX_GAIN else f"about {_factor(gain)}"
     return f"{format_ms(step_ms)} -> {format_ms(step_ms / gain)} ({factor})"
 
 
@@ -152,15 +152,15 @@ def limit_of_run(analysis: Analysis) -> str:
 
 def times(low: float, high: float) -> str:
     """Return a gain as an interval: `x1.2 to 1.5`, or `x1.2 or more` if its upper end says nothing."""
-    if high > MUCH:
-        return f"{_factor(min(low, MUCH))} or more"
+    if high > MAX_GAIN:
+        return f"{_factor(min(low, MAX_GAIN))} or more"
     shown_low, shown_high = _factor(low), _factor(high)
     return shown_low if shown_low == shown_high else f"{shown_low} to {shown_high.removeprefix('x')}"
 
 
 def _factor(gain: float) -> str:
-    if gain > MUCH:
-        return f"x{MUCH:g}+"
+    if gain > MAX_GAIN:
+        return f"x{MAX_GAIN:g}+"
     return f"x{gain:.2f}" if gain < 2 else f"x{gain:.1f}"
 
 

@@ -632,18 +632,18 @@ def without_answers(frame: pl.DataFrame, answers: Answers) -> pl.DataFrame:
     """
     rank, start = frame["rank"].to_numpy(), frame["start_ns"].to_numpy()
     has_end = "duration_ns" in frame.columns
-    columns = {"start_ns": _moved(rank, start, answers)}
+    columns = {"start_ns": _without_answers(rank, start, answers)}
     if has_end:
         lasts = frame["duration_ns"].to_numpy()
-        end = _moved(rank, start + np.maximum(lasts, 0), answers)
+        end = _without_answers(rank, start + np.maximum(lasts, 0), answers)
         columns["duration_ns"] = np.where(lasts < 0, lasts, end - columns["start_ns"])
     if "asked_ns" in frame.columns:
         asked = frame["asked_ns"].to_numpy()
-        columns["asked_ns"] = np.where(asked < 0, asked, _moved(rank, asked, answers))
+        columns["asked_ns"] = np.where(asked < 0, asked, _without_answers(rank, asked, answers))
     return frame.with_columns(pl.Series(name, column, pl.Int64) for name, column in columns.items())
 
 
-def _moved(rank: Ints, time: Ints, answers: Answers) -> Ints:
+def _without_answers(rank: Ints, time: Ints, answers: Answers) -> Ints:
     """Return [N] times of ranks less the answers before each, in ns."""
     moved = time.astype(np.int64)
     for number, (begin, end) in answers.items():

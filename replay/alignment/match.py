@@ -286,7 +286,7 @@ def _by_order(calls: _Calls) -> tuple[Ints, Ints, list[str]]:
     for rank, of_rank in members.items():
         if rank == reference:
             continue
-        same = partial(_same, ops, sizes, symmetric, first, of_rank)
+        same = partial(_can_match, ops, sizes, symmetric, first, of_rank)
         shift, clear = best_shift(ends[first], ends[of_rank], same)
         if not clear:
             problems.append(f"the orders of ranks {reference} and {rank} cannot be matched")
@@ -307,7 +307,7 @@ def _by_order(calls: _Calls) -> tuple[Ints, Ints, list[str]]:
     return numbers, places, problems
 
 
-def _same(ops: Ints, sizes: Ints, symmetric: Bools, a: Ints, b: Ints, i: Ints, j: Ints) -> Bools:
+def _can_match(ops: Ints, sizes: Ints, symmetric: Bools, a: Ints, b: Ints, i: Ints, j: Ints) -> Bools:
     """Return [K] whether rows a[i] and b[j] can be one collective: same op, and same size where required."""
     a, b = a[i], b[j]
     same_size = (sizes[a] == sizes[b]) | (sizes[a] < 0) | (sizes[b] < 0) | ~symmetric[a]

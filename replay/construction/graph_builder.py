@@ -50,7 +50,7 @@ from dpro.replay.graph import (
     make_graph,
     order_of,
     renumbered,
-    with_own_known,
+    with_own_facts,
 )
 from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.pipeline.oplevel import build_operations, with_typical_delays
@@ -58,7 +58,7 @@ from dpro.replay.pipeline.recorded import has_operations, operations_of
 from dpro.replay.steps import LOADS, are_stepped, lasting_steps
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, SYNCS, WORKERS
 from dpro.schema.members import num_members
-from dpro.stages import Progress, counted, ignore, stage
+from dpro.stages import Progress, ignore, progress_counter, stage
 from dpro.store import Run
 
 # Columns of the `spans` table that are read; not the shapes, which are most of it.
@@ -109,7 +109,7 @@ class Built:
             nodes = dataclasses.replace(graph.nodes, duration=self.recording.duration)  # not a copy
             graph = dataclasses.replace(graph, nodes=nodes)
         warm = with_warm_calls(graph)
-        return warm if warm is self.graph else with_own_known(warm)
+        return warm if warm is self.graph else with_own_facts(warm)
 
 
 def build_graph(run: Run, report: Progress = ignore) -> Built:
@@ -133,18 +133,18 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
         return build_operation_view(run)
     spans, names = coded(spans)
     places = spans.select("rank", "window").unique().sort("rank", "window").rows()
-    done = counted(3 + 2 * len(places), report)
+    done = progress_counter(3 + 2 * len(places), report)
     spans, collectives, syncs, steps = _tables_of_run(run, spans)
     matching = match_collectives(collectives, spans)
     done()
     workers = run.table(WORKERS)
     if run.manifest.is_pretended:
-        alignment, taken_apart = one_after_the_other(places, steps), nothing_moved
+        alignment, taken_apart = one_after_the_other(places, steps), without_transfers
     else:
         alignment = align(matching.rows, places, workers, run.table(CLOCK_SAMPLES), first_begun(steps))
         taken_apart = wait_and_transfer
     spans, syncs, steps = map(alignment.aligned, (spans, syncs, steps))
-    moved, messages = with_messages(taken_apart(alignment.aligned(asked_after(matching.rows))))
+    moved, messages = with_messages(taken_apart(alignment.aligned(with_asked_after(matching.rows))))
     needs = recorded_dependencies(run, spans)
     spans_of, moved_of, steps_of, syncs_of, needs_of = map(by_place, (spans, moved, steps, syncs, needs))
     done()
@@ -269,7 +269,7 @@ def without_rendezvous(built: Built) -> Built:
     return dataclasses.replace(built, graph=graph)
 
 
-def nothing_moved(matched: pl.DataFrame) -> pl.DataFrame:
+def without_transfers(matched: pl.DataFrame) -> pl.DataFrame:
     """Return what `wait_and_transfer` would, for pretended collectives: no waits, and no transfers.
 
     Args:
@@ -280,7 +280,7 @@ def nothing_moved(matched: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def asked_after(matched: pl.DataFrame) -> pl.DataFrame:
+def with_asked_after(matched: pl.DataFrame) -> pl.DataFrame:
     """Add `asked_after_ns` to rows of `Matching`: the time from start to request, -1 where unknown."""
     after = pl.when(pl.col("asked_ns") >= 0).then(pl.col("asked_ns") - pl.col("start_ns")).otherwise(-1)
     return matched.with_columns(asked_after_ns=after)

@@ -223,7 +223,7 @@ def facts_of(started: Started, names: Sequence[str]) -> LagFacts:
     bound = (kind == EdgeKind.EVENT) & (slack >= 0) & (slack <= BACK_TO_BACK_NS)
     full = np.flatnonzero(kind == EdgeKind.CONTENTION)
     name = started.nodes.name[started.source[full]]
-    room = slack[full] + _lasted(started, full)
+    room = slack[full] + _source_durations(started, full)
     return LagFacts(
         launch=_by_kind(started, returned & started.free),
         early=_by_kind(started, early & (slack > 0) & started.free),
@@ -317,7 +317,7 @@ def _drained(started: Started, lags: Lags, names: Sequence[str], lag: Ints) -> I
     steps, or the measured time where too few were seen.
     """
     full = np.flatnonzero(started.kind == EdgeKind.CONTENTION)
-    lasts = _lasted(started, full)
+    lasts = _source_durations(started, full)
     room = lasts + started.slack[full]
     usual, name = room.copy(), started.nodes.name[started.source[full]]
     taken = np.zeros(full.size, np.bool_)
@@ -387,7 +387,7 @@ def _anchor_unexplained(started: Started, lag: Ints, anchored: Bools) -> Ints:
     return keeps
 
 
-def _lasted(started: Started, which: Ints) -> Ints:
+def _source_durations(started: Started, which: Ints) -> Ints:
     """Return [K] the duration of the source of each edge, in ns."""
     source, nodes = started.source[which], started.nodes
     lasted: Ints = nodes.measured_end[source] - nodes.measured_start[source]

@@ -232,7 +232,7 @@ def write_nodes(
         first += number.size
         given = tuple(block[name] for name in ("kind", "start", "end", "span", "around", "anchored"))
         _describe(number, given, spans, into.no_name, tuple(getattr(nodes, name) for name in DESCRIBED))
-        _say_when(number, block["caused"], steps, nodes.step)
+        _write_steps(number, block["caused"], steps, nodes.step)
         nodes.lane[number] = block["lane"] + into.lane
         nodes.rank[number], nodes.window[number] = view.rank, view.window
         if calls is None:
@@ -270,7 +270,7 @@ def _describe(number: Any, given: Any, spans: Any, no_name: int, into: Any) -> N
 
 
 @compiled
-def _say_when(number: Any, caused: Any, steps: Any, step: Any) -> None:
+def _write_steps(number: Any, caused: Any, steps: Any, step: Any) -> None:
     # Compute `RankView.step_of`, starting from the last step, since the next node is mostly in the same one.
     begins, steps_number, steps_end = steps
     last = -1

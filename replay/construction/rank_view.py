@@ -150,7 +150,7 @@ def make_rank_view(
     matched, executed = matched.filter(pl.Series(executed >= 0)), executed[executed >= 0]
     moved, is_message = _moved(matched, executed, start.size)
     # The span of a message lasts until its caller asks for it, but its data had moved before.
-    is_asked, asked, end = _asked_and_over(start, spans["end"].to_numpy(), is_message, moved)
+    is_asked, asked, end = _requests_and_ends(start, spans["end"].to_numpy(), is_message, moved)
     # GPU work is launched by the call of its correlation; a CPU collective by its recorded call.
     launch = _launches(spans, kind, on_gpu)
     called = place(matched["launch_span_id"].to_numpy())
@@ -224,7 +224,7 @@ def _moved(matched: pl.DataFrame, executed: Ints, num_spans: int) -> tuple[dict[
     return of_span, is_message
 
 
-def _asked_and_over(
+def _requests_and_ends(
     start: Ints, closed: Ints, is_message: Bools, moved: dict[str, Ints]
 ) -> tuple[Bools, Ints, Ints]:
     """Return [S] whether and when each result was requested, and when it was over; pop from `moved`."""

@@ -21,7 +21,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import compiled
-from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_of
+from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_one_of
 from dpro.replay.pace import host_paces
 from dpro.replay.steps import series_outside
 from dpro.replay.timeline import durations_of, replay, step_ends, usual_steps
@@ -130,7 +130,7 @@ class CpuWork(NamedTuple):
         """Return [N] durations of the graph's nodes without the prior times a scale for each cell, in ns."""
         duration = graph.nodes.duration.copy()
         left = duration[self.node]
-        _take(left, self.prior * scales[self.cell], self.opens)
+        _subtract(left, self.prior * scales[self.cell], self.opens)
         duration[self.node] = left
         return duration
 
@@ -239,7 +239,7 @@ def observed(work: CpuWork, durations: Sequence[Ints]) -> Observed:
     return Observed(work.cells, prior_ns, work.has_clock, np.stack([*map(work.sums, durations)]), work.events)
 
 
-def together(parts: Sequence[Observed]) -> Observed:
+def join_observations(parts: Sequence[Observed]) -> Observed:
     """Join the observations of several ranks."""
     return Observed(
         [cell for part in parts for cell in part.cells],
@@ -319,7 +319,7 @@ def _fitted(at: Floats, targets: Floats) -> Floats:
 def cpu_work(graph: Graph, has_shapes: bool) -> CpuWork:
     """Return the work of CPU threads, and the expected cost of recording in it."""
     nodes, names = graph.nodes, pl.Series(graph.names, dtype=pl.String)
-    node = np.flatnonzero(is_of(nodes.kind, CPU_KINDS))
+    node = np.flatnonzero(is_one_of(nodes.kind, CPU_KINDS))
     keys = (nodes.measured_end, nodes.measured_start, nodes.window, nodes.lane)
     node = node[np.lexsort([key[node] for key in keys])]
     lane, window, rank, kind, span, name = (
@@ -374,7 +374,7 @@ def _clocks(rank: Ints, duration: Ints, is_clock: Bools) -> tuple[Floats, Bools]
 
 
 @compiled
-def _take(left: Any, cost: Any, opens: Any) -> None:
+def _subtract(left: Any, cost: Any, opens: Any) -> None:
     # Work shorter than its cost owes the rest, which is taken from the work behind it.
     owed = 0.0
     for i in range(left.size):

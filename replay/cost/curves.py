@@ -18,8 +18,10 @@ import numpy as np
 from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
 
 NOISE = 0.01  # of a time: least difference of two measurements of one size
-NEAR = 0.1  # in logarithm: the times of sizes closer than this differ by noise
-FAR = 4.0  # times the largest, or below the smallest size measured: beyond, a curve says nothing
+MIN_LOG_DISTANCE = 0.1  # in logarithm: the times of sizes closer than this differ by noise
+MAX_EXTRAPOLATION = (
+    4.0  # times the largest, or below the smallest size measured: beyond, a curve says nothing
+)
 SIZES_VARY = 2.0  # largest over smallest size from which latency can be separated from bandwidth
 MAX_SAMPLES = 4000
 ROUNDS = 25
@@ -306,7 +308,7 @@ def growth(sizes: Floats, missed: Floats) -> Floats:
         return np.full(sizes.size, np.nan)
     gaps = np.diff(np.log(sizes))
     rate = np.empty(sizes.size)
-    rate[1:-1] = missed[1:-1] / np.maximum(np.minimum(gaps[:-1], gaps[1:]), NEAR)
+    rate[1:-1] = missed[1:-1] / np.maximum(np.minimum(gaps[:-1], gaps[1:]), MIN_LOG_DISTANCE)
     rate[0], rate[-1] = rate[1], rate[-2]
     return rate
 
@@ -324,7 +326,9 @@ def scale(sizes: Floats, rate: Floats, num_bytes: Floats) -> Floats:
     left = right - 1
     right = np.minimum(right, sizes.size - 1)
     distance = np.minimum(np.abs(where - measured[left]), np.abs(where - measured[right]))
-    return np.asarray(NOISE + np.maximum(distance, NEAR) * (rate[left] + rate[right]) / 2, np.float64)
+    return np.asarray(
+        NOISE + np.maximum(distance, MIN_LOG_DISTANCE) * (rate[left] + rate[right]) / 2, np.float64
+    )
 
 
 def scores(sizes: Floats, missed: Floats) -> Floats:
@@ -337,7 +341,7 @@ def scores(sizes: Floats, missed: Floats) -> Floats:
     if sizes.size < 4:
         return np.empty(0)
     rate, gaps = growth(sizes, missed), np.diff(np.log(sizes))
-    distance = np.maximum(np.minimum(gaps[:-1], gaps[1:]), NEAR)
+    distance = np.maximum(np.minimum(gaps[:-1], gaps[1:]), MIN_LOG_DISTANCE)
     inner = rate[1:-1]
     before, after = np.append(inner[1], inner[:-1]), np.append(inner[1:], inner[-2])
     around = (before + after) / 2

@@ -39,7 +39,7 @@ PORT_LATER = 50.0
 # Time of matmuls and attention in training over the time of one-kernel loops by `dpro.replay.cost.kernels`:
 # clocks fall under load, and shapes vary. Set in view of the tables of docs/accuracy.md, one number per
 # generation of GPUs.
-IN_TRAINING: Mapping[str, float] = {"H": 1.35, "GH": 1.35, "B": 1.6, "GB": 1.6}
+TRAINING_FACTOR: Mapping[str, float] = {"H": 1.35, "GH": 1.35, "B": 1.6, "GB": 1.6}
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,13 @@ def machine_of(gpu: str, per_host: int = 8, memory_gb: float | None = None) -> M
         memory_gb or MEMORY_GB.get(gpu, 80.0),
         REACHED_INSIDE * inside,
         REACHED_OUTSIDE * port * per_host,
-        compute=IN_TRAINING.get("".join(takewhile(str.isalpha, gpu)), 1.0),
+        compute=TRAINING_FACTOR.get("".join(takewhile(str.isalpha, gpu)), 1.0),
     )
     machine.sheet  # noqa: B018 - raises where there is none
     return machine
 
 
-def moved(machine: Machine, logs: Mapping[str, float]) -> Machine:
+def with_factors(machine: Machine, logs: Mapping[str, float]) -> Machine:
     """Return the machine with constants multiplied by exp(log).
 
     Args:

@@ -37,7 +37,7 @@ from dpro.panics import panics_as
 from dpro.replay.cost import HOLDS
 from dpro.replay.cost.curves import LinkCost, fit_curve, left_out, medians, scores
 from dpro.table import why_unreadable
-from dpro.words import few
+from dpro.words import first_few
 
 
 def read_measured(path: Path, numbers: Collection[str], names: Collection[str]) -> pl.DataFrame:
@@ -188,7 +188,7 @@ def read_frame(path: Path | str) -> pl.DataFrame:
     if rows.is_empty():
         raise InputError(f"{name}: no row has bytes and time above 0 and a whole number of ranks")
     rows = rows.cast({"num_ranks": pl.Int64, "hosts": pl.Int64})
-    ops = few(rows["op"].drop_nulls().unique().sort().to_list(), 3) or "none"
+    ops = first_few(rows["op"].drop_nulls().unique().sort().to_list(), 3) or "none"
     rows = rows.filter(pl.col("op").is_in(KNOWN))
     if rows.is_empty():
         raise InputError(f"{name}: no operation is known to dpro ({ops}); it knows {', '.join(KNOWN)}")

@@ -37,7 +37,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.cost import HOLDS
 from dpro.replay.cost.curves import (
-    FAR,
+    MAX_EXTRAPOLATION,
     LinkCost,
     corrected,
     fit_curve,
@@ -56,10 +56,10 @@ from dpro.words import whole_number
 
 CollectiveKind = tuple[str, str]  # operation and group
 
-ENOUGH = 4  # transfers needed to fit a line, or for a size to be a knot of a curve
+MIN_TRANSFERS = 4  # transfers needed to fit a line, or for a size to be a knot of a curve
 MIN_SIZES = 3  # with fewer, the curve is only the line
-ALONE = 1.05  # times its own bytes: a transfer during which more moved on its link was not alone
-BEYOND = 1.1  # times the sizes of the run: payloads beyond are reported
+MAX_ALONE_RATIO = 1.05  # times its own bytes: a transfer during which more moved on its link was not alone
+BEYOND_FACTOR = 1.1  # times the sizes of the run: payloads beyond are reported
 
 
 @kept_as("link-costs", {"LinkCost": LinkCost})
@@ -78,7 +78,7 @@ def fit_costs(graph: Graph) -> dict[CollectiveKind, LinkCost]:
     for kinds in pools.values():
         messages = [message for kind in kinds for message in by_kind[kind]]
         transfers = usable[np.isin(graph.nodes.message[usable], messages)]
-        if transfers.size >= ENOUGH:
+        if transfers.size >= MIN_TRANSFERS:
             message = graph.messages[messages[0]]
             tables = list(_tables(graph, message.op, message.num_ranks).values())
             costs |= dict.fromkeys(kinds, _cost(graph, timeline, transfers, tables))
@@ -151,7 +151,7 @@ def ratio_by_table(
         (curve.off(*seen), hosts, curve, other)
         for (*software, _), curve in now.items()
         for (*same, hosts), other in then.items()
-        if same == software and _near(curve, seen[0]) and _near(other, seen[0])
+        if same == software and _covers(curve, seen[0]) and _covers(other, seen[0])
     ]
     if not pairs:
         return None
@@ -159,10 +159,12 @@ def ratio_by_table(
     return other.time_ns(num_bytes) / curve.time_ns(num_bytes)
 
 
-def _near(curve: LinkCost, num_bytes: Floats) -> bool:
-    """Return whether all payloads are within the sizes of a curve, or at most a factor `FAR` outside."""
+def _covers(curve: LinkCost, num_bytes: Floats) -> bool:
+    """Return whether all payloads are within `MAX_EXTRAPOLATION` times the sizes of a curve."""
     sizes, _ = curve.knots
-    return bool(num_bytes.min() >= sizes[0] / FAR and num_bytes.max() <= sizes[-1] * FAR)
+    return bool(
+        num_bytes.min() >= sizes[0] / MAX_EXTRAPOLATION and num_bytes.max() <= sizes[-1] * MAX_EXTRAPOLATION
+    )
 
 
 def beyond_sizes(graph: Graph, changed: Graph) -> tuple[str, ...]:
@@ -176,7 +178,7 @@ def beyond_sizes(graph: Graph, changed: Graph) -> tuple[str, ...]:
         seen = before.get((op, ranks))
         if seen is None or _tables(graph, op, ranks):
             continue
-        if least < seen[0] / BEYOND or most > seen[1] * BEYOND:
+        if least < seen[0] / BEYOND_FACTOR or most > seen[1] * BEYOND_FACTOR:
             lines.append(
                 f"{op} of {format_bytes(least)} to {format_bytes(most)}: the run has {format_bytes(seen[0])} "
                 f"to {format_bytes(seen[1])}, beyond which latency and bandwidth are assumed constant"
@@ -212,8 +214,8 @@ def _cost(graph: Graph, timeline: Timeline, transfers: Ints, tables: list[LinkCo
     took = graph.nodes.duration[transfers].astype(np.float64)
     line = fit_line(moved, took)
     payload = graph.nodes.bytes[transfers].astype(np.float64)
-    alone = moved <= ALONE * payload
-    sizes, times = medians(payload[alone], took[alone], ENOUGH)
+    alone = moved <= MAX_ALONE_RATIO * payload
+    sizes, times = medians(payload[alone], took[alone], MIN_TRANSFERS)
     if tables:
         seen = (sizes, times) if sizes.size else medians(moved, took)
         return corrected(min(tables, key=lambda table: table.off(*seen)), *seen)
@@ -241,8 +243,8 @@ def messages_by_kind(graph: Graph) -> dict[CollectiveKind, list[int]]:
 def why_no_cost(graph: Graph, kind: CollectiveKind) -> str:
     """Return the reason why `fit_costs` has no curve of a kind of communication."""
     of_kind = np.isin(graph.nodes.message, messages_by_kind(graph)[kind])
-    if np.count_nonzero(_of_known_size(graph) & of_kind) < ENOUGH:
-        lacking = np.count_nonzero(of_kind) < ENOUGH
+    if np.count_nonzero(_of_known_size(graph) & of_kind) < MIN_TRANSFERS:
+        lacking = np.count_nonzero(of_kind) < MIN_TRANSFERS
         what = (
             "record more steps (`--window-steps`)"
             if lacking
@@ -295,10 +297,12 @@ def _integral(moments: Floats, level: Floats) -> Floats:
 
 # By a table alone.
 
-SISTERS_DIFFER = 0.1  # in logarithm: devices whose curves differ less, by the median, have equal links
-HALVES = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
-LOOSE = 0.2  # a kind of stand-in whose error is larger, in logarithm, one time in five is not used
-UNTRIED = 0.5  # assumed error, in logarithm, of a kind of stand-in that cannot be tried on the table itself
+MAX_SISTER_DIFFERENCE = 0.1  # in logarithm: devices whose curves differ less, by the median, have equal links
+OTHER_HALF = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
+MAX_SPREAD = 0.2  # a kind of stand-in whose error is larger, in logarithm, one time in five is not used
+UNTRIED_SPREAD = (
+    0.5  # assumed error, in logarithm, of a kind of stand-in that cannot be tried on the table itself
+)
 MIN_GROWTH = 2.0  # factor on the time per doubling of hosts: at least this much is thought possible
 
 
@@ -339,7 +343,7 @@ def estimate(table: NetworkTable, group: CurveGroup, num_bytes: Floats) -> Estim
     for kind, stand_in in STAND_INS.items():
         curve = stand_in(table, group)
         if curve is not None:
-            if _spread(table, kind, group.library, 0.8) > LOOSE:
+            if _spread(table, kind, group.library, 0.8) > MAX_SPREAD:
                 continue
             spread = _spread(table, kind, group.library, HOLDS)
             predicted = _estimated(table, curve, num_bytes, kind)
@@ -354,14 +358,16 @@ def estimate(table: NetworkTable, group: CurveGroup, num_bytes: Floats) -> Estim
 def _estimated(table: NetworkTable, curve: LinkCost, num_bytes: Floats, how: str) -> Estimate:
     """Return times by a curve; raise if payloads are far beyond its sizes."""
     sizes, times = curve.knots
-    if num_bytes.size and (num_bytes.max() > FAR * sizes[-1] or num_bytes.min() < sizes[0] / FAR):
+    if num_bytes.size and (
+        num_bytes.max() > MAX_EXTRAPOLATION * sizes[-1] or num_bytes.min() < sizes[0] / MAX_EXTRAPOLATION
+    ):
         raise Unanswerable(
             f"only {sizes[0]:.0f} to {sizes[-1]:.0f} bytes were measured, and {num_bytes.min():.0f} to "
             f"{num_bytes.max():.0f} are requested"
         )
     predicted = curve.time_ns(num_bytes)
     rate = growth(sizes, left_out(sizes, times, curve.line_ns(sizes)))
-    off = np.exp(table.times_scale * scale(sizes, np.nan_to_num(rate, nan=UNTRIED), num_bytes))
+    off = np.exp(table.times_scale * scale(sizes, np.nan_to_num(rate, nan=UNTRIED_SPREAD), num_bytes))
     return Estimate(predicted, predicted / off, predicted * off, how)
 
 
@@ -373,7 +379,7 @@ def _other_version(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
     return _nearest_version(table, group._replace(version=""), group.version, {group})
 
 
-def _sister(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
+def _by_sister(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
     """Return the curve of the group on the nearest device with an equal link."""
     for device in _sisters(table, group):
         curve = _nearest_version(table, group._replace(device=device), group.version)
@@ -384,9 +390,9 @@ def _sister(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
 
 def _other_half(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
     """Return the curve of the other half of an all-reduce on the same ranks."""
-    if group.op not in HALVES:
+    if group.op not in OTHER_HALF:
         return None
-    return _nearest_version(table, group._replace(op=HALVES[group.op]), group.version)
+    return _nearest_version(table, group._replace(op=OTHER_HALF[group.op]), group.version)
 
 
 def _other_size(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
@@ -422,7 +428,9 @@ def _ratios(table: NetworkTable, group: CurveGroup, ranks: int, sizes: Floats) -
     ]
     nearby = [other for other in others if other.op == group.op and other.device != group.device]
     nearby = [other for other in nearby if table.links.get(other.device) == NVLINK]
-    half = [other for other in others if other.device == group.device and other.op == HALVES.get(group.op)]
+    half = [
+        other for other in others if other.device == group.device and other.op == OTHER_HALF.get(group.op)
+    ]
     for nearest in half or nearby:
         target = nearest._replace(num_ranks=group.num_ranks)
         if target in table.curves and target != group:
@@ -440,10 +448,12 @@ def _nearest_version(
     ]
     if not groups:
         return None
-    return table.curves[min(groups, key=lambda near: (_apart(near.version, version), near.version))]
+    return table.curves[
+        min(groups, key=lambda near: (_version_distance(near.version, version), near.version))
+    ]
 
 
-def _apart(one: str, other: str) -> tuple[float, ...]:
+def _version_distance(one: str, other: str) -> tuple[float, ...]:
     """Return the distance between two versions, part by part."""
     numbers = [map(whole_number, text.split(".")) for text in (one, other)]
     parts = [[number for number in version if number >= 0] for version in numbers]
@@ -468,7 +478,7 @@ def _sisters(table: NetworkTable, group: CurveGroup) -> list[str]:
                 for curve_here in groups_here
                 if (difference := _difference(table, curve_here, device)) is not None
             ]
-            if apart and np.median(apart) <= SISTERS_DIFFER:
+            if apart and np.median(apart) <= MAX_SISTER_DIFFERENCE:
                 near[device] = float(np.median(apart))
     return sorted(near, key=lambda device: near[device])
 
@@ -485,7 +495,7 @@ def _difference(table: NetworkTable, group: CurveGroup, device: str) -> float | 
 
 STAND_INS: dict[str, Callable[[NetworkTable, CurveGroup], LinkCost | None]] = {
     "another version of the library": _other_version,
-    "a GPU with the same link": _sister,
+    "a GPU with the same link": _by_sister,
     "the other half of an all-reduce": _other_half,
     "another number of ranks": _other_size,
 }
@@ -507,7 +517,7 @@ def _spread(table: NetworkTable, kind: str, library: str, share: float) -> float
             sizes, times = curve.knots
             missed.append(np.abs(np.log(predicted.time_ns(sizes) / times)))
     if not missed:
-        return UNTRIED
+        return UNTRIED_SPREAD
     return float(np.quantile(np.concatenate(missed), min(share * (1 + 1 / len(missed)), 1.0)))
 
 

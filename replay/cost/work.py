@@ -72,7 +72,7 @@ def find_inputs(spans: pl.DataFrame, stretches: pl.DataFrame) -> pl.DataFrame:
     calls = [
         (rank, call, count)
         for rank, name, shapes, count in counted.iter_rows()
-        for call in _call(name, shapes)
+        for call in _input_call(name, shapes)
     ]
     if not calls:
         raise Unanswerable(
@@ -120,7 +120,7 @@ def inputs_of_calls(calls: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame
     if models.join(times, on="rank", how="anti").height:
         raise Unanswerable("how often the model is called in a step was not recorded")
     given = models["rank", "shapes", "dtypes"].iter_rows()
-    sizes = [(rank, *_size(shapes, dtypes)) for rank, shapes, dtypes in given]
+    sizes = [(rank, *_input_size(shapes, dtypes)) for rank, shapes, dtypes in given]
     columns: dict[str, pl.DataType | type[pl.DataType]]
     columns = {"rank": models.schema["rank"], "samples": pl.Float64, "tokens": pl.Float64}
     mean = pl.DataFrame(sizes, schema=columns, orient="row").group_by("rank").mean().join(times, on="rank")
@@ -128,7 +128,7 @@ def inputs_of_calls(calls: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame
     return mean.select(pl.col("rank").cast(pl.Int64), *per_step).sort("rank")
 
 
-def _size(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> tuple[int, int]:
+def _input_size(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> tuple[int, int]:
     """Return samples and tokens (0 without text) of one call of a model.
 
     Raises:
@@ -154,9 +154,9 @@ def _size(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> tuple[int, 
     )
 
 
-def _call(name: str, shapes: str) -> Iterator[InputCall]:
+def _input_call(name: str, shapes: str) -> Iterator[InputCall]:
     """Yield the input of an operator, if its shapes identify it."""
-    first, second = [*_sizes(shapes), [], []][:2]
+    first, second = [*_parsed_shapes(shapes), [], []][:2]
     if name == EMBEDDING and len(first) == 2 and len(second) == 2:
         batch, sequence = second
         if batch * sequence > 0:
@@ -167,7 +167,7 @@ def _call(name: str, shapes: str) -> Iterator[InputCall]:
         yield InputCall(second[0] * second[1] * second[2] * second[3], first[0], 0)
 
 
-def _sizes(shapes: str) -> Sequence[list[int]]:
+def _parsed_shapes(shapes: str) -> Sequence[list[int]]:
     try:
         read = json.loads(shapes)
     except ValueError:

@@ -301,7 +301,7 @@ class StartCounts(NamedTuple):
     set_by: Ints
 
 
-def in_shares(counts: StartCounts) -> Evidence:
+def evidence_of(counts: StartCounts) -> Evidence:
     """Return the basis of the starts as shares of all."""
     rows = zip(EdgeKind, counts.edges.tolist())
     edges = tuple(EdgeCounts(kind.name.lower(), *numbers) for kind, numbers in rows if sum(numbers))
@@ -309,7 +309,7 @@ def in_shares(counts: StartCounts) -> Evidence:
     return Evidence(Starts(*map(float, shares)), edges, StreamPairs(*counts.streams.tolist()))
 
 
-def surely_taken(counts: StartCounts) -> float:
+def min_share_from_trace(counts: StartCounts) -> float:
     """Return a lower bound of the share of starts set by the trace (Clopper and Pearson, 1934).
 
     The bound allows for a small number of starts.
@@ -502,12 +502,12 @@ def judge(
     error_pct = float(steps["error_pct"].abs().mean() or 0.0)  # type: ignore[arg-type]
     late = (built.graph.nodes.kind == NodeKind.DELAY).any()
     unexplained = _share_of_delays(built.graph) if late else share(facts.unexplained)
-    evidence = in_shares(facts.starts)
+    evidence = evidence_of(facts.starts)
     taken = evidence.starts.anchored + evidence.starts.fitted
     starts = start_errors(facts.misses)
     # The unexplained share measures late launches, so their number does not count as well.
-    doubtful = 0.0 if built.of_operations else surely_taken(facts.starts)
-    no_fit = _why_not(error_pct, unexplained, doubtful, steps.height)
+    doubtful = 0.0 if built.of_operations else min_share_from_trace(facts.starts)
+    no_fit = _refusals(error_pct, unexplained, doubtful, steps.height)
     why_not = [*cut_in_words(manifest), *_no_work(built), *no_fit, *built.alignment.conflicts]
     missing, matching = extrapolate_missing_ranks(built, manifest), built.matching
     table = STEPS.empty() if built.graph.run is None else steps_of(built.graph.run)
@@ -599,7 +599,7 @@ def _no_work(built: Built) -> list[str]:
     return [] if work.any() or not built.graph.num_nodes else ["neither operators nor GPU work was recorded"]
 
 
-def _why_not(error_pct: float, unexplained: float, anchored: float, steps: int) -> list[str]:
+def _refusals(error_pct: float, unexplained: float, anchored: float, steps: int) -> list[str]:
     """Return the reasons that forbid predictions from the replay, one line each."""
     reasons = []
     if steps == 0:
@@ -753,7 +753,7 @@ def facts_of(timeline: Timeline, derived: Timeline, on_gpu: bool) -> FitFacts:
     )
 
 
-def added(facts: Sequence[FitFacts]) -> FitFacts:
+def add_facts(facts: Sequence[FitFacts]) -> FitFacts:
     """Add up the observations of several groups of ranks."""
     misses = pl.concat([part.misses for part in facts])
     by = "window", "step", "miss_ns"

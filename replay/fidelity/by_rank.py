@@ -23,13 +23,13 @@ from dpro.replay.construction.recording_cost import (
     BY_STEPS,
     Profiler,
     RecordingCost,
+    join_observations,
     judge_cost,
     profiler_of,
     reference_of,
     steps_of_cells,
-    together,
 )
-from dpro.replay.fidelity.accuracy import FitFacts, Trust, added, facts_of, judge
+from dpro.replay.fidelity.accuracy import FitFacts, Trust, add_facts, facts_of, judge
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.sharded import (
     BareRank,
@@ -56,7 +56,7 @@ from dpro.replay.sharded import (
 )
 from dpro.replay.steps import steps_of
 from dpro.replay.timeline import PathTo, Timeline, replay
-from dpro.stages import Progress, counted, ignore
+from dpro.stages import Progress, ignore, progress_counter
 from dpro.store import Run
 
 # Ranks, evenly spaced, whose kernels are used to estimate the slowdown by communication.
@@ -104,7 +104,7 @@ def condense_run(run: Run, folder: Path, executor: Executor, report: Progress = 
     """
     matched = match_run(run, executor.map)
     ranks = matched.ranks
-    done = counted(1 + 3 * len(ranks), report)
+    done = progress_counter(1 + 3 * len(ranks), report)
     done()
     work = ((run, matched.of(rank), folder) for rank in ranks)
     pooled = pool(_with(done, executor.map(build_rank, *zip(*work))))
@@ -148,7 +148,7 @@ def _cost_of_recording(
     ranks_seen = [of_rank for of_rank in shown if of_rank is not None]
     if not ranks_seen:
         return None
-    seen = together([of_rank.seen for of_rank in ranks_seen])
+    seen = join_observations([of_rank.seen for of_rank in ranks_seen])
     at = None
     if source == BY_HOSTS:
         at = np.concatenate([of_rank.at for of_rank in ranks_seen if of_rank.at is not None], axis=1)
@@ -170,8 +170,8 @@ def _sum(facts: Iterator[FitFacts]) -> FitFacts:
     for of_rank in facts:
         waiting.append(of_rank)
         if len(waiting) == TOGETHER:
-            waiting = [added(waiting)]
-    return added(waiting)
+            waiting = [add_facts(waiting)]
+    return add_facts(waiting)
 
 
 def _with_meetings(facts: FitFacts, graph: Graph) -> FitFacts:

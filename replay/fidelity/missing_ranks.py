@@ -24,7 +24,7 @@ from dpro.replay.construction.graph_builder import Built
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import Timeline, replay, share_saved
 from dpro.store import Manifest
-from dpro.words import few
+from dpro.words import first_few
 
 # Communication that exceeds its fastest by no more than this contains no waiting.
 WAITED_NS = 10_000
@@ -76,7 +76,7 @@ def extrapolate_missing_ranks(built: Built, manifest: Manifest) -> Extrapolation
         return Extrapolation()
     if manifest.is_pretended:  # without waits, and with other sources of communication times
         represented, unknown = _represented(built, sorted(set(manifest.ranks)))
-        return Extrapolation((_taken_for_granted(represented, manifest),), tuple(unknown))
+        return Extrapolation((_assumption_in_words(represented, manifest),), tuple(unknown))
     rendezvous = rendezvous_with(built, missing)
     waiting = share_of_waiting(built.graph, rendezvous)
     bound = f", which may be up to {waiting:.0%} of a step" if waiting >= 0.01 else ""
@@ -85,13 +85,13 @@ def extrapolate_missing_ranks(built: Built, manifest: Manifest) -> Extrapolation
         f"distinguished from slow communication{bound}; record all ranks"
     )
     represented, unknown = _represented(built, sorted(set(manifest.ranks)))
-    assumed = _taken_for_granted(represented, manifest)
+    assumed = _assumption_in_words(represented, manifest)
     return Extrapolation((assumed,), (late, *unknown), rendezvous)
 
 
-def _taken_for_granted(represented: str, manifest: Manifest) -> str:
+def _assumption_in_words(represented: str, manifest: Manifest) -> str:
     """Word the assumption about missing ranks that recorded ones represent."""
-    several, recorded = len(manifest.ranks) > 1, few(manifest.ranks, 8)
+    several, recorded = len(manifest.ranks) > 1, first_few(manifest.ranks, 8)
     changed, all_of = f"rank {recorded}", f"all {manifest.world_size} ranks"
     if several:
         changed, all_of = "one of these", "all ranks that it represents"

@@ -62,7 +62,7 @@ def build_operations(run: Run, operations: Operations) -> OperationGraph:
     pipeline = find_dependencies(operations)
     lanes = pipeline.rows.select("rank", "stream").unique().sort("rank", "stream").with_row_index("lane")
     rows, messages = _with_messages(_numbered(pipeline.rows.join(lanes, on=["rank", "stream"]).sort("id")))
-    direct = _direct(rows, pipeline)
+    direct = _lagged_pairs(rows, pipeline)
     ended = rows.group_by("step").agg(ended=pl.col("end").max())
     steps = operations.steps.join(ended, on="step").sort("begin")
     # Operations come first, then delays, rendezvous of several members, and two nodes at each step's end.
@@ -114,7 +114,7 @@ def _with_messages(rows: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Message, ...
     return rows, tuple(Message(op, group, members, "") for _, op, group, members in kinds.iter_rows())
 
 
-def _direct(rows: pl.DataFrame, pipeline: PipelineStructure) -> pl.DataFrame:
+def _lagged_pairs(rows: pl.DataFrame, pipeline: PipelineStructure) -> pl.DataFrame:
     """Return the dependencies between operations with their lags and the times of both ends.
 
     An operation that seems to begin before its dependency has ended gets a negative lag, as recorded. An
@@ -270,7 +270,11 @@ def _step_entries(rows: pl.DataFrame, direct: pl.DataFrame, steps: pl.DataFrame)
         `id` and `first` (node) of the operations, `door`: the node that they wait for.
     """
     after = steps.select("step", door=pl.col("node").shift(1) + 1).drop_nulls()
-    return rows.join(direct.select(id="target"), on="id", how="anti").join(after, on="step").select(*_DOOR)
+    return (
+        rows.join(direct.select(id="target"), on="id", how="anti")
+        .join(after, on="step")
+        .select(*_ENTRY_COLUMNS)
+    )
 
 
 def _rank_step_entries(rows: pl.DataFrame) -> pl.DataFrame:
@@ -279,10 +283,14 @@ def _rank_step_entries(rows: pl.DataFrame) -> pl.DataFrame:
     extents = of_rank.agg(pl.col("id", "first").first(), at=pl.col("start").first())
     lasts = rows.sort("end", "start").group_by(STEP).agg(leaves=pl.col("last").last())
     placed = extents.join(lasts, on=STEP).sort("rank", "at")
-    return placed.with_columns(door=pl.col("leaves").shift(1).over("rank")).drop_nulls("door").select(*_DOOR)
+    return (
+        placed.with_columns(door=pl.col("leaves").shift(1).over("rank"))
+        .drop_nulls("door")
+        .select(*_ENTRY_COLUMNS)
+    )
 
 
-_DOOR = ("id", "first", "door")
+_ENTRY_COLUMNS = ("id", "first", "door")
 
 
 def _step_edges(rows: pl.DataFrame, steps: pl.DataFrame, doors: pl.DataFrame) -> list[pl.DataFrame]:

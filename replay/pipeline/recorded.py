@@ -79,11 +79,11 @@ def operations_by_ranges(run: Run) -> pl.DataFrame:
     spans = run.table(SPANS, RANGE_COLUMNS).with_columns(end=pl.col("start_ns") + pl.col("duration_ns"))
     ranges = spans.filter(pl.col("kind") == "annotation").drop("kind")
     operators = spans.filter((pl.col("kind") == "cpu_op") & ~pl.col("name").str.contains(MESSAGE))
-    operations = pl.concat([_single(ranges, operators), _overlapped(ranges, operators)])
+    operations = pl.concat([_single_ranges(ranges, operators), _overlapped_ranges(ranges, operators)])
     return placed_in_steps(run, operations, RANGES)
 
 
-def _single(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
+def _single_ranges(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
     """Return operations with a separate range."""
     single = ranges.filter(pl.col("name").str.contains(RANGE)).with_columns(range="start_ns")
     name = pl.col("name")
@@ -102,7 +102,7 @@ def _single(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _overlapped(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
+def _overlapped_ranges(ranges: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
     """Split ranges of a forward and a backward: the backward begins with the first operator of autograd."""
     overlapped = ranges.filter(pl.col("name").str.contains(BOTH)).with_columns(range="start_ns")
     is_backward = pl.col("name").str.starts_with(BACKWARD_OP)
@@ -299,7 +299,7 @@ def read_recorded(run: Run) -> Operations:
         rows = pl.concat([rows, _on_streams(device.reductions, alignment, places, steps, rows)])
     else:
         rows = _with_reductions(rows, _calls(run, alignment, places))
-    rows = _moved(pl.concat([rows, _rest(rows, steps)], how="diagonal_relaxed"), steps)
+    rows = _moved(pl.concat([rows, _optimizer_rows(rows, steps)], how="diagonal_relaxed"), steps)
     placed = pl.DataFrame([(rank, *place) for rank, place in places.items()], _PLACED, orient="row")
     rows = (
         rows.join(placed, on="rank")
@@ -482,7 +482,7 @@ def _of_one_stage(places: dict[int, MeshPosition]) -> pl.Expr:
     return of_each_text("group_ranks", of_one, pl.Boolean())
 
 
-def _rest(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def _optimizer_rows(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the work of each rank in a step after the last of its other operations."""
     ended = rows.group_by(STEP).agg(start=pl.col("end").max())
     rest = ended.join(steps.select(*STEP, end="finish"), on=STEP).filter(pl.col("end") > pl.col("start"))

@@ -307,7 +307,7 @@ def dualpipe(num_stages: int, num_batches: int, num_chunks: int) -> list[Order]:
             f"pipeline: dualpipe needs an even number of stages, and an even number of micro_batches, two "
             f"or more for each stage; there are {num_stages} and {num_batches}"
         )
-    return [_of_stage(stage, num_stages, num_batches // 2) for stage in range(num_stages)]
+    return [_dualpipe_order(stage, num_stages, num_batches // 2) for stage in range(num_stages)]
 
 
 class _Stage:
@@ -319,16 +319,16 @@ class _Stage:
         self._done = {(kind, chunk): 0 for kind in (FORWARD, BACKWARD) for chunk in (0, 1)}
         self._held_back: deque[tuple[int, int]] = deque()
 
-    def _next(self, kind: str, chunk: int, beside: bool = False) -> PipelineTask:
+    def _next_stop(self, kind: str, chunk: int, beside: bool = False) -> PipelineTask:
         number = self._done[kind, chunk]
         self._done[kind, chunk] += 1
         return PipelineTask(kind, chunk * self._count + number, chunk, beside)
 
     def forward(self, far: int) -> None:
-        self.order.append(self._next(FORWARD, self._near ^ far))
+        self.order.append(self._next_stop(FORWARD, self._near ^ far))
 
     def backward(self, far: int, only_inputs: bool = False) -> None:
-        task = self._next(BACKWARD, self._near ^ far)
+        task = self._next_stop(BACKWARD, self._near ^ far)
         self.order.append(task)
         if only_inputs:
             self._held_back.append((task.batch, task.chunk))
@@ -336,13 +336,13 @@ class _Stage:
     def both(self, far: int) -> None:
         """Add a forward of one direction beside a backward of the other."""
         self.forward(far)
-        self.order.append(self._next(BACKWARD, self._near ^ far ^ 1, beside=True))
+        self.order.append(self._next_stop(BACKWARD, self._near ^ far ^ 1, beside=True))
 
     def weights(self) -> None:
         self.order.append(PipelineTask(WEIGHTS, *self._held_back.popleft()))
 
 
-def _of_stage(stage: int, num_stages: int, count: int) -> Order:
+def _dualpipe_order(stage: int, num_stages: int, count: int) -> Order:
     """Return the eight phases of a stage; `count` micro-batches come from either end."""
     from_end = min(stage, num_stages - 1 - stage)
     inner = num_stages // 2 - from_end - 1
@@ -486,7 +486,7 @@ def partial(num_stages: int, num_batches: int, num_skipped: int) -> list[Order]:
         while done and done[0][0] == now:
             _, stage, kind, batch = heapq.heappop(done)
             busy[stage] = False
-            heapq.heappush(events, (now, *_next(paths[batch], stage, kind), batch))
+            heapq.heappush(events, (now, *_next_stop(paths[batch], stage, kind), batch))
         while events and events[0][0] == now:
             _, stage, kind, batch = heapq.heappop(events)
             if stage >= 0:
@@ -503,7 +503,7 @@ def partial(num_stages: int, num_batches: int, num_skipped: int) -> list[Order]:
     return orders
 
 
-def _next(path: Path, stage: int, kind: int) -> tuple[int, int]:
+def _next_stop(path: Path, stage: int, kind: int) -> tuple[int, int]:
     """Return the next stage of a micro-batch, -1 at the end, and whether forward (1) or backward (0)."""
     position = path.index(stage)
     if kind:

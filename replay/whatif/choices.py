@@ -49,7 +49,7 @@ from dpro.store import Run
 
 TIME_LIMIT_S = 20.0
 GAP = 1e-6  # relative to the optimum, at which the search ends
-TIE = 1e-4  # of the whole cost, for using the whole budget: equally fast options lose the least
+TIE_WEIGHT = 1e-4  # of the whole cost, for using the whole budget: equally fast options lose the least
 
 
 def assign(costs: Floats, errors: Floats, budget: float) -> Ints:
@@ -120,20 +120,20 @@ def assign_in_pipeline(buckets: ReductionPipeline, errors: Floats, budget: float
         variables = range(b * options, (b + 1) * options)
         thread, end = chosen + b, chosen + count + b
         before = {thread - 1: 1.0} if b else {}
-        program.require({thread: 1.0} | _less(before, zip(variables, buckets.thread[b] / scale)), 0.0, 0.0)
-        done = _less({thread: 1.0}, zip(variables, duration_ns[b] / scale))
+        program.require({thread: 1.0} | _negated(before, zip(variables, buckets.thread[b] / scale)), 0.0, 0.0)
+        done = _negated({thread: 1.0}, zip(variables, duration_ns[b] / scale))
         program.require({end: 1.0} | done, float(buckets.ready[b]) / scale)
         if b:
             program.require(
-                {end: 1.0} | _less({end - 1: 1.0}, zip(variables, buckets.moving[b] / scale)), 0.0
+                {end: 1.0} | _negated({end - 1: 1.0}, zip(variables, buckets.moving[b] / scale)), 0.0
             )
         if b >= buckets.workers:
             other = {end - buckets.workers: 1.0}
-            program.require({end: 1.0} | _less(other, zip(variables, duration_ns[b] / scale)), 0.0)
+            program.require({end: 1.0} | _negated(other, zip(variables, duration_ns[b] / scale)), 0.0)
     return program.solved()
 
 
-def _less(variables: dict[int, float], terms: Iterable[tuple[int, Any]]) -> dict[int, float]:
+def _negated(variables: dict[int, float], terms: Iterable[tuple[int, Any]]) -> dict[int, float]:
     """Return negated coefficients of variables and of option terms."""
     return {name: -float(value) for name, value in (*variables.items(), *terms)}
 
@@ -151,7 +151,7 @@ class _Program:
         self._things, self._options = errors.shape
         self.usable = np.isfinite(costs).ravel() & np.isfinite(errors).ravel()
         shares = np.where(self.usable, errors.ravel(), 0.0) / max(budget, 1e-300)
-        self.ties = TIE * np.minimum(shares, 1.0) / self._things
+        self.ties = TIE_WEIGHT * np.minimum(shares, 1.0) / self._things
         self.costs = np.zeros(variables)
         self._rows: list[dict[int, float]] = []
         self._limits: list[tuple[float, float]] = []

@@ -147,9 +147,9 @@ class CondensedJob(ReplayedJob):
         rest = without_ranks(self.joined, [skeleton.rank for skeleton in skeletons])
         joined = join_skeletons([*rest, *skeletons], condensed.matched, condensed.pooled, self.run)
         graph = dataclasses.replace(joined.graph, network=before.network, products=before.products)
-        if _taken_out(graph, before).any():
+        if _missing_rendezvous(graph, before).any():
             graph = with_own_order(graph)
-            graph = graph.without_edges(_taken_out(graph, before))
+            graph = graph.without_edges(_missing_rendezvous(graph, before))
         return dataclasses.replace(joined, graph=graph)
 
     def work_on(self, ranks: Iterable[int]) -> Iterator[RankWork]:
@@ -249,14 +249,14 @@ class CondensedJob(ReplayedJob):
         return replay_inside(bare, graph, rendezvous_of(timeline)).graph
 
 
-def _taken_out(graph: Graph, before: Graph) -> Bools:
+def _missing_rendezvous(graph: Graph, before: Graph) -> Bools:
     """Return [E] a mask of the edges at rendezvous that are missing in `before`."""
-    there = _members(before)[before.edges.kind == EdgeKind.RENDEZVOUS]
-    missing: Bools = (graph.edges.kind == EdgeKind.RENDEZVOUS) & ~np.isin(_members(graph), there)
+    there = _member_keys(before)[before.edges.kind == EdgeKind.RENDEZVOUS]
+    missing: Bools = (graph.edges.kind == EdgeKind.RENDEZVOUS) & ~np.isin(_member_keys(graph), there)
     return missing
 
 
-def _members(graph: Graph) -> Ints:
+def _member_keys(graph: Graph) -> Ints:
     """Return [E] a key of the collective and member that arrives at, or leaves, a rendezvous over an edge."""
     nodes, edges = graph.nodes, graph.edges
     leaves = nodes.kind[edges.source] == NodeKind.RENDEZVOUS

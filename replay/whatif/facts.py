@@ -24,7 +24,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.engine import NO_NODE
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind
 from dpro.replay.timeline import AFTER_STEPS, Timeline, path_of_steps, replayed, step_ends, step_lengths
-from dpro.replay.whatif.graph_ops.reductions import calling, reduced
+from dpro.replay.whatif.graph_ops.reductions import calling, reductions_of
 
 MAX_RANKS = 8  # ranks with candidates of their own: those with most of the critical path
 LARGEST_OPS = 4  # operations on the critical path with candidates of their own
@@ -157,9 +157,9 @@ class RunFacts:
         """`idle` where all communication and the calls of gradient reductions may disappear, ns.
 
         Raises:
-            Unanswerable: as for `reduced`.
+            Unanswerable: as for `reductions_of`.
         """
-        return self.idle(self.communication | calling(self.graph, reduced(self.graph).passes))
+        return self.idle(self.communication | calling(self.graph, reductions_of(self.graph).passes))
 
     @cached_property
     def ranks(self) -> list[int]:

@@ -31,7 +31,7 @@ from dpro.markup import table
 from dpro.replay.cost.transfers import beyond_sizes
 from dpro.replay.fidelity.accuracy import RUN_TO_RUN, STANDARD_ERRORS, Trust
 from dpro.replay.fidelity.missing_ranks import as_missing_ranks_may_come
-from dpro.replay.graph import CPU_KINDS, Graph, is_of
+from dpro.replay.graph import CPU_KINDS, Graph, is_one_of
 from dpro.replay.timeline import (
     Timeline,
     changed_durations,
@@ -53,7 +53,7 @@ NINETY = 1.645  # standard deviations on either side of the mean that contain 90
 PROVEN_DOUBT = 0.7
 # Relative difference between the steps of two recordings of one job: the median over sleeping jobs on links
 # of a fixed speed, which nothing disturbs (docs/accuracy.md). A measured gain is between two recordings.
-RECORDINGS = 0.004
+RECORDING_SPREAD = 0.004
 SAME_HOSTS = 0.005  # difference of hosts from their likely factors that does not need a replay
 
 # Blocks of predictions in the order in which they are given, with their headings.
@@ -184,10 +184,10 @@ def ranked(predictions: Iterable[Prediction]) -> list[Prediction]:
     lower ends: among similar gains, proven ones come first, then the least effort. All others are ordered by
     proof, then by gain.
     """
-    return sorted(predictions, key=_place)
+    return sorted(predictions, key=_rank_key)
 
 
-def _place(prediction: Prediction) -> tuple[object, ...]:
+def _rank_key(prediction: Prediction) -> tuple[object, ...]:
     """Return the sort key of a prediction in the ranking."""
     block, effort = list(BLOCKS).index(prediction.block), list(EFFORTS).index(prediction.effort)
     sure = prediction.is_advice and prediction.effect == "faster"
@@ -371,7 +371,7 @@ class HostFactors:
         by_rank = np.full(int(nodes.rank.max(initial=0)) + 1, self.factors["factor"].mean())
         of_job = self.factors.filter(pl.col("rank") < by_rank.size)
         by_rank[of_job["rank"].to_numpy()] = of_job["factor"].to_numpy()
-        on_cpu = is_of(nodes.kind, CPU_KINDS) & (nodes.rank >= 0)
+        on_cpu = is_one_of(nodes.kind, CPU_KINDS) & (nodes.rank >= 0)
         longer = np.rint(nodes.duration * by_rank[nodes.rank]).astype(np.int64)
         return graph.with_durations(np.where(on_cpu, longer, nodes.duration))
 
@@ -428,7 +428,7 @@ def _with_interval(
     misfit += trust.doubt_pct / 100 * predicted
     between = [float(changed_durations(baseline, graph, replay(graph).end).mean()) for graph in graphs[1:-1]]
     proven = [edit.is_proven(graph) for edit, graph in zip(edits, graphs)]
-    doubts = _doubts(edits, [base, *between, predicted])
+    doubts = _doubted_gains(edits, [base, *between, predicted])
     open_ns = max((abs(float(other.mean()) - predicted) for other in may_be_ns), default=0.0)
     margin = spread + misfit + sum(doubts) + open_ns
     saved = before_ns - after_ns / samples
@@ -443,7 +443,7 @@ def _with_interval(
     less = math.hypot(gain_ns - min(by_edits), gain_ns - min(by_hosts))
     more = math.hypot(max(by_edits) - gain_ns, max(by_hosts) - gain_ns)
     doubted = sum(PROVEN_DOUBT * ns if shown else ns for shown, ns in zip(proven, doubts))
-    unsure = _unsure(before_ns, saved, doubted / samples) + open_ns / samples
+    unsure = _gain_uncertainty(before_ns, saved, doubted / samples) + open_ns / samples
     unsure += misfit / max(predicted, 1.0) * abs(float(saved.mean()))
     return Prediction(
         edits,
@@ -472,7 +472,7 @@ def measured_ns(trust: Trust, baseline: pl.DataFrame) -> float:
     return float(steps["measured_ns"].mean() or 0)  # type: ignore[arg-type]
 
 
-def _unsure(before_ns: Ints, saved_ns: Floats, doubted_ns: float) -> float:
+def _gain_uncertainty(before_ns: Ints, saved_ns: Floats, doubted_ns: float) -> float:
     """Return half of the 90% interval of a gain, ns, without the parts of misfit and overlap.
 
     Independent parts add in squares: the variation of gains from step to step, the difference between
@@ -485,7 +485,7 @@ def _unsure(before_ns: Ints, saved_ns: Floats, doubted_ns: float) -> float:
     """
     deviation = float(saved_ns.std(ddof=1)) if saved_ns.size > 1 else 0.0
     lasting = RUN_TO_RUN * MAD_TO_SIGMA * float(np.median(np.abs(before_ns - np.median(before_ns))))
-    between = NINETY * MAD_TO_SIGMA * RECORDINGS * float(before_ns.mean())
+    between = NINETY * MAD_TO_SIGMA * RECORDING_SPREAD * float(before_ns.mean())
     return math.hypot(NINETY * deviation / math.sqrt(saved_ns.size), lasting, between, doubted_ns)
 
 
@@ -494,7 +494,7 @@ def predicted_timeline(applied: Applied[J], trust: Trust) -> Timeline:
     return next(applied.before.replays(applied.after, slowdowns_of(trust)))
 
 
-def _doubts(edits: Sequence[Edit], steps: Sequence[float]) -> list[float]:
+def _doubted_gains(edits: Sequence[Edit], steps: Sequence[float]) -> list[float]:
     """Return the share of the gain that rests on each edit's assumptions, ns, of what that edit changed.
 
     Args:

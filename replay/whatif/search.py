@@ -33,7 +33,7 @@ from dpro.arrays import Ints
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.graph import Graph, GraphError, computed_once, once, with_own_known
+from dpro.replay.graph import Graph, GraphError, computed_once, once, with_own_facts
 from dpro.replay.timeline import changed_durations, changed_ends, replay
 from dpro.replay.whatif.edit import Edit, refuse_foreign
 from dpro.replay.whatif.edits.heal import Heal
@@ -298,7 +298,7 @@ def gain_of(facts: RunFacts, changed: Graph, end: Ints, samples: float) -> float
     return facts.base_ns - float(steps.mean()) / samples
 
 
-def goes_with(edit: Edit, taken: Iterable[Edit]) -> bool:
+def can_combine(edit: Edit, taken: Iterable[Edit]) -> bool:
     """Return whether an edit can be combined with others: no kind occurs twice."""
     return all(type(edit) is not type(other) for other in taken)
 
@@ -309,11 +309,11 @@ def in_order(edits: Iterable[Edit]) -> list[Edit]:
     return sorted(edits, key=lambda edit: (order[edit.name], str(edit)))
 
 
-NEAR = 0.002  # of the time that is left: a pair better by less counts as equal
+EQUAL_SHARE = 0.002  # of the time that is left: a pair better by less counts as equal
 
 
 def best_pair(sets: EditSets, edits: Collection[Edit]) -> frozenset[Edit]:
-    """Find the two edits that gain most together; within `NEAR` of the best, any pair.
+    """Find the two edits that gain most together; within `EQUAL_SHARE` of the best, any pair.
 
     Returns:
         The pair, or an empty set where none gains more than the best single edit.
@@ -322,11 +322,11 @@ def best_pair(sets: EditSets, edits: Collection[Edit]) -> frozenset[Edit]:
     queue = list[tuple[float, int, bool, list[Edit], frozenset[Edit]]]()
     for number, (one, other) in enumerate(combinations(edits, 2)):
         pair = frozenset([one, other])
-        if goes_with(other, [one]) and (firsts := limits.firsts(pair)):
+        if can_combine(other, [one]) and (firsts := limits.firsts(pair)):
             queue.append((limits.least_ns(pair), number, all(map(sets.knows, pair)), firsts, pair))
     heapq.heapify(queue)
     best, left_ns = frozenset[Edit](), min((limits.left_ns(edit) for edit in edits), default=base_ns)
-    while queue and queue[0][0] < left_ns * (1 - NEAR):
+    while queue and queue[0][0] < left_ns * (1 - EQUAL_SHARE):
         least_ns, number, both_known, firsts, pair = heapq.heappop(queue)
         if firsts:
             least_ns = max(least_ns, limits.least_after_ns(firsts[0], pair))
@@ -336,7 +336,7 @@ def best_pair(sets: EditSets, edits: Collection[Edit]) -> frozenset[Edit]:
         elif not both_known:
             least_ns = max(least_ns, limits.least_ns(pair))
             heapq.heappush(queue, (least_ns, number, True, limits.firsts(pair), pair))
-        elif (gain := sets.together(pair)) is not None and base_ns - gain < left_ns * (1 - NEAR):
+        elif (gain := sets.together(pair)) is not None and base_ns - gain < left_ns * (1 - EQUAL_SHARE):
             best, left_ns = pair, base_ns - gain
     return best
 
@@ -393,7 +393,7 @@ class _Limits:
         before = self._sets.facts
         if first not in self._after:
             changed = self._sets.changed[first]
-            timeline = replay(with_own_known(changed))
+            timeline = replay(with_own_facts(changed))
             baseline = changed_ends(before.baseline, changed, timeline.end)
             self._after[first] = RunFacts(timeline.graph, timeline, baseline, before.suspects)
         after = self._after[first]
@@ -427,10 +427,10 @@ def taken(sets: EditSets, facts: RunFacts, edit: Edit, samples: float = 1.0) -> 
     path, edges = facts.path, facts.edges_of_path
     columns = [(before.nodes.duration, changed.nodes.duration, now.nodes.duration[path])]
     origin = (path, edges, before.nodes.measured_start, before.edges.source)
-    same = [once(now, "path as before", lambda now: _as_before(before, now, path), origin)]
+    same = [once(now, "path as before", lambda now: _original_nodes(before, now, path), origin)]
     if changed.edges.lag is not before.edges.lag:
         columns.append((before.edges.lag, changed.edges.lag, now.edges.lag[edges]))
-        same.append(once(now, "edges as before", lambda now: _edges_as_before(before, now, edges), origin))
+        same.append(once(now, "edges as before", lambda now: _original_edges(before, now, edges), origin))
     total = anywhere = 0.0
     has_all = all((place >= 0).all() for place in same)
     for (was, then, lasts), place in zip(columns, same):
@@ -447,13 +447,13 @@ def _keeps_dependencies(graph: Graph, changed: Graph) -> bool:
     return kept and is_slim(graph, changed)
 
 
-def _as_before(before: Graph, graph: Graph, nodes: Ints) -> Ints:
+def _original_nodes(before: Graph, graph: Graph, nodes: Ints) -> Ints:
     """Return the nodes of the unchanged graph that nodes of another are, or are copies of; -1 for others."""
     if is_slim(before, graph):
         return nodes
-    order, keys = once(before, "nodes by what they are", lambda graph: _sorted(_what(*_columns(graph))))
+    order, keys = once(before, "nodes by what they are", lambda graph: _sorted(_node_keys(*_columns(graph))))
     here = [column[nodes] for column in _columns(graph)]
-    likely = order[np.searchsorted(keys, _what(*here)).clip(max=keys.size - 1)]
+    likely = order[np.searchsorted(keys, _node_keys(*here)).clip(max=keys.size - 1)]
     equal = np.logical_and.reduce([now == was[likely] for now, was in zip(here, _columns(before))])
     return np.where(equal, likely, -1)
 
@@ -463,7 +463,7 @@ def _columns(graph: Graph) -> tuple[Ints, ...]:
     return nodes.lane, nodes.kind, nodes.measured_start, nodes.measured_end
 
 
-def _what(lane: Ints, kind: Ints, start: Ints, end: Ints) -> Ints:
+def _node_keys(lane: Ints, kind: Ints, start: Ints, end: Ints) -> Ints:
     """Return a nearly unique key of each node; it may wrap around in int64."""
     return ((start * 1_000_003 + end) * 1_009 + lane) * 31 + kind
 
@@ -473,14 +473,14 @@ def _sorted(keys: Ints) -> tuple[Ints, Ints]:
     return order, keys[order]
 
 
-def _edges_as_before(before: Graph, graph: Graph, edges: Ints) -> Ints:
+def _original_edges(before: Graph, graph: Graph, edges: Ints) -> Ints:
     """Return the edges of the unchanged graph between the same nodes as edges of another; -1 without one."""
     count = before.num_nodes
     if graph.edges.source is before.edges.source:
         return edges
     keys = _ends_of_edges(before)
-    begins = _as_before(before, graph, graph.edges.source[edges])
-    ends = _as_before(before, graph, graph.edges.target[edges])
+    begins = _original_nodes(before, graph, graph.edges.source[edges])
+    ends = _original_nodes(before, graph, graph.edges.target[edges])
     wanted = ends * count + begins
     likely = np.searchsorted(keys, wanted).clip(max=keys.size - 1)
     return np.where((keys[likely] == wanted) & (begins >= 0) & (ends >= 0), likely, -1)
@@ -494,9 +494,9 @@ def _ends_of_edges(graph: Graph) -> Ints:
 
 MAX_TOGETHER = 4
 MAX_PAIRED = 6  # best edits whose pairs are compared with the sum of their gains
-WORTH = 0.01  # of the step: saving required of an edit on top of those taken before
-ADDS = 0.05  # of the step: saving required of each edit on top of the others
-INTERACT = 0.01  # of the step: difference between a pair and its sum that is reported
+MIN_ADDED_GAIN = 0.01  # of the step: saving required of an edit on top of those taken before
+MIN_MARGINAL_GAIN = 0.05  # of the step: saving required of each edit on top of the others
+MIN_INTERACTION = 0.01  # of the step: difference between a pair and its sum that is reported
 BUDGET = 100  # replays
 
 
@@ -568,7 +568,7 @@ def explore(
     """
     job = job_of(job).with_kept_tables()
     # Facts found for edits take several times the memory of the graph: they are dropped after the search.
-    job = dataclasses.replace(job, graph=with_own_known(job.graph))
+    job = dataclasses.replace(job, graph=with_own_facts(job.graph))
     facts = facts_of(job.graph, baseline, suspects)
     by_rank = job.by_rank
     sets = PredictedSets(job, facts, trust, report) if by_rank else EditSets(facts, trust, report)
@@ -590,7 +590,7 @@ def explore(
     predictions += _with_room(sets, [edit for edit in tried if edit not in gains], bounds)
     best = usable(predictions, facts.base_ns)
     advice = [edit for edit in bounds if edit.is_advice and (edit in gains or edit not in promising)]
-    predictions += _together(sets, best, gains, advice)
+    predictions += _combined(sets, best, gains, advice)
     interactions = _interactions(sets, best, gains)
     untried = list(map(str, promising[budget:]))
     return SearchResult(ranked(predictions), once_each(refused), interactions, untried, little)
@@ -609,7 +609,11 @@ def usable(singles: list[Prediction], base_ns: float) -> list[Prediction]:
 
     First what is certainly faster, then proven, then without effect on the training, then by gain.
     """
-    advice = [single for single in ranked(singles) if single.is_advice and single.gain_ns >= WORTH * base_ns]
+    advice = [
+        single
+        for single in ranked(singles)
+        if single.is_advice and single.gain_ns >= MIN_ADDED_GAIN * base_ns
+    ]
 
     def place(single: Prediction) -> tuple[bool, bool, bool, float]:
         return single.effect != "faster", not single.proven, bool(single.training), -single.speedup
@@ -645,9 +649,9 @@ def _interactions(sets: EditSets, usable: list[Prediction], gains: Mapping[Edit,
     interactions = []
     best = [single.edits[0] for single in _best_of_each(usable) if len(single.edits) == 1]
     for pair in combinations(best[:MAX_PAIRED], 2):
-        together_ns = sets.together(pair) if goes_with(pair[1], [pair[0]]) else None
+        together_ns = sets.together(pair) if can_combine(pair[1], [pair[0]]) else None
         apart_ns = gains[pair[0]] + gains[pair[1]]
-        if together_ns is not None and abs(together_ns - apart_ns) > INTERACT * sets.facts.base_ns:
+        if together_ns is not None and abs(together_ns - apart_ns) > MIN_INTERACTION * sets.facts.base_ns:
             interactions.append(Interaction(list(map(str, pair)), ms(together_ns), ms(apart_ns)))
     return interactions
 
@@ -656,12 +660,12 @@ def _best_of_each(usable: list[Prediction]) -> list[Prediction]:
     """Return the best edit of each kind, by gain."""
     kept: list[Prediction] = []
     for single in sorted(usable, key=lambda other: -other.speedup):
-        if goes_with(single.edits[0], [other.edits[0] for other in kept]):
+        if can_combine(single.edits[0], [other.edits[0] for other in kept]):
             kept.append(single)
     return kept
 
 
-def _together(
+def _combined(
     sets: EditSets, usable: list[Prediction], gains: Mapping[Edit, float], advice: Collection[Edit]
 ) -> list[Prediction]:
     """Predict growing sets of edits: of all, of those without effect on the training, and of proven ones.
@@ -687,24 +691,24 @@ def _together(
 
 
 def _each_adds(sets: EditSets, edits: Sequence[Edit]) -> bool:
-    """Return whether leaving out any of the edits would lose at least `ADDS`."""
+    """Return whether leaving out any of the edits would lose at least `MIN_MARGINAL_GAIN`."""
     all_ns = sets.together(edits) or 0.0
     fewer = [sets.together(set(edits) - {edit}) or 0.0 for edit in edits]
-    return all_ns >= max(fewer) + ADDS * sets.facts.base_ns
+    return all_ns >= max(fewer) + MIN_MARGINAL_GAIN * sets.facts.base_ns
 
 
 def _sets_together(sets: EditSets, usable: list[Prediction], advice: Collection[Edit]) -> list[list[Edit]]:
-    """Return sets of edits, each with one more than the one before it; arguments as in `_together`."""
+    """Return sets of edits, each with one more than the one before it; arguments as in `_combined`."""
     ordered = [single.edits for single in usable]
     if not sets.compares_pairs:
-        return _one_more(sets, list(ordered[0]), ordered[1:]) if ordered else []
+        return _extended_sets(sets, list(ordered[0]), ordered[1:]) if ordered else []
     chosen = _from_best_pair(sets, advice, ordered)
     if any(edit.training for edits in chosen for edit in edits):
         same = [edit for edit in advice if not edit.training]
         chosen += _from_best_pair(sets, same, [single.edits for single in usable if not single.training])
     proven = [single.edits for single in usable if single.proven]
     if proven and not (chosen and all((edit,) in proven for edit in chosen[0])):
-        chosen += _one_more(sets, list(proven[0]), proven[1:])
+        chosen += _extended_sets(sets, list(proven[0]), proven[1:])
     return chosen
 
 
@@ -718,20 +722,20 @@ def _from_best_pair(
         ordered: candidates of the extensions, in order.
     """
     pair = best_pair(sets, edits)
-    return _one_more(sets, in_order(pair), ordered) if pair else []
+    return _extended_sets(sets, in_order(pair), ordered) if pair else []
 
 
-def _one_more(sets: EditSets, first: list[Edit], others: Iterable[Sequence[Edit]]) -> list[list[Edit]]:
+def _extended_sets(sets: EditSets, first: list[Edit], others: Iterable[Sequence[Edit]]) -> list[list[Edit]]:
     """Return `first` where it has several edits, and its extensions by one more edit that saves enough."""
     taken, chosen = first, [first] if len(first) > 1 else []
     so_far = sets.together(taken)
     for edits in others:
         if len(taken) + len(edits) > MAX_TOGETHER or so_far is None:
             break
-        if not all(edit not in taken and goes_with(edit, taken) for edit in edits):
+        if not all(edit not in taken and can_combine(edit, taken) for edit in edits):
             continue
         more = sets.together([*taken, *edits])
-        if more is not None and more >= so_far + WORTH * sets.facts.base_ns:
+        if more is not None and more >= so_far + MIN_ADDED_GAIN * sets.facts.base_ns:
             taken, so_far = in_order([*taken, *edits]), more
             chosen.append(taken)
     return chosen

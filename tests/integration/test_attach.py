@@ -15,7 +15,7 @@ from dpro.cli.options import MAX_PID
 from dpro.cli.runs import is_live
 from dpro.collectors.attach import with_descendants
 from dpro.dashboards.app import make_app
-from dpro.dashboards.command import copies, offer
+from dpro.dashboards.command import copies, offered_runs
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
 from dpro.store import open_run
 from tests.jobs import (
@@ -105,7 +105,7 @@ def test_a_dashboard_gets_copies_of_a_run_that_is_being_recorded_and_they_grow(j
 
 @pytest.mark.slow
 def test_the_button_of_a_dashboard_has_the_job_record_a_window(job):
-    app = make_app(offer([str(job / "run")]), "token")
+    app = make_app(offered_runs([str(job / "run")]), "token")
     assert pressed(app, "shown") == (False, False, "", True)
     assert pressed(app)[1:3] == (True, "waiting for 3 steps …")
     wait_until(lambda: not pressed(app, "asking")[1], "no window was recorded")

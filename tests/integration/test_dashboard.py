@@ -19,7 +19,7 @@ import pytest
 from benchmarks.dashboard import BARS, checks, make_run
 from dpro.dashboards.account import WIDTH
 from dpro.dashboards.app import VIEWS
-from dpro.dashboards.command import load, offer
+from dpro.dashboards.command import load, offered_runs
 from dpro.dashboards.runs import ShownRun
 from dpro.dashboards.server import listen, new_token, way_in
 from dpro.opening import open_path
@@ -130,7 +130,7 @@ def box(browser, selector):
 @pytest.fixture
 def offered(browser, repository):
     """The address of a dashboard of a job that hangs and of other runs; windows get their size back."""
-    with served(offer([str(repository / "sample_traces" / "h200_hang")])) as address:
+    with served(offered_runs([str(repository / "sample_traces" / "h200_hang")])) as address:
         yield address
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -340,7 +340,7 @@ def test_every_view_fills_on_dumps_of_a_job_that_hangs_and_the_chain_is_drawn(br
 @pytest.mark.slow
 def test_what_explains_the_difference_of_two_runs_is_drawn(browser, repository):
     slow, healthy = (str(repository / "sample_traces" / name) for name in ("slow_rank", "healthy"))
-    with served(offer([slow], healthy)) as address:
+    with served(offered_runs([slow], healthy)) as address:
         browser.get(f"{address}&view=difference")
         settle(browser)
         wait(browser, "return document.querySelectorAll('#difference-figure .point').length > 3")
@@ -355,7 +355,7 @@ def test_runs_are_chosen_and_compared_on_the_page_at_any_width_and_going_back_un
         wait(browser, f"return (new URLSearchParams(location.search)).get('{name[5:]}') === '{value}'")
         wait(browser, f"return document.getElementById('{name}').value === '{value}'")
 
-    with served(offer([str(repository / "sample_traces" / "slow_rank")])) as address:
+    with served(offered_runs([str(repository / "sample_traces" / "slow_rank")])) as address:
         for width in (390, 820, 1500):
             size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -394,7 +394,7 @@ def test_a_run_that_comes_is_listed_a_click_opens_one_or_says_what_changed(brows
     samples = repository / "sample_traces"
     for name in ("healthy", "slow_rank"):
         shutil.copytree(samples / name, tmp_path / name)
-    with served(offer([str(tmp_path)])) as address:
+    with served(offered_runs([str(tmp_path)])) as address:
         browser.get(f"{address}?view=runs")
         settle(browser)
         shutil.copytree(samples / "healthy", tmp_path / "again")

@@ -35,7 +35,7 @@ def url(tmp_path_factory):
 
 @pytest.fixture
 def large(monkeypatch):
-    monkeypatch.setattr(graphs, "LARGE", 0)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 0)
 
 
 @pytest.fixture(scope="module")

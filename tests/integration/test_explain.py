@@ -88,7 +88,7 @@ def test_no_verdict_contradicts_itself(verdicts):
 @pytest.mark.slow
 def test_a_large_run_is_explained_as_any_other(monkeypatch, empty_cache):
     whole = explain(Analysis(open_run(SAMPLES / "slow_rank")))
-    monkeypatch.setattr(graphs, "LARGE", 0)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 0)
     by_rank = explain(Analysis(open_run(SAMPLES / "slow_rank")))
     assert by_rank.limit.kind == whole.limit.kind
     assert by_rank.limit.gain == pytest.approx(whole.limit.gain, rel=0.02)
@@ -103,7 +103,7 @@ def test_a_rank_without_steps_is_named_beside_the_others(tmp_path, empty_cache, 
     next((run / "steps").glob("rank00001*")).unlink()
     whole = explain(Analysis(open_run(SAMPLES / "slow_rank")))
     if large:
-        monkeypatch.setattr(graphs, "LARGE", 0)
+        monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 0)
     verdict = explain(Analysis(open_run(run)))
     assert (verdict.steps, verdict.step_ms) == (whole.steps, pytest.approx(whole.step_ms, rel=0.01))
     assert "no steps are known for rank 1" in verdict.unsure

@@ -44,7 +44,7 @@ def test_a_job_that_keeps_what_it_made_is_named_with_when_the_host_is_full(keep,
 
 
 def test_a_job_that_runs_is_watched_for_memory_that_grows(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "LOOK_S", 2.0)
+    monkeypatch.setattr(memory, "POLL_S", 2.0)
     job = script(tmp_path, JOB.format(keep="kept.append(page)"))
     recorded = start([*RECORD, "-o", "run", "--", *job], tmp_path)
     try:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.dashboards.app import outside
+from dpro.dashboards.app import notes_on_selection
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link
 from dpro.members import members_of
@@ -69,7 +69,7 @@ def test_run_says_that_its_ranks_were_pretended(pretended):
 
 def test_dashboard_says_above_every_view_that_ranks_were_pretended(pretended):
     run, _ = pretended
-    assert outside(load(run), Link()) == (
+    assert notes_on_selection(load(run), Link()) == (
         "1 of 256 ranks was pretended, one by one on one machine: no waiting was measured."
     )
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 import polars as pl
 import pytest
 
-from dpro.collectors.inside.kernel import name_of
+from dpro.collectors.inside.kernel import process_identity
 from dpro.collectors.launch.recording import MARKERS, RAW
 from dpro.collectors.launch.start import RecordOptions
 from dpro.opening import ensure_finished
@@ -117,7 +117,7 @@ def jobs(tmp_path_factory):
         step = "jobs:iteration" if name == "function" else ""
         options = RecordOptions(window_steps=WINDOW_STEPS, every=EVERY, skip=SKIP, step=step)
         (folder / name / RAW / "job" / "config.json").write_text(json.dumps(asdict(options)))
-        ended = name_of(os.getpid()) | {"pid": 0, "start_ticks": 0}
+        ended = process_identity(os.getpid()) | {"pid": 0, "start_ticks": 0}
         facts = {"host": socket.gethostname(), "command": [name], **ended}
         (folder / name / MARKERS / "job.json").write_text(json.dumps(facts))
     bodies = {name: textwrap.dedent(body) for name, body in (ALONE | TOGETHER).items()}

@@ -10,7 +10,7 @@ from threading import Semaphore
 import pytest
 
 from benchmarks.timeline import BARS, checks, made_up, measured, repeated
-from dpro.dashboards.command import load, offer
+from dpro.dashboards.command import load, offered_runs
 from dpro.dashboards.loaded import EarlierFindings, Loaded
 from dpro.dashboards.timeline.measured import MeasuredLanes
 from dpro.detect.findings import Finding
@@ -600,7 +600,7 @@ def test_the_benchmark_measures_a_tiny_run(tmp_path):
 def test_two_runs_are_on_one_axis_from_a_chosen_step_on_with_what_their_lanes_differ_by(browser, tmp_path):
     gpu_job(extra=0).write(tmp_path / "after")
     gpu_job(extra=300).write(tmp_path / "before")
-    with served(offer([str(tmp_path / "after")], str(tmp_path / "before"))) as address:
+    with served(offered_runs([str(tmp_path / "after")], str(tmp_path / "before"))) as address:
         _open(browser, f"{address.partition('?')[0]}?view=timeline&against=before")
         ranks = "dproTimeline.rows.filter((row) => row.type === 'rank').map((row) => row.label)"
         assert wait(browser, f"return {ranks}.length === 4 && {ranks}") == [

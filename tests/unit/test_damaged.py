@@ -9,7 +9,7 @@ import pytest
 
 from dpro import damaged
 from dpro.damaged import without_damaged
-from dpro.dashboards.command import offer
+from dpro.dashboards.command import offered_runs
 from dpro.errors import InputError
 from dpro.opening import open_path
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
@@ -89,7 +89,7 @@ def test_a_run_without_a_readable_rank_is_refused_in_one_line(run):
 
 
 def test_large_tables_are_checked_by_their_footers(run, monkeypatch):
-    monkeypatch.setattr(damaged, "MAX_READ", 0)
+    monkeypatch.setattr(damaged, "MAX_CHECKED_BYTES", 0)
     spoil(part_of(run, "spans", "rank00000"))
     cut(part_of(run, "spans", "rank00001"))
     assert without_damaged(open_run(run)).manifest.ranks == [0]
@@ -102,6 +102,6 @@ def test_a_whole_run_is_as_it_was(run):
 
 def test_the_dashboard_opens_what_is_left_and_says_so(run, capsys):
     cut(part_of(run, "spans", "rank00001"))
-    shown = offer([str(run)], None).opened.loaded
+    shown = offered_runs([str(run)], None).opened.loaded
     assert shown.run.manifest.ranks == [0]
     assert "left out: rank 1: " in capsys.readouterr().err

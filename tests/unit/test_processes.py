@@ -28,7 +28,7 @@ import sys
 import dpro
 from dpro.analysis import graphs
 print("here", flush=True)
-graphs.LARGE = 1
+graphs.MIN_LARGE_SPANS = 1
 run = dpro.open(sys.argv[1])
 print(run._analysis.condensed is not None, run.trust.answerable)
 """
@@ -116,7 +116,7 @@ def test_a_worker_that_is_killed_while_ranks_are_built_is_one_line_and_nothing_i
         return CliRunner().invoke(cli, ["replay", str(run.path), "--json"])
 
     whole = answer()
-    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 1)
     killed: list[int] = []
     killer = threading.Thread(target=_kill_the_first, args=(killed,), daemon=True)
     killer.start()

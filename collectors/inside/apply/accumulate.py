@@ -44,25 +44,25 @@ class _Accumulation:
         """Accumulate from the next pass on; refuse on several ranks that use neither DDP nor FSDP2."""
         sharded = any(map(is_fsdp_root, fsdp_states().values()))
         alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
-        if not (self._ddp() or sharded or alone):
+        if not (self._ddp_modules() or sharded or alone):
             self.report.refuse(f"gradients are reduced by neither DDP nor FSDP2: in the script, {CODE}")
             return
         self.begun = True
-        self._exchange(False)
+        self._set_gradient_sync(False)
 
-    def _ddp(self) -> list[Any]:
+    def _ddp_modules(self) -> list[Any]:
         return [module for module in (reference() for reference in self._modules) if module is not None]
 
     def refuse(self, why: str) -> None:
         """Report why the loop cannot accumulate, and let it train on as the script says."""
         if self.begun:
             self.begun, self.done = False, 0
-            self._exchange(True)
+            self._set_gradient_sync(True)
         self.report.refuse(why)
 
-    def _exchange(self, wanted: bool) -> None:
+    def _set_gradient_sync(self, wanted: bool) -> None:
         """Set whether the gradients of the next pass are reduced."""
-        for module in self._ddp():
+        for module in self._ddp_modules():
             module.require_backward_grad_sync = wanted
         for module, state in fsdp_states().items():
             if is_fsdp_root(state):
@@ -77,12 +77,12 @@ class _Accumulation:
         if not self.begun or self._stepping:
             return True
         try:
-            return self._counted(optimizer, has_closure)
+            return self._count_pass(optimizer, has_closure)
         except Exception as error:  # the job continues unchanged
             self.refuse(f"{type(error).__name__}: {error}")
             return True
 
-    def _counted(self, optimizer: Any, has_closure: bool) -> bool:
+    def _count_pass(self, optimizer: Any, has_closure: bool) -> bool:
         if has_closure:
             self.refuse(f"an optimizer is given a closure at {place()}: in the script, {CODE}")
             return True
@@ -94,7 +94,7 @@ class _Accumulation:
             self._optimizer = weakref.ref(optimizer)
             self.report.applied(f"{type(optimizer).__name__} at {place()}")
         self.done = (self.done + 1) % self.passes
-        self._exchange(self.done == self.passes - 1)
+        self._set_gradient_sync(self.done == self.passes - 1)
         return self.done == 0
 
 

@@ -54,7 +54,7 @@ def _patch(
         making.add(id(self))
         try:
             bound = _bound(signature, self, args, kwargs)
-            before = _changed(report, bound, settings, also) if bound is not None else None
+            before = _merge_settings(report, bound, settings, also) if bound is not None else None
             if bound is None or before is None:
                 return original(self, *args, **kwargs)
             original(*bound.args, **bound.kwargs)
@@ -72,7 +72,7 @@ def _bound(signature: inspect.Signature, self: Any, args: Any, kwargs: Any) -> B
         return None  # the original raises the error
 
 
-def _changed(
+def _merge_settings(
     report: ChangeReport, bound: Bound, settings: Settings, also: Callable[[Bound], Settings]
 ) -> str | None:
     """Put settings among the arguments of a call.
@@ -88,15 +88,15 @@ def _changed(
         return None
     given = {name: bound.arguments[name] for name in wanted if name in bound.arguments}
     if settings and all(name in given and given[name] == value for name, value in settings.items()):
-        report.missing = f"the script sets {_listed(given)} itself ({place()}): nothing to change"
+        report.missing = f"the script sets {_format_settings(given)} itself ({place()}): nothing to change"
         return None
     after = {**bound.arguments, **wanted}
     order = [*bound.signature.parameters]  # of the signature
     bound.arguments = {name: after[name] for name in sorted(after, key=order.index)}
-    return _listed({name: value for name, value in given.items() if value != wanted[name]})
+    return _format_settings({name: value for name, value in given.items() if value != wanted[name]})
 
 
-def _listed(given: Settings) -> str:
+def _format_settings(given: Settings) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
 
@@ -128,7 +128,7 @@ def change_loaders(report: ChangeReport, recorder: Recorder, arguments: dict[str
     if "factor" in arguments:
         _enlarge_batches(report, **arguments)
     else:
-        _load_otherwise(report, arguments)
+        _change_loading(report, arguments)
 
 
 def _enlarge_batches(report: ChangeReport, factor: float) -> None:
@@ -148,7 +148,7 @@ def _enlarge_batches(report: ChangeReport, factor: float) -> None:
     set_arguments(report, [DataLoader], {}, also)
 
 
-def _load_otherwise(report: ChangeReport, arguments: dict[str, Any]) -> None:
+def _change_loading(report: ChangeReport, arguments: dict[str, Any]) -> None:
     def also(bound: Bound) -> dict[str, Any]:
         given = bound.arguments
         before = given.get("num_workers", 0)
@@ -188,7 +188,7 @@ def change_optimizers(report: ChangeReport, recorder: Recorder, arguments: dict[
         return {other: False} if bound.arguments.get(other) else {}
 
     classes = [cls for cls in vars(torch.optim).values() if isinstance(cls, type) and _takes(cls, name)]
-    _note_others(report, name)
+    _name_unchangeable(report, name)
     set_arguments(report, classes, {name: value}, also)
 
 
@@ -196,7 +196,7 @@ def _takes(cls: type, name: str) -> bool:
     return name in inspect.signature(cls.__init__).parameters  # type: ignore[misc] # of the class itself
 
 
-def _note_others(report: ChangeReport, name: str) -> None:
+def _name_unchangeable(report: ChangeReport, name: str) -> None:
     """Name an optimizer that cannot be changed in `report.missing`."""
     original = torch.optim.Optimizer.__init__
 

@@ -40,20 +40,20 @@ class _Calls:
         self._waiting: list[tuple[ChangeReport, Callable[[Any], None]]] = []
         self._within = threading.local()
         self._original = torch.nn.Module.__call__
-        torch.nn.Module.__call__ = self._patched = self._watched(self._original)
+        torch.nn.Module.__call__ = self._patched = self._watch_calls(self._original)
         recorder.listen("step", self._on_step)
 
-    def await_them(self, report: ChangeReport, change: Callable[[Any], None]) -> None:
+    def change_when_found(self, report: ChangeReport, change: Callable[[Any], None]) -> None:
         self._waiting.append((report, change))
 
-    def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _watch_calls(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def called(module: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(self._within, "a_call", False) or torch.compiler.is_compiling():
                 return original(module, *args, **kwargs)
             self._within.a_call = True
             try:
-                if not any(module is other for other, _ in self._found) and _trains(module):
+                if not any(module is other for other, _ in self._found) and _is_trained(module):
                     self._found.append((module, _is_compiled(module)))
                 return original(module, *args, **kwargs)
             finally:
@@ -87,10 +87,10 @@ def change_outermost(report: ChangeReport, recorder: Recorder, change: Callable[
         change: the action; it may raise.
     """
     report.missing = "no step of the job called a trainable module"
-    _calls(recorder).await_them(report, change)
+    _calls(recorder).change_when_found(report, change)
 
 
-def _trains(module: Any) -> bool:
+def _is_trained(module: Any) -> bool:
     wanted = torch.is_grad_enabled() and module.training
     return wanted and any(parameter.requires_grad for parameter in module.parameters())
 
@@ -221,14 +221,14 @@ def recompute(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any
     pattern = arguments["module"]
 
     def change(model: Any) -> None:
-        for name, module in list(_fitting(model, pattern)):
+        for name, module in list(_matching_modules(model, pattern)):
             if getattr(module.forward, "__wrapped__", None) is checkpoint:
                 continue
             wrappers = ("CheckpointWrapper", "OffloadWrapper")
             if any(type(part).__name__ in wrappers for part in module.modules()):
                 report.refuse(f"the script checkpoints {name} itself")
                 continue
-            module.forward = _checkpointed(module.forward)
+            module.forward = _with_checkpoint(module.forward)
             report.applied(f"{name} ({type(module).__name__})")
 
     change_outermost(report, recorder, change)
@@ -238,7 +238,7 @@ def recompute(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any
     )
 
 
-def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _with_checkpoint(forward: Callable[..., Any]) -> Callable[..., Any]:
     def called(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
@@ -249,7 +249,7 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _fitting(model: Any, pattern: str) -> Iterator[tuple[str, Any]]:
+def _matching_modules(model: Any, pattern: str) -> Iterator[tuple[str, Any]]:
     """Yield the outermost modules within a model whose names match, as `dpro record --modules` names them."""
     taken: list[str] = []
     for name, module in model.named_modules():

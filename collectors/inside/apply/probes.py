@@ -79,7 +79,7 @@ class _Bucket:
         self.kept: dict[Any, torch.Tensor] = {}  # state of codecs, from step to step
 
 
-class _Probe:
+class _CodecProbe:
     """The measurement of codecs on all DDP modules of this process."""
 
     def __init__(self, report: ChangeReport, recorder: Recorder) -> None:
@@ -111,11 +111,11 @@ class _Probe:
                     return
                 bucket = _Bucket(number, index, parameters, facts["names"])
                 for place, parameter in enumerate(bucket.parameters):
-                    ready = functools.partial(self._ready, module, bucket, place)
+                    ready = functools.partial(self._on_gradient, module, bucket, place)
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(ready))
             self.report.applied(f"{len(buckets)} buckets of {type(module.module).__name__}")
 
-    def _ready(self, module: Any, bucket: _Bucket, place: int, parameter: torch.Tensor) -> None:
+    def _on_gradient(self, module: Any, bucket: _Bucket, place: int, parameter: torch.Tensor) -> None:
         if self._hooks and module.require_backward_grad_sync and parameter.grad is not None:
             self.report.attempt(self._copy, bucket, place, parameter.grad)
 
@@ -124,14 +124,14 @@ class _Probe:
             with torch.no_grad():
                 bucket.copies[place] = gradient.detach().clone()
                 if len(bucket.copies) == len(bucket.parameters):
-                    self._rows += self._measured(bucket)
+                    self._rows += self._measure(bucket)
                     bucket.copies = {}
         except Exception:
             bucket.copies = {}
             self.end()  # one failure is enough
             raise
 
-    def _measured(self, bucket: _Bucket) -> list[dict[str, Any]]:
+    def _measure(self, bucket: _Bucket) -> list[dict[str, Any]]:
         flat = torch.cat([bucket.copies[place].reshape(-1) for place in range(len(bucket.parameters))])
         norm = _sum_of_squares(flat)
         rows = []
@@ -164,7 +164,7 @@ def measure_codecs(report: ChangeReport, recorder: Recorder, arguments: dict[str
     from torch.nn.parallel import DistributedDataParallel
 
     report.missing = "the job wraps no module in DistributedDataParallel"
-    probe = _Probe(report, recorder)
+    probe = _CodecProbe(report, recorder)
     patch(DistributedDataParallel, "__init__", after=lambda module: probe.modules.append(weakref.ref(module)))
     recorder.listen("step", probe.on_step)
     recorder.listen("end", lambda: report.attempt(probe.end))
@@ -192,7 +192,7 @@ def _low_rank(rank: int) -> _Coding:
                 continue
             matrix = part.reshape(part.shape[0], -1)
             q = bucket.kept.get((rank, place))
-            q = _start(matrix, rank) if q is None else q
+            q = _random_start(matrix, rank) if q is None else q
             p = torch.linalg.qr(matrix @ q)[0]
             bucket.kept[rank, place] = matrix.T @ p
             made.append((p, bucket.kept[rank, place]))
@@ -205,7 +205,7 @@ def _low_rank(rank: int) -> _Coding:
     return _Coding(encode, decode)
 
 
-def _start(matrix: torch.Tensor, rank: int) -> torch.Tensor:
+def _random_start(matrix: torch.Tensor, rank: int) -> torch.Tensor:
     # A separate generator leaves the job's random numbers unchanged.
     generator = torch.Generator(device=matrix.device).manual_seed(rank)
     return torch.randn(matrix.shape[1], min(*matrix.shape, rank), device=matrix.device, generator=generator)
@@ -275,7 +275,7 @@ class _Sensitivity:
             return
         for model in self.models:
             self._weights |= weights_of(model)
-            self._hooks.append(model.register_forward_pre_hook(self._called, with_kwargs=True))
+            self._hooks.append(model.register_forward_pre_hook(self._on_call, with_kwargs=True))
         for name, weight in self._weights.items():
             noting = functools.partial(self._note_gradient, name)
             self._hooks.append(weight.register_post_accumulate_grad_hook(noting))
@@ -283,15 +283,15 @@ class _Sensitivity:
             self._begun = True
             self.report.applied(f"{len(self._weights)} weights")
 
-    def _called(self, _model: Any, args: Any, kwargs: Any) -> None:
+    def _on_call(self, _model: Any, args: Any, kwargs: Any) -> None:
         sizes = [argument.shape[0] for argument in tree_leaves((args, kwargs)) if _is_batch(argument)]
         self._samples = sizes[0] if sizes else 1
 
     def _note_gradient(self, name: str, weight: torch.Tensor) -> None:
         if self._begun and weight.grad is not None:
-            self.report.attempt(self._square, name, weight.grad)
+            self.report.attempt(self._add_square, name, weight.grad)
 
-    def _square(self, name: str, gradient: torch.Tensor) -> None:
+    def _add_square(self, name: str, gradient: torch.Tensor) -> None:
         self._fisher.setdefault(name, []).append(self._samples * _sum_of_squares(gradient))
 
     def before_backward(self, loss: Any, gradients: Any) -> None:
@@ -300,7 +300,7 @@ class _Sensitivity:
         if not (self._begun and is_number) or gradients is not None or is_within_backward():
             return
         self._losses.append(float(loss.detach()))
-        reason = self.watched or _foreign(loss)
+        reason = self.watched or _foreign_operator(loss)
         if reason:
             self.watched = reason
             return
@@ -339,7 +339,7 @@ class _Sensitivity:
             {
                 **facts,
                 "precision": precision,
-                "square_error": _sum_of_squares(rounded(weight, precision) - weight),
+                "square_error": _sum_of_squares(round_to(weight, precision) - weight),
             }
             for precision in PRECISIONS
         ]
@@ -426,7 +426,7 @@ def _signs(like: torch.Tensor, seed: int, number: int) -> torch.Tensor:
     return torch.randint(0, 2, like.shape, device=like.device, generator=generator).to(like.dtype) * 2 - 1
 
 
-def _foreign(loss: torch.Tensor) -> str:
+def _foreign_operator(loss: torch.Tensor) -> str:
     """Return why second derivatives would call code that is not PyTorch's; empty where they would not."""
     seen: set[Any] = set()
     waiting = [loss.grad_fn]
@@ -445,7 +445,7 @@ def _is_batch(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0
 
 
-def rounded(weight: torch.Tensor, precision: str) -> torch.Tensor:
+def round_to(weight: torch.Tensor, precision: str) -> torch.Tensor:
     """Return a weight rounded to a precision: fp8 (E4M3) with one scale, int8 with one for each output."""
     weight = weight.detach()
     if precision in HALVES:

@@ -78,21 +78,23 @@ def _compression(report: ChangeReport, module: Any, to: str = "", **more: Any) -
     if more.get("planned") and not planned_buckets(module):
         return  # refused for this module
     if "buckets" in more:
-        module.register_comm_hook(module.process_group, _by_bucket(report, module, **more))
+        module.register_comm_hook(module.process_group, _hook_by_bucket(report, module, **more))
     elif to == "nothing":
         module.broadcast_buffers = False
-        module.register_comm_hook(None, _keep)
+        module.register_comm_hook(None, _keep_local)
     elif to == "powersgd":
         _power_sgd(module, **more)
     elif to == "topk":
         module.register_comm_hook(None, top_k(module.process_group, **more))
     elif pattern:
-        module.register_comm_hook(module.process_group, _of_layers(report, module, _half(to), pattern))
+        module.register_comm_hook(
+            module.process_group, _hook_of_layers(report, module, _half_hook(to), pattern)
+        )
     else:
-        module.register_comm_hook(module.process_group, _half(to))
+        module.register_comm_hook(module.process_group, _half_hook(to))
 
 
-def _by_bucket(
+def _hook_by_bucket(
     report: ChangeReport, module: Any, buckets: list[dict[str, Any]], planned: bool = False
 ) -> Hook:
     """Return a hook that reduces each bucket, known by the names of its parameters, as chosen for it.
@@ -112,11 +114,11 @@ def _by_bucket(
             states[key] = powerSGD_hook.PowerSGDState(group, choice["rank"], start_powerSGD_iter=2)
             hooks[key] = functools.partial(_with_state, powerSGD_hook.powerSGD_hook, states[key])
         elif to == "topk":
-            hooks[key] = _largest(group, choice["share"])
+            hooks[key] = _largest_hook(group, choice["share"])
         elif "pieces" in choice:
             hooks[key] = in_pieces(group, choice["pieces"], to)
         else:
-            hooks[key] = _half(to) if to else default_hooks.allreduce_hook
+            hooks[key] = _half_hook(to) if to else default_hooks.allreduce_hook
         report.applied(f"{_in_words(choice)}: gradients of {choice['names'][0]} to {choice['names'][-1]}")
 
     def chosen(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -157,7 +159,7 @@ def _after_plain_steps(group: Any, hook: Hook) -> Hook:
     return later
 
 
-def _half(to: str) -> Hook:
+def _half_hook(to: str) -> Hook:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     hooks: dict[str, Hook] = {"fp16": default_hooks.fp16_compress_hook, "bf16": _bf16}
@@ -191,17 +193,17 @@ def in_pieces(group: Any, pieces: int, to: str) -> Hook:
     return hook
 
 
-def _keep(_state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def _keep_local(_state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """Leave gradients as they are on this rank, like PyTorch's `noop_hook`."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
-_keep.__annotations__ = {}
+_keep_local.__annotations__ = {}
 
 
-def _of_layers(report: ChangeReport, module: Any, hook: Hook, pattern: str) -> Hook:
+def _hook_of_layers(report: ChangeReport, module: Any, hook: Hook, pattern: str) -> Hook:
     """Return a hook for buckets whose parameters all match; other buckets are reduced as they are."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -242,10 +244,10 @@ def top_k(group: Any, share: float) -> Hook:
         group: the process group that reduces; None is the default one.
         share: of a bucket's gradients that is exchanged, 0 to 1.
     """
-    return _after_plain_steps(group, _largest(group, share))
+    return _after_plain_steps(group, _largest_hook(group, share))
 
 
-def _largest(group: Any, share: float) -> Hook:
+def _largest_hook(group: Any, share: float) -> Hook:
     left: dict[int, torch.Tensor] = {}
     num_ranks = dist.get_world_size(group)
 
@@ -256,12 +258,12 @@ def _largest(group: Any, share: float) -> Hook:
         indices = gradients.abs().topk(max(round(share * gradients.numel()), 1), sorted=False).indices
         values = gradients[indices]
         left[bucket.index()] = gradients.index_fill(0, indices, 0.0)
-        return _gathered(group, num_ranks, indices.to(torch.int32), values, gradients)
+        return _mean_of_sparse(group, num_ranks, indices.to(torch.int32), values, gradients)
 
     return hook
 
 
-def _gathered(
+def _mean_of_sparse(
     group: Any, num_ranks: int, indices: torch.Tensor, values: torch.Tensor, into: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
     """Return the mean over ranks of tensors whose non-zero elements are `values` at `indices`."""

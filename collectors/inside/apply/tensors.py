@@ -27,7 +27,7 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
     report.missing = "the job wraps no module in DistributedDataParallel"
 
     def choose(module: Any, parameters: list[Any], sparse: list[bool]) -> Buckets:
-        buckets = assigned(module, parameters, sparse, planned)
+        buckets = assign_parameters(module, parameters, sparse, planned)
         report.applied(f"DDP of {type(module.module).__name__}: {len(buckets)} reductions")
         return buckets
 
@@ -43,7 +43,7 @@ def install(report: ChangeReport, recorder: Recorder, arguments: dict[str, Any])
         install_hook(report, recorder, {"buckets": buckets, "planned": True})
 
 
-def assigned(
+def assign_parameters(
     module: Any, parameters: list[Any], sparse: list[bool], planned: list[dict[str, Any]]
 ) -> Buckets:
     """Return the indices of the parameters of each planned reduction.

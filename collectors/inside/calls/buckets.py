@@ -126,18 +126,18 @@ def of_ddp(module: Any) -> dict[str, Any]:
     members = (
         members
         or planned_buckets(module)
-        or _assigned(module, [parameter for _, parameter in reduced], sizes)
+        or _assign_again(module, [parameter for _, parameter in reduced], sizes)
         or [[] for _ in sizes]
     )
     hook = str(said.get("comm_hook") or "")
     buckets = []
     for size, parameters in zip(sizes, members):
         within = [reduced[index] for index in parameters]
-        buckets.append({"bytes": size, "parameters": parameters, "hook": hook, **_described(within)})
+        buckets.append({"bytes": size, "parameters": parameters, "hook": hook, **_describe(within)})
     return {"source": "DDP logging data", "buckets": buckets}
 
 
-def _assigned(module: Any, parameters: list[Any], sizes: list[int]) -> list[list[int]]:
+def _assign_again(module: Any, parameters: list[Any], sizes: list[int]) -> list[list[int]]:
     """Return the parameters of buckets that are never rebuilt (`find_unused_parameters`), unlogged by DDP.
 
     DDP's own function assigns them again; empty if that does not give buckets of the same sizes.
@@ -150,7 +150,7 @@ def _assigned(module: Any, parameters: list[Any], sizes: list[int]) -> list[list
     return []
 
 
-def _described(named: list[tuple[str, Any]]) -> dict[str, Any]:
+def _describe(named: list[tuple[str, Any]]) -> dict[str, Any]:
     return {
         "names": [name for name, _ in named],
         "parameter_bytes": [bytes_of(parameter) for _, parameter in named],

@@ -79,7 +79,7 @@ class Flight:
         self.dumps.groups.forget()
         self._rings: list[Ring] = []
         self._levels: dict[str, RingProgress] = {}
-        self._owed: set[str] = set()  # rings that could not be dumped when they were due
+        self._overdue: set[str] = set()  # rings that could not be dumped when they were due
         self._looks: dict[str, tuple[float, int]] = {}  # time and counted calls of the latest look
         self._pause_s = SHORTEST_S
         self._counts: dict[str, int] = {}
@@ -88,19 +88,19 @@ class Flight:
         self._shown_to: dict[str, tuple[int, int]] = {}  # last calls at the latest two requests
         self._said: dict[str, int] = {}
         self._stalled_s = STALL_S
-        self._whole = False
+        self._is_complete = False
         self._lock = allocate_lock()
-        self._held = False
+        self._has_lock = False
         self._wake = Bell()
         self._thread: Thread | None = None
 
     def before_fork(self) -> None:
         """Keep other threads from dumping during a fork; stop waiting for them after `STALL_S`."""
-        self._held = self._lock.acquire(True, STALL_S)
+        self._has_lock = self._lock.acquire(True, STALL_S)
 
     def after_fork(self) -> None:
         """Let the threads of the parent dump again."""
-        if self._held:
+        if self._has_lock:
             self._lock.release()
 
     def on_open(self) -> None:
@@ -135,13 +135,13 @@ class Flight:
         thread, self._thread = self._thread, None
         wake, self._wake = self._wake, Bell()
         wake.ring()
-        self._whole = thread is None or thread.join(STALL_S)
-        if self._whole:
+        self._is_complete = thread is None or thread.join(STALL_S)
+        if self._is_complete:
             self.save(must=True)
 
     def on_exit(self) -> None:
         """Mark the dumps as complete: no call follows those that were saved."""
-        if self._whole and self._recorder.folder is not None:
+        if self._is_complete and self._recorder.folder is not None:
             self._recorder.write_file(LAST, b"")
 
     def save(self, name: str = "", must: bool = False) -> bool:
@@ -177,7 +177,7 @@ class Flight:
                 self._shown_to[ring.name] = latest, last
                 since = min(before, last - LATEST) if still else before
                 with suppress(OSError):  # on a full disk only the observer misses something
-                    self._show(f"{SHOWN}{ring.name}.json", shortened(content, since))
+                    self._show(f"{SHOWN}{ring.name}.json", shorten_dump(content, since))
 
     def _show(self, name: str, content: bytes) -> None:
         """Write a dump for an observer; if it equals the previous one, update only the time of the file.
@@ -206,7 +206,7 @@ class Flight:
             full = [ring for ring in self._rings if self._is_half_new(ring, enqueued[ring.name])]
             wanted = [ring for ring in self._rings if ring not in full and (asked or self._is_wanted(ring))]
             self._save(full, must=True)
-            self._owed = self._save(wanted)
+            self._overdue = self._save(wanted)
             rate = max((self._rate(ring, enqueued[ring.name]) for ring in self._rings), default=0.0)
         pause_s = min(self._half / 2 / max(rate, 1.0), 2 * self._pause_s, LONGEST_S)
         self._pause_s = max(pause_s, SHORTEST_S)
@@ -225,7 +225,7 @@ class Flight:
 
     def _is_wanted(self, ring: Ring) -> bool:
         since_s = time.monotonic() - self._levels[ring.name].at_s
-        return ring.name in self._owed or since_s > self._recorder.calls_saved_each_s
+        return ring.name in self._overdue or since_s > self._recorder.calls_saved_each_s
 
     def _rate(self, ring: Ring, enqueued: int) -> float:
         """Return calls per second: since the previous dump, or as counted since the latest look, if more."""
@@ -511,7 +511,7 @@ def last_record(dump: bytes) -> int:
     return int(digits) if place >= 0 and digits.strip().isdigit() else -1
 
 
-def shortened(dump: bytes, last: int) -> bytes:
+def shorten_dump(dump: bytes, last: int) -> bytes:
     """Return a dump as JSON from the first call that is unfinished or after `last` on, at least one.
 
     JSON is cut as text.

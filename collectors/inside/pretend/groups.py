@@ -139,7 +139,7 @@ def _install(recorder: Recorder, rank: int, world: int, refusal: PretendedRefusa
                 setattr(module, name, wrap(getattr(module, name)))
     dist.get_backend = groups.asked(dist.get_backend)
     for name in _EXPLICIT:
-        setattr(dist, name, _followed(getattr(dist, name), received))
+        setattr(dist, name, _follow_results(getattr(dist, name), received))
     for name in ("monitored_barrier",):
         for module in (distributed_c10d, dist):
             setattr(module, name, lambda *_, **__: None)
@@ -150,7 +150,7 @@ def _install(recorder: Recorder, rank: int, world: int, refusal: PretendedRefusa
     recorder.listen("end", calls.save)
 
 
-def _followed(original: Callable[..., Any], received: Received) -> Callable[..., Any]:
+def _follow_results(original: Callable[..., Any], received: Received) -> Callable[..., Any]:
     """Return a function of the script's whose results are followed."""
 
     @functools.wraps(original)
@@ -196,7 +196,7 @@ class Objects:
         group_dst: Any = None, **_: Any,
     ) -> None:  # fmt: skip
         self.gathered = True
-        if object_gather_list is not None and dist.get_rank() == _global(dst, group_dst, group):
+        if object_gather_list is not None and dist.get_rank() == _global_rank(dst, group_dst, group):
             for index in range(dist.get_world_size(group)):
                 object_gather_list[index] = _copy(obj)
 
@@ -204,7 +204,7 @@ class Objects:
         self, object_list: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
         **_: Any,
     ) -> None:  # fmt: skip
-        root = _global(src, group_src, group)
+        root = _global_rank(src, group_src, group)
         key = self._key("broadcast", group, root)
         if dist.get_rank() == root:
             self._mailbox.leave(key, list(object_list))
@@ -220,7 +220,7 @@ class Objects:
         group_src: Any = None,
         **_: Any,
     ) -> None:
-        root = _global(src, group_src, group)
+        root = _global_rank(src, group_src, group)
         key = self._key("scatter", group, root)
         if dist.get_rank() == root:
             self._mailbox.leave(key, list(given))
@@ -233,7 +233,7 @@ class Objects:
         self, object_list: Any, dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None,
         **_: Any,
     ) -> None:  # fmt: skip
-        to = _global(dst, group_dst, group)
+        to = _global_rank(dst, group_dst, group)
         self._mailbox.leave(self._key("message", group, dist.get_rank(), to), list(object_list))
 
     def _recv(
@@ -242,7 +242,7 @@ class Objects:
     ) -> int:  # fmt: skip
         if src is None and group_src is None:
             self._refusal.refuse("recv_object_list from any rank", "which rank would send first is unknown")
-        sender = _global(src, group_src, group)
+        sender = _global_rank(src, group_src, group)
         key = self._key("message", group, sender, dist.get_rank())
         object_list[:] = self._fetch(f"recv_object_list from rank {sender}", key, sender)
         return sender
@@ -261,7 +261,7 @@ class Objects:
         return self._mailbox.fetch(key, sender)
 
 
-def _global(rank: Any, in_group: Any, group: Any) -> int:
+def _global_rank(rank: Any, in_group: Any, group: Any) -> int:
     """Return a global rank, given as such or by its place in a group; 0 where neither is given."""
     if in_group is None:
         return int(rank or 0)
@@ -360,12 +360,14 @@ class PretendedAnswers:
         return {
             "allreduce_": lambda tensors, group, *_, **__: (
                 tensors,
-                self._same("all_reduce", group, tensors),
+                self._answer_unchanged("all_reduce", group, tensors),
             ),
-            "allreduce_coalesced_": lambda tensors, group, *_, **__: self._same("all_reduce", group, tensors),
+            "allreduce_coalesced_": lambda tensors, group, *_, **__: self._answer_unchanged(
+                "all_reduce", group, tensors
+            ),
             "broadcast_": self._broadcast,
-            "reduce_": lambda tensors, group, *_, **__: self._same("reduce", group, tensors),
-            "barrier": lambda tensor, group, *_, **__: self._same("barrier", group, []),
+            "reduce_": lambda tensors, group, *_, **__: self._answer_unchanged("reduce", group, tensors),
+            "barrier": lambda tensor, group, *_, **__: self._answer_unchanged("barrier", group, []),
             "monitored_barrier_": lambda tensor, group, *_, **__: None,
             "allgather_": self._all_gather,
             "_allgather_base_": self._all_gather_base,
@@ -411,12 +413,12 @@ class PretendedAnswers:
         call["ended_ns"] = time.time_ns()
         return work.boxed()
 
-    def _same(self, op: str, group: Any, tensors: Sequence[Any]) -> Any:
+    def _answer_unchanged(self, op: str, group: Any, tensors: Sequence[Any]) -> Any:
         return self._answer(op, group, tensors, tensors)
 
     def _broadcast(self, tensors: Any, group: Any, root: int, *_: Any, **__: Any) -> Any:
         def fill(of: Members, index: int) -> bool:
-            return self._passed("broadcast", tensors, of, of.ranks[root], index == root)
+            return self._pass_integers("broadcast", tensors, of, of.ranks[root], index == root)
 
         return tensors, self._answer("broadcast", group, tensors, tensors, fill)
 
@@ -484,18 +486,18 @@ class PretendedAnswers:
 
     def _send(self, tensors: Any, group: Any, to: int, *_: Any, **__: Any) -> Any:
         def fill(of: Members, index: int) -> bool:
-            return self._passed(f"to {of.ranks[to]}", tensors, of, of.ranks[index], True)
+            return self._pass_integers(f"to {of.ranks[to]}", tensors, of, of.ranks[index], True)
 
         return self._answer("send", group, tensors, [], fill, peer=to)
 
     def _recv(self, tensors: Any, group: Any, sender: int, *_: Any, **__: Any) -> Any:
         def fill(of: Members, index: int) -> bool:
             _constant(tensors)
-            return self._passed(f"to {of.ranks[index]}", tensors, of, of.ranks[sender], False)
+            return self._pass_integers(f"to {of.ranks[index]}", tensors, of, of.ranks[sender], False)
 
         return self._answer("recv", group, [], tensors, fill, peer=sender)
 
-    def _passed(self, what: str, tensors: Any, of: Members, sender: int, is_sender: bool) -> bool:
+    def _pass_integers(self, what: str, tensors: Any, of: Members, sender: int, is_sender: bool) -> bool:
         """Pass on small tensors of integers, by which scripts decide, as pipelines do by their votes.
 
         Args:

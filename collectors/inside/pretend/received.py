@@ -50,7 +50,7 @@ def _number(value: float, call: str, refuse: Callable[[str, str], None]) -> Rece
     return number
 
 
-def _computing(name: str) -> Callable[..., Any]:
+def _make_arithmetic(name: str) -> Callable[..., Any]:
     original = getattr(float, name)
 
     def compute(self: ReceivedNumber, *others: Any) -> Any:
@@ -60,7 +60,7 @@ def _computing(name: str) -> Callable[..., Any]:
     return compute
 
 
-def _deciding(name: str) -> Callable[..., Any]:
+def _make_refusing(name: str) -> Callable[..., Any]:
     original = getattr(float, name)
 
     def decide(self: ReceivedNumber, *others: Any) -> Any:
@@ -70,7 +70,7 @@ def _deciding(name: str) -> Callable[..., Any]:
     return decide
 
 
-def _asking(original: Callable[..., bool]) -> Callable[..., bool]:
+def _make_question(original: Callable[..., bool]) -> Callable[..., bool]:
     """Return a question of `math` that refuses such numbers."""
 
     @functools.wraps(original)
@@ -85,9 +85,9 @@ def _asking(original: Callable[..., bool]) -> Callable[..., bool]:
 
 WHY = "the script makes a decision from values of other ranks, which do not exist"
 for _name in _ARITHMETIC:
-    setattr(ReceivedNumber, _name, _computing(_name))
+    setattr(ReceivedNumber, _name, _make_arithmetic(_name))
 for _name in _COMPARISONS:
-    setattr(ReceivedNumber, _name, _deciding(_name))
+    setattr(ReceivedNumber, _name, _make_refusing(_name))
 setattr(ReceivedNumber, "__hash__", float.__hash__)  # noqa: B010 - else it would have none
 
 
@@ -109,7 +109,7 @@ class Received:
         for name in ("__repr__", "__format__"):
             self._show(name)
         for name in _QUESTIONS:
-            setattr(math, name, _asking(getattr(math, name)))
+            setattr(math, name, _make_question(getattr(math, name)))
 
     def mark(self, tensors: Any, call: str) -> None:
         """Mark tensors as filled by a call.

@@ -23,12 +23,12 @@ from ..files import ACTOR, BUSY, FAILED, OwnDescriptor, append_lines, write_whol
 from ..recorder import Recorder
 from ..threads import get_native_id
 from ..unseen import attributes, traceback_of
-from .exits import raised
+from .exits import describe_exception
 
 MODULE = "ray._private.worker"
 WORKER = 1  # the mode of a process that runs tasks and actors; drivers have others
 SHORTEST_NS = 3_000_000  # a shorter call is not a phase of a job; recording one takes 30 us
-MOST = 200_000  # calls that are recorded
+MAX_CALLS = 200_000  # calls that are recorded
 SAVED_EACH_S = 5.0
 _module_of = type.__dict__["__module__"].__get__
 _name_of = type.__dict__["__name__"].__get__
@@ -82,13 +82,15 @@ class Actor:
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, Exception):  # not where the actor exits
-            said = raised(type(error), error, traceback_of(error))
+            said = describe_exception(type(error), error, traceback_of(error))
             name = self._path.stem.replace(ACTOR, FAILED, 1)
             write_whole(self._path.with_name(f"{name}.json"), json.dumps(said).encode())
 
     def _note(self, actor: tuple[object, ...], method: str, begun_ns: int) -> None:
         kind = type(actor[0]) if actor else object
-        if self._noted >= MOST or str(_module_of(kind)).startswith("ray."):  # Ray's own, such as Ray Train's
+        if self._noted >= MAX_CALLS or str(_module_of(kind)).startswith(
+            "ray."
+        ):  # Ray's own, such as Ray Train's
             return
         call = {"name": f"{_name_of(kind)}.{method}", "start_ns": begun_ns, "end_ns": time.time_ns()}
         append_lines(self._path, json.dumps(call | {"tid": get_native_id()}))

@@ -97,7 +97,7 @@ class Exits:
             return
         self.note(1, -1)
         self._recorder.on_raise(error, place)
-        content = json.dumps(raised(kind, error, place)).encode()
+        content = json.dumps(describe_exception(kind, error, place)).encode()
         if self._recorder.folder is not None:
             self._recorder.write_file(RAISED, content)
         else:  # it fails before it trains
@@ -168,7 +168,7 @@ def install(recorder: Recorder) -> None:
     if os.getpid() == recorder.config.get("pid"):  # the process that was started as the job
         recorder.call(exits.keep_exit_code, recorder.launch / EXIT)
     for name in ("execv", "execve"):  # other functions of `os` call these
-        wrap(os, name, lambda original: _replacing(recorder, exits, original))
+        wrap(os, name, lambda original: _wrap_exec(recorder, exits, original))
         setattr(posix, name, getattr(os, name))  # where `pickle` looks for it
     patch(os, "_exit", before=lambda *code: recorder.call(exits.on_quit, *code), also=(posix,))
     _install_excepthook(recorder, exits)
@@ -185,7 +185,7 @@ def install(recorder: Recorder) -> None:
     patch(multiprocessing.process.BaseProcess, "join", after=after_join)
 
 
-def _replacing(recorder: Recorder, exits: Exits, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_exec(recorder: Recorder, exits: Exits, original: Callable[..., Any]) -> Callable[..., Any]:
     def replace(path: Any, words: Any, *environment: Any) -> None:
         recorder.call(exits.on_replace, path, words)
         try:
@@ -209,7 +209,9 @@ def _install_excepthook(recorder: Recorder, exits: Exits) -> None:
     sys.excepthook = excepthook
 
 
-def raised(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> dict[str, Any]:
+def describe_exception(
+    kind: type[BaseException], error: BaseException, place: TracebackType | None
+) -> dict[str, Any]:
     """Return an exception as recorded: its time, type and calls, and the first line of its message, masked.
 
     If the message quotes another process's traceback, as from `torch.multiprocessing.spawn` and workers of a

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from .. import environment
 from ..files import MEMORY, append_lines
-from ..patching import uncompiled
+from ..patching import run_uncompiled
 from ..recorder import Recorder
 from ..threads import is_main_thread
 from ..torch_internals import is_within_backward, on_refused_allocation
@@ -105,7 +105,7 @@ class RefusedAllocations:
         line = {"time_ns": time.time_ns(), "device": device, "phase": phase, "module": module}
         line |= sizes | {"calls": "\n".join(calls), "kinds": [], "names": [], "bytes": []}
         with suppress(Exception):  # of a module, a tensor or an optimizer of the job's own class
-            line |= filled(device)
+            line |= describe_memory(device)
         folder = self._recorder.folder
         if folder is not None:
             append_lines(folder / MEMORY, json.dumps(line))
@@ -155,7 +155,7 @@ def _self_of(frame: FrameType) -> Any:
     return owner
 
 
-def filled(device: int) -> dict[str, Any]:
+def describe_memory(device: int) -> dict[str, Any]:
     """Return what holds the memory of a device, as columns of `out_of_memory`.
 
     Args:
@@ -286,7 +286,7 @@ def install(recorder: Recorder) -> None:
     refused = RefusedAllocations(recorder)
 
     def observe(*facts: int) -> None:
-        uncompiled(recorder.call, refused.on_refused, *facts)
+        run_uncompiled(recorder.call, refused.on_refused, *facts)
 
     on_refused_allocation(observe, recorder.call)
     recorder.listen("raise", refused.on_raise)

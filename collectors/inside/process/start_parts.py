@@ -24,7 +24,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..files import PARTS, append_lines
-from ..main_thread import is_of_a_handler
+from ..main_thread import is_from_signal_handler
 from ..patching import wrap
 from ..recorder import ENOUGH, Recorder
 from ..threads import is_main_thread
@@ -122,7 +122,7 @@ class ImportWatch:
         try:
             spec = PathFinder.find_spec(name, path, target)
         except Exception as error:  # importlib asks again, and the job sees what that raises
-            if is_of_a_handler(error):
+            if is_from_signal_handler(error):
                 raise
             return None
         if type(spec) is ModuleSpec:

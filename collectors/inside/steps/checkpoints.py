@@ -84,12 +84,12 @@ class Checkpoints:
         if not callable(original):
             return False
         if original not in self._watching.values():  # else it was taken from a module that is patched
-            watched = self._watching.get(original) or self._watched(original, name, kind)
+            watched = self._watching.get(original) or self._wrap(original, name, kind)
             self._watching[original] = watched
             setattr(module, name, watched)
         return True
 
-    def _watched(self, original: Any, name: str, kind: str) -> Any:
+    def _wrap(self, original: Any, name: str, kind: str) -> Any:
         source = f"{getattr(original, '__module__', '')}.{name}"
 
         @functools.wraps(original)

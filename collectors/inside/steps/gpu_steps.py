@@ -140,7 +140,7 @@ class GpuSteps:
         with device.selected():
             passes = self._waiting[-1].passes
             if len(passes) < MAX_MARKS and not captures.is_capturing_here():
-                passes.append(PassEvent(*self._recorded(device), time_ns))
+                passes.append(PassEvent(*self._record_event(device), time_ns))
 
     def _is_capturing(self) -> bool:
         """Return whether a graph is captured on the selected device: then a gap begins."""
@@ -192,10 +192,10 @@ class GpuSteps:
         if self._is_full:  # half of them have to be free again: events of single boundaries time no step
             self._is_gap = True
             return
-        waiting.append(StepEvent(*self._recorded(device), time.time_ns(), step, is_end, []))
+        waiting.append(StepEvent(*self._record_event(device), time.time_ns(), step, is_end, []))
         self._is_gap, self._thread = False, get_ident()
 
-    def _recorded(self, device: DeviceApi) -> tuple[Any, int]:
+    def _record_event(self, device: DeviceApi) -> tuple[Any, int]:
         """Record an event on this thread's current stream; return it and the stream."""
         stream = device.current_stream()
         event = self._free.pop() if self._free else device.event()

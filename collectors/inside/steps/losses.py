@@ -24,7 +24,7 @@ import torch
 from .. import captures, records
 from ..recorder import Recorder
 from ..torch_internals import NO_TASK, task_reader
-from ..unseen import defined, unseen
+from ..unseen import find_in_class, unseen
 
 SLOTS = 1024  # numbers that a device has yet to deliver; beyond these, others are left out
 NONE_YET = 0x7FA5A5A5  # the bits of a NaN that no computation makes
@@ -47,14 +47,14 @@ class Delivered:
     """Memory that devices copy numbers into, and that is read without a call of torch or of a device."""
 
     def __init__(self) -> None:
-        self._bits = self._made()
+        self._bits = self._pinned_memory()
         self._numbers = self._bits.view(torch.float32)
         self._seen = (ctypes.c_uint32 * SLOTS).from_address(self._bits.data_ptr())
         self._waiting: deque[tuple[int, Noted]] = deque()
         self._next = itertools.count()
 
     @staticmethod
-    def _made() -> Any:
+    def _pinned_memory() -> Any:
         """Return pinned memory: a copy into any other waits."""
         return torch.full((SLOTS,), NONE_YET, dtype=torch.int32, device="cpu", pin_memory=True)
 
@@ -119,9 +119,9 @@ class Losses:
     def _note(self, kind: int, number: Any) -> None:
         if type(number) is not torch.Tensor:
             # Of a tensor sharded over ranks, this rank's part: the whole would take communication.
-            part, _ = defined(type(number), "_local_tensor")
+            part, _ = find_in_class(type(number), "_local_tensor")
             number = part.__get__(number) if type(part) is MemberDescriptorType else number
-            if defined(type(number), "__torch_dispatch__")[1] is not torch.Tensor:
+            if find_in_class(type(number), "__torch_dispatch__")[1] is not torch.Tensor:
                 return
         if unseen(torch.Tensor.numel, number) != 1:
             return

@@ -27,7 +27,7 @@ class NamedFunction:
         """Keep the name of the function, which need not exist yet."""
         self._recorder = recorder
         self._target = target
-        self._module, _, self._path = target.partition(":")
+        self._find_module, _, self._path = target.partition(":")
         self._original: Any = None
 
     def look(self) -> None:
@@ -35,7 +35,7 @@ class NamedFunction:
         if self._original is not None:
             return
         *path, name = self._path.split(".")
-        owner = _module(self._module)
+        owner = _find_module(self._find_module)
         for part in path:
             owner = getattr(owner, part, None)
         if not callable(getattr(owner, name, None)):
@@ -87,7 +87,7 @@ def install(recorder: Recorder) -> None:
         recorder.listen("end", function.on_end)
 
 
-def _module(name: str) -> Any:
+def _find_module(name: str) -> Any:
     """Return a module by its name; the script also by its file's name, or as given to `python -m`."""
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)

@@ -39,12 +39,12 @@ def install(recorder: Recorder) -> None:
             patch(context, "__enter__", before=functools.partial(recorder.call, enter))
             patch(context, "__exit__", before=functools.partial(recorder.call, leave))
         if hasattr(trainer, "training_step"):
-            wrap(trainer, "training_step", _ranged)
+            wrap(trainer, "training_step", _mark_range)
 
     recorder.on_import(MODULE, look)
 
 
-def _ranged(original: Any) -> Any:
+def _mark_range(original: Any) -> Any:
     def ranged(*args: Any, **kwargs: Any) -> Any:
         with record_function(TRAINING):
             return original(*args, **kwargs)

@@ -26,7 +26,7 @@ from dpro.detect.findings_log import LoggedFinding, logged_findings
 from dpro.detect.machine.telemetry import ORDER, PCI, gpus_of_ranks
 from dpro.documents import Document, DocumentPart
 from dpro.replay.job_kind import JobKind, kind_of
-from dpro.replay.mesh import Axis, in_words, mesh_of_run
+from dpro.replay.mesh import Axis, mesh_in_words, mesh_of_run
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, SPANS, WORKERS
 from dpro.store import AppliedChange, Run
 from dpro.units import format_bytes, us
@@ -303,7 +303,7 @@ def layout_document(run: Run) -> MeshDocument:
     """Return the layout of the ranks of a run."""
     mesh = mesh_of_run(run)
     return MeshDocument(
-        in_words(mesh),
+        mesh_in_words(mesh),
         list(mesh.axes),
         {str(rank): list(place) for rank, place in sorted(mesh.coordinates.items())},
         mesh.source,

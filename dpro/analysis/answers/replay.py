@@ -336,7 +336,7 @@ def _clocks(analysis: Analysis) -> list[HostClock]:
 def _critical_path(analysis: Analysis, chosen: pl.DataFrame | None) -> list[PathPart]:
     return [
         PathPart(row["rank"], row["name"], row["kind"], ms(row["duration_ns"]))
-        for row in deciding_work(analysis, chosen).iter_rows(named=True)
+        for row in critical_work(analysis, chosen).iter_rows(named=True)
     ]
 
 
@@ -352,7 +352,7 @@ def start_misses(analysis: Analysis) -> pl.DataFrame:
     return counted(judged_starts(timeline, has_gpu_work(built.graph)))
 
 
-def deciding_work(analysis: Analysis, steps: pl.DataFrame | None = None) -> pl.DataFrame:
+def critical_work(analysis: Analysis, steps: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return the work on the critical path, with columns of `dpro.replay.timeline.critical_path`.
 
     Args:

@@ -29,7 +29,7 @@ from dpro.analysis.cached import cached
 from dpro.analysis.end import JobEnd
 from dpro.analysis.graphs import condensed_job, fingerprint, why_too_large
 from dpro.analysis.mean_step import inputs_per_s
-from dpro.analysis.predictions import as_tried, of_steps, predict_edits
+from dpro.analysis.predictions import calibrated, predict_edits, trust_and_baseline
 from dpro.cache import cache_folder, keep_latest
 from dpro.documents import Document, DocumentPart, finite, plain
 from dpro.errors import DproError, Unanswerable
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from dpro.replay.whatif.predict import Prediction
 
 FACTORS = (2, 4)
-ANOTHER_TIME = 0.05  # share of a step: a larger difference of steps outside deep windows is reported
+MIN_DIFFERENCE = 0.05  # share of a step: a larger difference of steps outside deep windows is reported
 UNLIMITED_GB = 1e6  # so that edits are not refused: `ParetoPoint.fits` says whether the memory suffices
 
 
@@ -340,8 +340,8 @@ def what_if(
         Unanswerable: the run has no whole step.
     """
     whole = analysis
-    analysis = _looked_at(whole, edits)
-    trust, baseline = of_steps(analysis, selection)
+    analysis = _analysis_for(whole, edits)
+    trust, baseline = trust_and_baseline(analysis, selection)
     if edits:
         result = _predicted(analysis, edits, selection)
         result = dataclasses.replace(result, refused=_with_own_reasons(result.refused, analysis))
@@ -403,20 +403,20 @@ def search_of_all(
     """
     if analysis.end.hung:
         return SearchResult([], [], [], [])
-    analysis = _looked_at(analysis, ())
-    trust, baseline = of_steps(analysis, selection)
+    analysis = _analysis_for(analysis, ())
+    trust, baseline = trust_and_baseline(analysis, selection)
     budget = BUDGET if budget is None else budget
     explorer = _explored_elsewhere if elsewhere else explored
     search = partial(explorer, analysis, budget, progress, trust, baseline)
-    result = searched(analysis, selection, budget, search)
+    result = cached_search(analysis, selection, budget, search)
     return dataclasses.replace(
         result,
-        predictions=ranked(map(as_tried, result.predictions)),
+        predictions=ranked(map(calibrated, result.predictions)),
         refused=_with_own_reasons(result.refused, analysis),
     )
 
 
-def _looked_at(analysis: Analysis, edits: Sequence[Edit]) -> Analysis:
+def _analysis_for(analysis: Analysis, edits: Sequence[Edit]) -> Analysis:
     """Return the analysis by whole operations if an edit needs it, or no spans were recorded; else itself."""
     view = analysis.operations
     if view is None or (analysis.run.num_rows(SPANS) and not any(edit.on_operations() for edit in edits)):
@@ -558,7 +558,7 @@ def recording_lines(analysis: Analysis) -> list[str]:
     taken_out, outside_ms = taken_out_in_words(analysis.trust), _step_outside_windows_ms(analysis)
     lines = [taken_out] if taken_out else []
     usual_ms = ms(analysis.baseline_ns)
-    differs = outside_ms is not None and abs(usual_ms - outside_ms) > ANOTHER_TIME * outside_ms
+    differs = outside_ms is not None and abs(usual_ms - outside_ms) > MIN_DIFFERENCE * outside_ms
     if differs and not analysis.run.manifest.is_pretended:
         lines.append(f"the median step outside deep windows takes {outside_ms:.2f} ms")
     return lines
@@ -601,7 +601,7 @@ def _trusted(analysis: Analysis) -> dict[str, Any]:
 KEPT = 64  # last-used searches; each takes some ten kilobytes
 
 
-def searched(
+def cached_search(
     analysis: Analysis, selection: Selection, budget: int, search: Callable[[], SearchResult]
 ) -> SearchResult:
     """Return the cached result of a search, or run `search` and cache its result.
@@ -609,22 +609,22 @@ def searched(
     Raises:
         Unanswerable: the search raised it.
     """
-    graph, _ = _searched(analysis)
+    graph, _ = _graph_to_search(analysis)
     if graph.num_nodes < graphs.WORTH_SAVING:
         return search()
     try:
         folder = cache_folder("searches")
     except DproError:
         return search()
-    file = folder / f"{_name(analysis, selection, budget)}.json"
+    file = folder / f"{_search_key(analysis, selection, budget)}.json"
     with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, DproError):
-        result = _read(json.loads(file.read_text(encoding="utf-8")))
+        result = _result_from_json(json.loads(file.read_text(encoding="utf-8")))
         file.touch()  # mark as used
         return result
     result = search()
     with suppress(OSError, TypeError, DproError):  # such as a full disk: the answer exists all the same
-        text = json.dumps(_written(result))
-        if _read(json.loads(text)) == result:
+        text = json.dumps(_result_to_json(result))
+        if _result_from_json(json.loads(text)) == result:
             content = text.encode()
             with written_whole(file.parent.resolve(), file.name) as stream:
                 stream.write(content)
@@ -632,27 +632,27 @@ def searched(
     return result
 
 
-def _searched(analysis: Analysis) -> tuple[Graph, bool]:
+def _graph_to_search(analysis: Analysis) -> tuple[Graph, bool]:
     """Return the graph to search, and whether it is the condensed one, since the whole is too large."""
     by_rank = analysis.condensed is not None and bool(why_too_large(analysis.run))
     return (analysis.outline if by_rank else analysis.built).predictive, by_rank
 
 
-def _name(analysis: Analysis, selection: Selection, budget: int) -> str:
+def _search_key(analysis: Analysis, selection: Selection, budget: int) -> str:
     """Return a hash of everything that a search depends on."""
     digest = hashlib.blake2b(fingerprint(analysis.run).encode(), digest_size=16)
     digest.update(COEFFICIENTS.read_bytes())
     for name in (TOPOLOGY, PATHS):  # files that the user may add to the run later
         kept = analysis.run.path / name
         digest.update(kept.read_bytes() if kept.is_file() else b"\0")
-    graph, by_rank = _searched(analysis)
+    graph, by_rank = _graph_to_search(analysis)
     digest.update(repr((selection, budget, sorted(analysis.suspects), by_rank)).encode())
     for table in (graph.network, graph.products):
         digest.update(b"\0" if table is None else table.write_csv().encode())
     return digest.hexdigest()
 
 
-def _written(result: SearchResult) -> dict[str, Any]:
+def _result_to_json(result: SearchResult) -> dict[str, Any]:
     """Return a result as JSON values, with edits in the syntax of `--edit`."""
     predictions = [
         {name: getattr(prediction, name) for name in Prediction.__dataclass_fields__}
@@ -668,8 +668,8 @@ def _written(result: SearchResult) -> dict[str, Any]:
     }
 
 
-def _read(kept: Mapping[str, Any]) -> SearchResult:
-    """Return the result in a document of `_written`."""
+def _result_from_json(kept: Mapping[str, Any]) -> SearchResult:
+    """Return the result in a document of `_result_to_json`."""
     predictions = [
         prediction
         | {"edits": tuple(map(parse_edit, prediction["edits"])), "notes": tuple(prediction["notes"])}

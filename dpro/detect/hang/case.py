@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 
 from dpro.detect.hang import waits as graph
-from dpro.detect.hang.operations import Knowledge, Operation, know, unfinished_operations
+from dpro.detect.hang.operations import Knowledge, Operation, derive_knowledge, unfinished_operations
 from dpro.detect.hang.records import SYNCHRONISING, UNFINISHED, Records
 from dpro.detect.hang.stacks import own_call
 from dpro.detect.hang.waits import Root, WaitGraph
@@ -56,14 +56,14 @@ class Case:
             for root in graph.find_roots(self.waits)
             # Waits of unknown length count, too: it may not be known when dumps were saved.
             if not 0 <= self.waited_ns(root) < MIN_WAIT_NS or has_left(root, self)
-            for end in each_frozen(root, self)
+            for end in split_frozen(root, self)
         ]
 
 
 def examine(records: Records) -> Case:
     """Derive the progress of each rank, the ranks that are gone, and the wait-for graph."""
     records = with_failed(records)
-    knowledge = know(records)
+    knowledge = derive_knowledge(records)
     deaths = {death.rank: death for death in find_deaths(records)}
     left = left_early(records)
     saved = records.ranks.filter(pl.col("rank").is_in(list(knowledge.current)))["saved_ns"]
@@ -95,7 +95,7 @@ def has_left(root: Root, case: Case) -> bool:
     return root.since_ns < 0 or case.left[root.ranks[0]] < root.since_ns + MIN_WAIT_NS
 
 
-def each_frozen(root: Root, case: Case) -> list[Root]:
+def split_frozen(root: Root, case: Case) -> list[Root]:
     """Split a root of unknown ranks into one per frozen process, as each of them may be at fault."""
     if root.kind != graph.UNKNOWN:
         return [root]
@@ -299,8 +299,8 @@ def find_deaths(records: Records) -> list[Death]:
         Death(
             row["rank"],
             _died_ns(row),
-            _how(row),
-            _means(row),
+            _end_in_words(row),
+            _usual_reason(row),
             row["rank"] in first,
             lost_peer(row["error"]),
             _failed(row),
@@ -376,7 +376,7 @@ def _first_causes(rows: Sequence[Mapping[str, Any]], num_ranks: int, asked_ns: i
     return first if len(first) == 1 or 2 * len(first) <= num_ranks else set()
 
 
-def _how(row: Mapping[str, Any]) -> str:
+def _end_in_words(row: Mapping[str, Any]) -> str:
     if _failed(row):
         said, *calls = row["error"].splitlines()
         if said.startswith(MEMORY_ERROR):  # the sizes behind it are in table `out_of_memory`
@@ -389,7 +389,7 @@ def _how(row: Mapping[str, Any]) -> str:
     return f"signal {number} ({signal_name(number)}){where}"
 
 
-def _means(row: Mapping[str, Any]) -> str:
+def _usual_reason(row: Mapping[str, Any]) -> str:
     if not _failed(row):
         return _MEANS.get(row["exit_signal"], "")
     if _lost_worker(row["error"]):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from dpro.detect.findings import CodePlace, Finding
+from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.hang import waits as graph
 from dpro.detect.hang.case import MIN_WAIT_NS, OF_ITS_OWN, Case, Death, is_frozen
 from dpro.detect.hang.memory import CAUSE, GREW, OF_HOST, advice_on, filled_by
@@ -32,7 +32,7 @@ from dpro.detect.hang.stacks import (
 from dpro.detect.hang.waits import Root
 from dpro.detect.observations import Observation, Value, in_words, observe
 from dpro.units import DATED_NS
-from dpro.words import counted, one_of
+from dpro.words import counted, one_of_ranks
 
 _VERDICTS = {
     "hang.host": "{who}: {its} host code has not reached the call that {its} peers wait in",
@@ -142,7 +142,7 @@ def _named(operation: Operation) -> tuple[str, dict[str, Value]]:
     return f'{{operation}}{number} of group "{{group}}" ({{ranks}})', values
 
 
-def attendance(operation: Operation) -> Observation:
+def observe_attendance(operation: Operation) -> Observation:
     """Return which ranks called an operation, which finished it, and which never called."""
     name, values = _named(operation)
     ranks = {
@@ -189,7 +189,7 @@ def _meaning(finding: Finding, clauses: Sequence[str]) -> str:
     elif finding.cause == CAUSE:
         said = _MEMORY_MEANS.format(who=who, most=filled_by(finding))
     elif finding.class_ == "hang.rank":
-        said = _VERDICTS[finding.class_].format(who=one_of(finding.ranks))
+        said = _VERDICTS[finding.class_].format(who=one_of_ranks(finding.ranks))
     elif finding.class_ == "hang.host" and doing_of(finding):
         return "; ".join(clauses)
     elif finding.class_ == "hang.host" and any(one.kind == FROZEN for one in finding.observations):
@@ -272,7 +272,7 @@ def with_last_call(observation: Observation, rank: int, root: Root, case: Case) 
     )
 
 
-def no_dump(ranks: Sequence[int], case: Case) -> Observation:
+def observe_missing_dump(ranks: Sequence[int], case: Case) -> Observation:
     """Return the observation of why the last calls of some ranks are not known."""
     old = [rank for rank in ranks if rank in case.progress.outdated or rank in case.progress.current]
     none = [rank for rank in ranks if rank not in old]
@@ -281,7 +281,7 @@ def no_dump(ranks: Sequence[int], case: Case) -> Observation:
     return observe("no-dump", "; ".join(said), missing_ranks=none, outdated_ranks=old)
 
 
-def last_state(ranks: Sequence[int], case: Case) -> list[Observation]:
+def observe_last_state(ranks: Sequence[int], case: Case) -> list[Observation]:
     """Return the state of ranks at the time of their dump, if that is older than those of their peers.
 
     Args:
@@ -311,7 +311,7 @@ def last_state(ranks: Sequence[int], case: Case) -> list[Observation]:
     return observed
 
 
-def heartbeat(rank: int, case: Case) -> list[Observation]:
+def observe_heartbeat(rank: int, case: Case) -> list[Observation]:
     """Return whether a process still ran, as shown by the recorder's thread, which writes once a second."""
     row = case.records.ranks.filter((pl.col("rank") == rank) & (pl.col("heartbeat_ns") > 0))
     last = case.records.ranks["heartbeat_ns"].max()
@@ -345,14 +345,14 @@ def stacks(ranks: Sequence[int], case: Case) -> list[Observation]:
     return [main_threads(*thread) for thread in most]
 
 
-def place_of(ranks: Sequence[int], observations: Sequence[Observation]) -> CodePlace | None:
+def place_of(ranks: Sequence[int], observations: Sequence[Observation]) -> CodeLocation | None:
     """Return the code location of the ranks' main threads; None if unknown or not a single one."""
     threads = [one.values for one in observations if one.kind == MAIN_THREAD]
     calls = {str(one["own_call"]) for one in threads if set(one.get("ranks", ())) <= {*ranks}}  # type: ignore[arg-type]
-    return CodePlace.of(calls.pop()) if len(calls) == 1 else None
+    return CodeLocation.of(calls.pop()) if len(calls) == 1 else None
 
 
-def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[Observation]:
+def observe_wait_before_death(deaths: Sequence[Death], root: Root, case: Case) -> list[Observation]:
     """Return how long peers had waited for ranks that died, and where the main threads of these were."""
     observed = []
     for death in deaths:
@@ -364,7 +364,7 @@ def stood_still(deaths: Sequence[Death], root: Root, case: Case) -> list[Observa
     return observed
 
 
-def death_of(death: Death) -> Observation:
+def observe_death(death: Death) -> Observation:
     """Return the observation of what ended a rank, when, and what that usually means."""
     seen = ", seen at {seen_at_ns}" if death.ended_ns > DATED_NS else ""
     observation = observe(
@@ -375,7 +375,7 @@ def death_of(death: Death) -> Observation:
     return observation.then(" ({means})", means=death.means) if death.means else observation
 
 
-def fewer_steps(rank: int, case: Case) -> list[Observation]:
+def observe_fewer_steps(rank: int, case: Case) -> list[Observation]:
     """Return by how much a rank's last step ended before that of its peers."""
     ends: dict[int, int] = dict(case.records.ranks.select("rank", "last_step_ns").iter_rows())
     end_ns, last_ns = ends.get(rank, -1), max(ends.values(), default=-1)
@@ -385,7 +385,7 @@ def fewer_steps(rank: int, case: Case) -> list[Observation]:
     return [observe("fewer-steps", sentence, earlier_ns=last_ns - end_ns)]
 
 
-def chain(root: Root, victims: Sequence[int], case: Case) -> list[Observation]:
+def observe_chain(root: Root, victims: Sequence[int], case: Case) -> list[Observation]:
     """Return the longest of the victims' shortest chains to the root, as it shows most of the waiting."""
     chains = [graph.chain_from(rank, root, case.waits) for rank in victims]
     longest = max(chains, key=len, default=[])
@@ -415,7 +415,7 @@ def _chain_of(links: Sequence[tuple[int, Operation]], ends: Sequence[int]) -> Ob
     return observe("chain-of-waiting", f"the chain: {'; '.join(said)}", **values)
 
 
-def doubts(root: Root, case: Case) -> list[Observation]:
+def observe_doubts(root: Root, case: Case) -> list[Observation]:
     """Return which other ranks may be stuck, since it is not known whether they entered."""
     if root.kind == graph.UNKNOWN:
         return []

@@ -33,10 +33,10 @@ from dpro.detect.hang.case import (
     Case,
     Death,
     deaths_of,
-    each_frozen,
     examine,
     has_left,
     is_frozen,
+    split_frozen,
     without_dump,
 )
 from dpro.detect.hang.evidence import (
@@ -47,17 +47,17 @@ from dpro.detect.hang.evidence import (
     RAISED,
     SHORT,
     SKIPPED,
-    attendance,
-    chain,
-    death_of,
-    doubts,
-    fewer_steps,
-    heartbeat,
-    last_state,
-    no_dump,
+    observe_attendance,
+    observe_chain,
+    observe_death,
+    observe_doubts,
+    observe_fewer_steps,
+    observe_heartbeat,
+    observe_last_state,
+    observe_missing_dump,
+    observe_wait_before_death,
     place_of,
     stacks,
-    stood_still,
     with_last_call,
 )
 from dpro.detect.hang.mismatches import (
@@ -117,7 +117,7 @@ def find_causes(case: Case) -> list[Finding]:
         touched = {rank for mismatch in differences for rank in mismatch.calls}
         findings = [_mismatch_finding(mismatch, case) for mismatch in differences]
         roots = [root for root in roots if not touched & {*root.ranks, *graph.victims_of(root, waits)}]
-    findings += _grouping([_root_finding(root, case) for root in roots], roots, case)
+    findings += _merge_group_makers([_root_finding(root, case) for root in roots], roots, case)
     findings = [_with_doubt(finding, findings) for finding in findings]
     findings += _further_suspects(roots, findings, case)
     if not findings:
@@ -156,7 +156,9 @@ def _further_suspects(roots: Sequence[Root], findings: Sequence[Finding], case: 
         return []
     alone = [place for place in places if not place.absent]  # no other rank is missing there
     root = Root(graph.UNKNOWN, tuple(ranks), tuple(alone) or places)
-    frozen = [frozen_root for frozen_root in each_frozen(root, case) if is_frozen(frozen_root.ranks[0], case)]
+    frozen = [
+        frozen_root for frozen_root in split_frozen(root, case) if is_frozen(frozen_root.ranks[0], case)
+    ]
     return [_unknown_finding(frozen_root, case) for frozen_root in frozen] or [_suspect_finding(root, case)]
 
 
@@ -165,7 +167,7 @@ def _root_finding(root: Root, case: Case) -> Finding:
         return _left_finding(root, case)
     deaths = deaths_of(root, case) if root.kind in (graph.HOST, graph.UNKNOWN) else []
     if deaths:
-        return _dead_finding(deaths, root, case, 0.99, stood_still(deaths, root, case))
+        return _dead_finding(deaths, root, case, 0.99, observe_wait_before_death(deaths, root, case))
     if root.kind == graph.HOST:
         return _host_finding(root, case)
     if root.kind == graph.DEVICE:
@@ -177,7 +179,7 @@ def _root_finding(root: Root, case: Case) -> Finding:
     return _unknown_finding(root, case)
 
 
-def _grouping(findings: Sequence[Finding], roots: Sequence[Root], case: Case) -> list[Finding]:
+def _merge_group_makers(findings: Sequence[Finding], roots: Sequence[Root], case: Case) -> list[Finding]:
     """Merge the findings of ranks that wait for other ranks while they make a process group.
 
     Where others wait for another rank, these may wait for it, too; else their peers do not make these groups.
@@ -200,7 +202,7 @@ def _grouping(findings: Sequence[Finding], roots: Sequence[Root], case: Case) ->
 def _host_finding(root: Root, case: Case) -> Finding:
     rank = root.ranks[0]
     idle = observe("nothing-unfinished", "rank {rank} has nothing unfinished of its own", rank=rank)
-    facts = [with_last_call(idle, rank, root, case), *heartbeat(rank, case), *stacks([rank], case)]
+    facts = [with_last_call(idle, rank, root, case), *observe_heartbeat(rank, case), *stacks([rank], case)]
     facts += case.records.ras.observations(rank)
     confidence = _LIKELY if without_dump(case) else _SURE
     return _finding("hang.host", "rank", root, case, confidence, facts)
@@ -289,14 +291,14 @@ def _unknown_finding(root: Root, case: Case) -> Finding:
     if len(root.ranks) == 1 and root.ranks[0] in ras.dead:
         return _finding("dead.rank", "rank", root, case, _LIKELY, ras.observations(root.ranks[0]))
     confidence = _OPEN / len(root.ranks)
-    frozen = [observation for rank in root.ranks for observation in heartbeat(rank, case)]
+    frozen = [observation for rank in root.ranks for observation in observe_heartbeat(rank, case)]
     unknown = observe(
         "unknown-whether-stuck",
         f"not known: whether the host code of {_one_of(root.ranks)} is stuck, its GPU does not answer, its "
         "process is gone, or it waits for something itself; a dump of {ranks}, taken now, would show it",
         ranks=list(root.ranks),
     )
-    facts = [no_dump(root.ranks, case), *last_state(root.ranks, case), unknown]
+    facts = [observe_missing_dump(root.ranks, case), *observe_last_state(root.ranks, case), unknown]
     if len(root.ranks) == 1 and frozen and is_frozen(root.ranks[0], case):
         confidence = _LIKELY
     elif len(root.ranks) == 1 and suspects:
@@ -309,7 +311,7 @@ def _unknown_finding(root: Root, case: Case) -> Finding:
 
 def _suspect_finding(root: Root, case: Case) -> Finding:
     """Return a finding of ranks that may be stuck, too, or may wait for a rank that is."""
-    fact = no_dump(root.ranks, case).then(
+    fact = observe_missing_dump(root.ranks, case).then(
         f", and others wait for {_one_of(root.ranks)}, too: it may be stuck as well, or wait for the rank "
         "that is; a dump of {ranks} would show which",
         ranks=list(root.ranks),
@@ -332,7 +334,7 @@ def _death_finding(death: Death, case: Case) -> Finding:
 def _dead_finding(
     deaths: Sequence[Death], root: Root, case: Case, confidence: float, facts: Sequence[Observation]
 ) -> Finding:
-    finding = _finding("dead.rank", "rank", root, case, confidence, [*map(death_of, deaths), *facts])
+    finding = _finding("dead.rank", "rank", root, case, confidence, [*map(observe_death, deaths), *facts])
     return replace(finding, cause=RAISED if all(death.raised for death in deaths) else "")
 
 
@@ -341,7 +343,7 @@ def _left_finding(root: Root, case: Case) -> Finding:
     rank = root.ranks[0]
     sentence = "the script of rank {rank} exited without an error at {left_at_ns} while its peers went on"
     left = observe("left-early", sentence, rank=rank, left_at_ns=case.left[rank])
-    facts = [with_last_call(left, rank, root, case), *fewer_steps(rank, case)]
+    facts = [with_last_call(left, rank, root, case), *observe_fewer_steps(rank, case)]
     failed = sorted(other for other, death in case.deaths.items() if death.lost_peer)
     if failed:
         sentence = "{failed_ranks} failed only because it was gone"
@@ -369,7 +371,7 @@ def _missed_findings(case: Case) -> list[Finding]:
         named = _MISSED.search(death.how) if death.lost_peer else None
         for rank in {int(number) for number in named[1].split(",")} - case.deaths.keys() if named else ():
             root = Root(graph.HOST, (rank,), ())
-            facts = [*stacks([rank], case), death_of(death)]
+            facts = [*stacks([rank], case), observe_death(death)]
             findings.append(_finding("hang.host", "rank", root, case, _LIKELY, facts))
     return findings
 
@@ -406,13 +408,13 @@ def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
     facts = [observe("calls-differ", f'call{number} of group "{{group}}": {"; ".join(said)}', **values)]
     sure = len(mismatch.minority) < len(mismatch.calls)
     if mismatch.skipped > 0 and sure:
-        facts.append(_left_out(mismatch).then(" there, which explains all later differences"))
+        facts.append(_observe_skipped_calls(mismatch).then(" there, which explains all later differences"))
     if mismatch.usual:
         return _finding(
-            "hang.mismatch", "rank", root, case, *_by_rounds(mismatch, case, facts), mismatch.calls
+            "hang.mismatch", "rank", root, case, *_judge_by_rounds(mismatch, case, facts), mismatch.calls
         )
     departing, seen = unlike_earlier(mismatch, case.records)
-    seen += _fewer_updates(mismatch, case)
+    seen += _observe_fewer_updates(mismatch, case)
     facts += seen
     if not sure and departing:
         root, sure, confidence = replace(root, ranks=departing), True, _REPORTED
@@ -426,7 +428,7 @@ def _mismatch_finding(mismatch: Mismatch, case: Case) -> Finding:
     return replace(finding, cause=SHORT) if short else finding
 
 
-def _fewer_updates(mismatch: Mismatch, case: Case) -> list[Observation]:
+def _observe_fewer_updates(mismatch: Mismatch, case: Case) -> list[Observation]:
     """Return by how many updates the minority is behind its peers, if by two or more."""
     steps = dict(case.records.ranks.select("rank", "last_step").iter_rows())
     ours = {steps.get(rank, -1) for rank in mismatch.minority}
@@ -439,19 +441,19 @@ def _fewer_updates(mismatch: Mismatch, case: Case) -> list[Observation]:
     return [observe("fewer-updates", sentence, ranks=list(mismatch.minority), **values)]
 
 
-def _left_out(mismatch: Mismatch) -> Observation:
+def _observe_skipped_calls(mismatch: Mismatch) -> Observation:
     """Return the observation of how many calls the minority skipped."""
     noun = "call" if mismatch.skipped == 1 else "calls"
     sentence = f"{{ranks}} skipped {{skipped}} {noun}"
     return observe("left-calls-out", sentence, ranks=list(mismatch.minority), skipped=mismatch.skipped)
 
 
-def _by_rounds(
+def _judge_by_rounds(
     mismatch: Mismatch, case: Case, facts: Sequence[Observation]
 ) -> tuple[float, list[Observation]]:
     """Return the confidence in which rank departed from the calls of earlier rounds, and the evidence."""
     lost = list(mismatch.lost)
-    ended = [death_of(case.deaths[rank]) for rank in lost if rank in case.deaths]
+    ended = [observe_death(case.deaths[rank]) for rank in lost if rank in case.deaths]
     if mismatch.minority == mismatch.lost:
         as_before = observe(
             "called-as-before",
@@ -465,7 +467,7 @@ def _by_rounds(
     sentence = "in earlier rounds all ranks called {call} there"
     usual = [observe("rounds-before", sentence, call=mismatch.usual)]
     if mismatch.skipped > 0:
-        usual.append(_left_out(mismatch).then(": what it called comes next in a round"))
+        usual.append(_observe_skipped_calls(mismatch).then(": what it called comes next in a round"))
     sentence = "{ranks} received more than it expected, and is not at fault"
     return _LIKELY, [*facts, *usual, observe("got-more", sentence, ranks=lost), *ended]
 
@@ -486,21 +488,21 @@ def _finding(
     """
     kinds = {(tuple(o.unfinished), o.absent, o.unknown, o.key): o for o in reversed(root.operations)}
     most = MAX_OF_DEADLOCK if root.kind == graph.CYCLE else MAX_OPERATIONS
-    calls = [attendance(operation) for operation in [*kinds.values()][: -most - 1 : -1]]
+    calls = [observe_attendance(operation) for operation in [*kinds.values()][: -most - 1 : -1]]
     more = len(root.operations) - len(calls)
     if more > 0:
         calls[-1] = calls[-1].then("; and {more} more like this", more=more)
     victims = graph.victims_of(root, case.waits) if root.operations else []
     waiting = {rank for operation in root.operations for rank in operation.unfinished}
-    facts = [*facts, *_sides(class_, root.ranks, waiting or peers, facts, case)]
+    facts = [*facts, *_stacks_of_sides(class_, root.ranks, waiting or peers, facts, case)]
     blocked = observe("blocked", "blocked by this: {blocked_ranks}", blocked_ranks=victims)
     observations = (
         *facts[:1],
         *calls,
         *facts[1:],
-        *chain(root, victims, case),
+        *observe_chain(root, victims, case),
         *([blocked] if victims else []),
-        *doubts(root, case),
+        *observe_doubts(root, case),
     )
     return Finding(
         class_,
@@ -516,7 +518,7 @@ def _finding(
     )
 
 
-def _sides(
+def _stacks_of_sides(
     class_: str, ranks: Sequence[int], peers: Iterable[int], facts: Sequence[Observation], case: Case
 ) -> list[Observation]:
     """Return the stacks of the ranks at fault, unless they are among the facts, and those of their peers."""
@@ -576,13 +578,15 @@ def _confirmed(finding: Finding, notice: LoggedFinding, run: Path) -> Finding:
         seen = seen.then("; dumps and stacks from then are in {folder}", folder=f"{FOLDER}/{kept.name}")
     shown = [(one.kind, one.values) for one in finding.observations]
     threads = [
-        one for one in _threads(kept / "stacks.json", finding.ranks) if (one.kind, one.values) not in shown
+        one
+        for one in _read_threads(kept / "stacks.json", finding.ranks)
+        if (one.kind, one.values) not in shown
     ]
     place = finding.place or place_of(finding.ranks, threads)
     return replace(finding.observing(seen, *threads), place=place)
 
 
-def _threads(path: Path, ranks: Sequence[int]) -> Iterator[Observation]:
+def _read_threads(path: Path, ranks: Sequence[int]) -> Iterator[Observation]:
     """Yield where the main threads of some ranks were, and which of these ranks did not answer."""
     try:
         answers = json.loads(path.read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ from dpro.detect.findings import Finding
 from dpro.detect.hang.case import MEMORY_ERROR
 from dpro.detect.hang.stacks import own_call
 from dpro.detect.observations import Observation, Value, observe
-from dpro.words import counted, few, numbers_in_words
+from dpro.words import counted, first_few, numbers_in_words
 
 CAUSE = "out of memory"  # the cause of ranks that GPU memory ended
 GREW = "memory that grew"  # the cause of ranks that were killed
@@ -99,7 +99,9 @@ def with_memory(
     for finding in findings:
         if finding in dead and set(finding.ranks) <= {*ran_out}:
             row = next((last[rank] for rank in finding.ranks if rank in last), None)
-            finding = replace(finding.observing(*(described(row) if row else [_NOT_RECORDED])), cause=CAUSE)
+            finding = replace(
+                finding.observing(*(observe_memory(row) if row else [_NOT_RECORDED])), cause=CAUSE
+            )
         elif finding in dead and _was_killed(finding):
             finding = finding.observing(*of_host)
         explained.append(finding)
@@ -110,7 +112,7 @@ def _was_killed(finding: Finding) -> bool:
     return any(one.values.get("exit_signal") == signal.SIGKILL for one in finding.observations)
 
 
-def went_on(refused: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
+def describe_survivors(refused: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
     """Return a line for each rank that was refused memory and did not end by it."""
     ended = workers.filter(pl.col("error").str.starts_with(MEMORY_ERROR))["rank"].to_list()
     rows = refused.filter(~pl.col("rank").is_in(ended)).sort("time_ns")
@@ -118,12 +120,13 @@ def went_on(refused: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
     last = {row["rank"]: row for row in rows.iter_rows(named=True)}
     return [
         f"rank {rank} was refused memory {counted(times[rank], 'time')} and continued, which empties the "
-        f"allocator's cache each time; the last time, {'; '.join(one.text for one in described(last[rank]))}"
+        "allocator's cache each time; the last time, "
+        + "; ".join(one.text for one in observe_memory(last[rank]))
         for rank in sorted(last)
     ]
 
 
-def most_of(row: Mapping[str, Any]) -> str:
+def main_use_of(row: Mapping[str, Any]) -> str:
     """Return what filled the memory: unused pieces too small to use, other processes, or the largest kind."""
     unused = row["reserved_bytes"] - row["allocated_bytes"] if row["allocated_bytes"] >= 0 else 0
     total = row["total_bytes"]
@@ -146,13 +149,13 @@ def _by_kind(row: Mapping[str, Any]) -> Counter[str]:
     return sums
 
 
-def described(row: Mapping[str, Any]) -> list[Observation]:
+def observe_memory(row: Mapping[str, Any]) -> list[Observation]:
     """Return the observations of how much was requested, how much was there, and what occupied it.
 
     Args:
         row: of table `out_of_memory`.
     """
-    observed = [_asked_for(row)]
+    observed = [_observe_request(row)]
     by_kind = _by_kind(row)
     for kind, size in by_kind.most_common():
         if size >= NOTABLE * sum(by_kind.values()):
@@ -174,11 +177,11 @@ def described(row: Mapping[str, Any]) -> list[Observation]:
     return observed
 
 
-def _asked_for(row: Mapping[str, Any]) -> Observation:
+def _observe_request(row: Mapping[str, Any]) -> Observation:
     """Return what requested how much memory, how much was in use, and what filled it."""
     asked = observe(
         "memory-asked-for", "{requested_bytes} were requested", requested_bytes=row["requested_bytes"],
-        filled_by=most_of(row),
+        filled_by=main_use_of(row),
     )  # fmt: skip
     if row["module"]:
         asked = asked.then(" by {module}", module=row["module"])
@@ -204,4 +207,4 @@ def _with_names(held: Observation, row: Mapping[str, Any], kind: str) -> Observa
     values: dict[str, Value] = {}
     for place, (name, size) in enumerate(named[:SHOWN]):
         values |= {f"name_{place}": name, f"name_{place}_bytes": size}
-    return held.then(f": {few(said, SHOWN)}", **values) if named else held
+    return held.then(f": {first_few(said, SHOWN)}", **values) if named else held

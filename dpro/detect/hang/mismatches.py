@@ -193,12 +193,15 @@ def unlike_before(records: Records) -> list[Mismatch]:
     calls = records.calls.filter(~pl.col("p2p") & (pl.col("sequence") >= 0))
     groups = records.members.join(aborted.select("rank"), on="rank", how="semi")["key"].unique().sort()
     mismatches = (
-        _departing(key, _first_parts(calls.filter(pl.col("key") == key)), aborted, records) for key in groups
+        _find_departure(key, _first_parts(calls.filter(pl.col("key") == key)), aborted, records)
+        for key in groups
     )
     return list(filter(None, mismatches))
 
 
-def _departing(key: str, calls: pl.DataFrame, aborted: pl.DataFrame, records: Records) -> Mismatch | None:
+def _find_departure(
+    key: str, calls: pl.DataFrame, aborted: pl.DataFrame, records: Records
+) -> Mismatch | None:
     members = set(records.members.filter(pl.col("key") == key)["rank"].to_list())
     gone = members & set(aborted["rank"].to_list())
     others = members - gone

@@ -84,7 +84,7 @@ class Knowledge:
     done: dict[tuple[int, str], int] = field(default_factory=dict)
 
 
-def know(records: Records) -> Knowledge:
+def derive_knowledge(records: Records) -> Knowledge:
     """Derive how far each rank had come, and which dumps are older than their peers' calls show."""
     calls = records.calls.filter(~pl.col("p2p"))
     rows = calls.group_by("rank", "key").agg(
@@ -210,7 +210,7 @@ def _collective(
         if knowledge.issued.get((rank, key), -1) >= sequence:
             # A current dump may have dropped the call, or contain unfinished calls only.
             (finished if rank in knowledge.current else came).add(rank)
-        elif rank in knowledge.current and not _before(saved.get(rank, -1), began_ns):
+        elif rank in knowledge.current and not _was_saved_before(saved.get(rank, -1), began_ns):
             absent.add(rank)
         else:
             unknown.add(rank)
@@ -229,7 +229,7 @@ def _collective(
     )
 
 
-def _before(saved_ns: int, began_ns: int) -> bool:
+def _was_saved_before(saved_ns: int, began_ns: int) -> bool:
     """Return whether a dump was saved before peers began an operation: its rank may have called later."""
     return 0 <= saved_ns < began_ns
 
@@ -333,7 +333,7 @@ def _message(
             continue
         if row is _FINISHED:
             finished.add(rank)
-        elif rank in knowledge.current and not _before(saved.get(rank, -1), began_ns):
+        elif rank in knowledge.current and not _was_saved_before(saved.get(rank, -1), began_ns):
             absent.add(rank)
         else:
             unknown.add(rank)

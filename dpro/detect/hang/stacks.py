@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
-from dpro.detect.findings import CodePlace, Finding
+from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.observations import Observation, Value, observe
 from dpro.units import NS_PER_S
 from dpro.words import ranks_in_words
@@ -215,7 +215,7 @@ def _clause(side: Mapping[str, Value], otherwise: str) -> str:
         verb = "is" if verb == "be" else f"{verb}s"
     verb = "are" if verb == "be" else verb
     what = doing.what.format(call=side["call"])
-    place = CodePlace.of(str(side["own_call"]))
+    place = CodeLocation.of(str(side["own_call"]))
     where = f"at {place.in_words}" if place.name == "<module>" else f"in {place.in_words}"
     said = " ".join(filter(None, [ranks_in_words(ranks), verb, what]))  # type: ignore[arg-type]
     return f"{said}{',' if what.startswith('in ') or said.endswith(('wait', 'waits')) else ''} {where}"

@@ -105,8 +105,8 @@ def build_waits(operations: Sequence[Operation]) -> WaitGraph:
             continue
         if operation.unknown:
             waits.doubtful[node] = operation.unknown
-        ahead = {rank: _ahead(operation, rank, queues[rank]) for rank in sorted(operation.unfinished)}
-        held = frozenset(rank for rank in _held_back(operation) if not ahead[rank])
+        ahead = {rank: _queued_ahead(operation, rank, queues[rank]) for rank in sorted(operation.unfinished)}
+        held = frozenset(rank for rank in _members_behind(operation) if not ahead[rank])
         if held and not operation.unknown:
             waits.held[node] = held
             continue
@@ -116,7 +116,7 @@ def build_waits(operations: Sequence[Operation]) -> WaitGraph:
     return waits
 
 
-def _ahead(operation: Operation, rank: int, queue: Iterable[tuple[int, int]]) -> list[int]:
+def _queued_ahead(operation: Operation, rank: int, queue: Iterable[tuple[int, int]]) -> list[int]:
     """Return the operations that a rank must finish first; none if the operation already runs there.
 
     Args:
@@ -127,7 +127,7 @@ def _ahead(operation: Operation, rank: int, queue: Iterable[tuple[int, int]]) ->
     return [] if call.state == "started" else [number for order, number in queue if order < call.order]
 
 
-def _held_back(operation: Operation) -> set[int]:
+def _members_behind(operation: Operation) -> set[int]:
     """Return members that called but are behind others, which finished the operation or run it.
 
     If some have finished, all others are behind; else, if some run it, those that have not started are.
@@ -156,7 +156,7 @@ def _roots_of(component: Sequence[Node], waits: WaitGraph) -> Iterator[Root]:
     deadlock only if no other cause is left without the soft edges.
     """
     if len(component) == 1:
-        yield _single(component[0], waits)
+        yield _root_of_node(component[0], waits)
         return
     inside = set(component)
     rest = sinks(component, lambda node: [end for end in waits.hard.get(node, ()) if end in inside])
@@ -164,9 +164,9 @@ def _roots_of(component: Sequence[Node], waits: WaitGraph) -> Iterator[Root]:
     ends = [part[0] for part in rest if len(part) == 1]
     causes = [node for node in ends if not _is_sender(node, waits)] or ends[: len(ends) == 1]
     if cycles or not causes:
-        yield from (_deadlock(cycle, waits) for cycle in cycles or [list(component)])
+        yield from (_root_of_deadlock(cycle, waits) for cycle in cycles or [list(component)])
     else:
-        yield from (_single(node, waits) for node in causes)
+        yield from (_root_of_node(node, waits) for node in causes)
 
 
 def _is_sender(node: Node, waits: WaitGraph) -> bool:
@@ -178,7 +178,7 @@ def _is_sender(node: Node, waits: WaitGraph) -> bool:
     return operation.op == "send"
 
 
-def _single(node: Node, waits: WaitGraph) -> Root:
+def _root_of_node(node: Node, waits: WaitGraph) -> Root:
     """Return a single node as a root.
 
     Majority rule: where at most half of an operation's members are behind the others, their devices are at
@@ -196,7 +196,7 @@ def _single(node: Node, waits: WaitGraph) -> Root:
     return Root(COMM, operation.members, (operation,))
 
 
-def _deadlock(component: Sequence[Node], waits: WaitGraph) -> Root:
+def _root_of_deadlock(component: Sequence[Node], waits: WaitGraph) -> Root:
     """Return the shortest cycle of a component as a deadlock, for which its other nodes wait."""
     cycle = min((_cycle_from(node, component, waits) for node in component[:MAX_STARTS]), key=len)
     operations = [waits.operations[number] for kind, number in cycle if kind == OPERATION]

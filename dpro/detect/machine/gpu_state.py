@@ -47,7 +47,7 @@ class GpuError(NamedTuple):
 
 
 PROGRAM, HARDWARE, EITHER, AFTER = "the program", "the hardware", "either", "another error"
-DO = {
+REMEDIES = {
     PROGRAM: "look for an illegal access in the job's kernels (`compute-sanitizer`)",
     HARDWARE: "drain the host, reset the GPU, and replace it if the error comes again",
     EITHER: "reset the GPU, run DCGM's diagnostics (`dcgmi diag -r 3`), and see whether the error follows "
@@ -128,7 +128,7 @@ def name_of(counter: str, number: int) -> str:
 
 def remedy_of(counter: str, number: int) -> str:
     """Return what to do about an event."""
-    return _MEMORY if counter == "xid" and number in _OF_MEMORY else DO[error_of(counter, number).of]
+    return _MEMORY if counter == "xid" and number in _OF_MEMORY else REMEDIES[error_of(counter, number).of]
 
 
 HANGS = ("hang.host", "hang.device", "hang.rank", "hang.comm", "dead.rank")
@@ -280,7 +280,7 @@ def with_gpus(
         return list(findings)
     states = _States(gpus)
     explained = [
-        _explained(finding, gpus, states) if _is_slow_rank(finding) else finding for finding in findings
+        _add_gpu_state(finding, gpus, states) if _is_slow_rank(finding) else finding for finding in findings
     ]
     return [_with_hardware(finding, gpus) if finding.class_ in NETWORK else finding for finding in explained]
 
@@ -337,14 +337,14 @@ def remedy_of_hold(what: str) -> str:
 def remedy_of_errors(observations: Iterable[Observation]) -> str:
     """Return what to do about the first GPU error that follows from no other; empty if there is none."""
     remedies = (str(one.values["remedy"]) for one in observations if one.kind == _ERROR)
-    return next((remedy for remedy in remedies if remedy != DO[AFTER]), "")
+    return next((remedy for remedy in remedies if remedy != REMEDIES[AFTER]), "")
 
 
 def _is_slow_rank(finding: Finding) -> bool:
     return finding.class_ in SLOW and finding.component_kind in ("rank", "ranks")
 
 
-def _explained(finding: Finding, gpus: JobGpus, states: _States) -> Finding:
+def _add_gpu_state(finding: Finding, gpus: JobGpus, states: _States) -> Finding:
     observations, cause, confidence = finding.observations, finding.cause, finding.confidence
     held = [clocks for rank in finding.ranks[:MAX_LINES] if (clocks := _held_down(gpus, rank, states))]
     first = next((clocks for clocks in held if clocks.by), held[0] if held else None)
@@ -385,7 +385,7 @@ def _held_down(gpus: JobGpus, rank: int, states: _States) -> HeldClocks | None:
         if size < (MIN_STEPS if size < numbers.len() else 1):
             break
         latest = size if size < numbers.len() else 0
-        held = _compared(states.since(int(numbers[-size])), rank, peers, latest)
+        held = _compare_stretch(states.since(int(numbers[-size])), rank, peers, latest)
         if held is not None and held.by:
             return held
         unexplained = unexplained or held
@@ -428,7 +428,7 @@ def _state(gpus: JobGpus, rows: Mapping[object, pl.DataFrame], since: int) -> pl
     return levels.join(gpus.owned, on=["host", "device"])
 
 
-def _compared(state: pl.DataFrame, rank: int, peers: Sequence[int], latest: int) -> HeldClocks | None:
+def _compare_stretch(state: pl.DataFrame, rank: int, peers: Sequence[int], latest: int) -> HeldClocks | None:
     """Return what `_held_down` does, for one stretch of steps.
 
     Args:
@@ -669,12 +669,12 @@ class LinkLevels:
         signs = [
             sign
             for _, same in levels.group_by("counter", "like", maintain_order=True)
-            for sign in _standing_out(same.sort("host", "device"))
+            for sign in _outlying_devices(same.sort("host", "device"))
         ]
         yield from sorted(signs, key=lambda sign: (-sign.times, sign.device, sign.what))
 
 
-def _standing_out(same: pl.DataFrame) -> Iterator[LinkSign]:
+def _outlying_devices(same: pl.DataFrame) -> Iterator[LinkSign]:
     """Yield devices that count clearly more, or less, than the others."""
     counter = str(same["counter"][0])
     rule = RULES[counter]

@@ -131,7 +131,7 @@ def with_growth_of_killed(findings: Sequence[Finding], counters: pl.DataFrame) -
     Args:
         counters: as from `needed_for_growth`.
     """
-    held = _by(counters, "rank")
+    held = _split_by(counters, "rank")
     explained = []
     for finding in findings:
         killed = finding.ranks if any(map(_by_sigkill, finding.observations)) else ()
@@ -163,19 +163,19 @@ def _on_hosts(
     hosts = dict(workers.select("rank", "host").iter_rows())
     of_processes = needed_for_growth(counters)
     growing: dict[str, dict[int, Growth]] = {}
-    for rank, samples in _by(of_processes, "rank").items():
+    for rank, samples in _split_by(of_processes, "rank").items():
         growth = growth_of(samples, *time)
         if growth is not None and growth.is_steady:
             growing.setdefault(hosts.get(rank, ""), {})[rank] = growth
     findings = []
     sampled = counters.filter((pl.col("counter") == "memory_available_bytes") & (pl.col("rank") < 0))
-    of_host = _by(sampled, "host")
+    of_host = _split_by(sampled, "host")
     for host, by_rank in growing.items():
         left = of_host.get(host, sampled.clear())
         available = growth_of(left.with_columns(-pl.col("value")), *time)  # negated: available memory shrinks
         grown = sum(growth.grown for growth in by_rank.values())
         if available is not None and available.grown >= CONFIRMED * grown:
-            findings += _found("host", host, by_rank, -float(available.lowest[-1]), step_ns, OF_HOST)
+            findings += _finding_of("host", host, by_rank, -float(available.lowest[-1]), step_ns, OF_HOST)
     return findings
 
 
@@ -193,17 +193,17 @@ def _on_gpus(
         growth = growth_of(used[key], *time) if key in used and key in sizes else None
         if growth is not None and growth.is_steady:
             left = float(sizes[key]["value"][-1]) - float(growth.lowest[-1])
-            findings += _found("rank", str(rank), {rank: growth}, left, step_ns, _OF_GPU)
+            findings += _finding_of("rank", str(rank), {rank: growth}, left, step_ns, _OF_GPU)
     return findings
 
 
-def _by(samples: pl.DataFrame, column: str) -> dict[Any, pl.DataFrame]:
+def _split_by(samples: pl.DataFrame, column: str) -> dict[Any, pl.DataFrame]:
     """Return samples by the values of a column, in order of these."""
     parts = samples.sort(column, maintain_order=True).partition_by(column, as_dict=True, maintain_order=True)
     return {key: part for (key,), part in parts.items()}
 
 
-def _found(
+def _finding_of(
     kind: str, name: str, by_rank: dict[int, Growth], left: float, step_ns: float, remedy: str
 ) -> list[Finding]:
     """Return the finding of one host or GPU; none if its memory lasts for long."""

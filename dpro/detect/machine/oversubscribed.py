@@ -139,7 +139,7 @@ def _describe(crowd: Crowd, counters: pl.DataFrame) -> Finding:
     share = round(crowd.least_ns / crowd.step_ns, 4)
     return Finding(
         "slow.host", "host", crowd.host, crowd.ranks, share, round(crowd.steady, 3), crowd.least_ns,
-        (no_core, *_telemetry(counters, crowd), NO_RANK), CAUSE, remedy=FEWER_THREADS,
+        (no_core, *_observe_cores(counters, crowd), NO_RANK), CAUSE, remedy=FEWER_THREADS,
     )  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def _typical(counters: pl.DataFrame, name: str) -> float:
     return float(np.median(values.to_numpy())) if values.len() else 0.0
 
 
-def _telemetry(counters: pl.DataFrame, crowd: Crowd) -> Iterator[Observation]:
+def _observe_cores(counters: pl.DataFrame, crowd: Crowd) -> Iterator[Observation]:
     """Yield the number of cores, of cores in use, and of threads ready to run, where they were sampled."""
     cores, limit, ready = (
         _typical(counters, name) for name in ("cpus", "cgroup_cpu_limit_cores", "runnable_threads")
@@ -176,7 +176,7 @@ def _telemetry(counters: pl.DataFrame, crowd: Crowd) -> Iterator[Observation]:
         yield observe("limit-of-job", "the job's cgroup may use {limit_cores:g} of them", limit_cores=limit)
 
 
-def not_crowding(
+def without_crowded(
     findings: Iterable[Finding], crowds: Collection[Crowd], steps: pl.DataFrame, counters: pl.DataFrame
 ) -> list[Finding]:
     """Remove findings of ranks that crowding explains: they wait longer for a core rather than work longer.

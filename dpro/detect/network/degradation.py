@@ -95,13 +95,13 @@ def change_of(transfers: pl.DataFrame, *, between: bool) -> LevelShift | None:
     if change is not None:
         return change
     by_group = of_side.partition_by("members")
-    alone = [group for group in by_group if _since(group, CHANCE / len(by_group)) is not None]
+    alone = [group for group in by_group if _first_slow_step(group, CHANCE / len(by_group)) is not None]
     return _change(of_side, pl.concat(alone), between) if alone else None
 
 
 def _change(of_side: pl.DataFrame, tested: pl.DataFrame, between: bool) -> LevelShift | None:
     """Return the change that the tested transfers of a side show; None without one."""
-    since = _since(tested, CHANCE)
+    since = _first_slow_step(tested, CHANCE)
     if since is None:
         return None
     among = pl.col("members").is_in(tested["members"].unique().to_list())
@@ -111,7 +111,7 @@ def _change(of_side: pl.DataFrame, tested: pl.DataFrame, between: bool) -> Level
     return LevelShift(since, float(times), between, groups) if slow.height else None  # type: ignore[arg-type]
 
 
-def _since(transfers: pl.DataFrame, chance: float) -> int | None:
+def _first_slow_step(transfers: pl.DataFrame, chance: float) -> int | None:
     """Return the first step of the slower level that lasts to the end; None without one.
 
     Steps are compared by their medians; if there are few steps, as in windows, the transfers themselves are.
@@ -193,7 +193,7 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
     cost = min(float(saved.mean()), float(grown))  # steps do not wait for more than they grew by
     if cost < MIN_COST_OF_SLOW * base.mean():
         return None
-    part = _component(change, traffic)
+    part = _part_at_fault(change, traffic)
     sure = part.sure
     ranks = sorted({int(rank) for members in slow["members"] for rank in members.split(",")})
     step = float(base.mean())
@@ -245,7 +245,7 @@ class _Part(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
-def _component(change: LevelShift, traffic: Traffic) -> _Part:
+def _part_at_fault(change: LevelShift, traffic: Traffic) -> _Part:
     """Return what slow groups have in common where others did not change; else the whole network."""
     everywhere = _Part("slow.fabric", "network", SIDES[change.between])
     if change.groups.group_by("members").agg(pl.col("slow").any())["slow"].all():

@@ -245,10 +245,10 @@ def traffic_of_calls(
     all_recorded = outside["rank"].n_unique() >= world_size
     transfers = pl.concat(
         [
-            _met(
+            _join_members(
                 _messages(calls), ["group", "sequence", "sender", "receiver", "source"], hosts, all_recorded
             ),
-            _met(
+            _join_members(
                 others.with_columns(receives=pl.lit(False)),
                 ["group", "sequence", "op", "source"],
                 hosts,
@@ -258,7 +258,7 @@ def traffic_of_calls(
     )
     transfers = transfers.sort("step", *KEYS, "transfer_ns").with_row_index("instance")
     transfers = transfers.with_columns(pl.col("instance").cast(pl.Int64))
-    return Traffic(transfers, hosts, partial(at_most, transfers, job_steps(outside)), replayed=False)
+    return Traffic(transfers, hosts, partial(max_savings, transfers, job_steps(outside)), replayed=False)
 
 
 def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
@@ -302,7 +302,9 @@ def _messages(calls: pl.DataFrame) -> pl.DataFrame:
     return numbered.filter(pl.col("sent") == pl.col("got"))
 
 
-def _met(calls: pl.DataFrame, call: list[str], hosts: Mapping[int, str], all_recorded: bool) -> pl.DataFrame:
+def _join_members(
+    calls: pl.DataFrame, call: list[str], hosts: Mapping[int, str], all_recorded: bool
+) -> pl.DataFrame:
     """Return one row per call that at least two members timed.
 
     Args:
@@ -374,10 +376,10 @@ def traffic_of_sends(sends: pl.DataFrame, steps: pl.DataFrame, workers: pl.DataF
         .sort("step", "members", "bytes", "transfer_ns")
         .with_columns(instance=pl.int_range(pl.len()))
     )
-    return Traffic(transfers, hosts, partial(at_most, transfers, job_steps(steps)), replayed=False)
+    return Traffic(transfers, hosts, partial(max_savings, transfers, job_steps(steps)), replayed=False)
 
 
-def at_most(transfers: pl.DataFrame, steps: pl.DataFrame, factor: pl.DataFrame) -> Healed:
+def max_savings(transfers: pl.DataFrame, steps: pl.DataFrame, factor: pl.DataFrame) -> Healed:
     """Return upper bounds of the savings of steps: what transfers lose on the rank that loses most.
 
     Args:

@@ -36,7 +36,7 @@ MIN_BROKEN = 1.5  # least factor for a finding that the step does not wait for
 DEVIATIONS = 5.0  # least distance from the median of the other groups, in their robust deviations
 MIN_DEVIATION = 0.02  # of logarithms: a lower spread of groups is raised to this
 LENGTH_TO_DEVIATION = 0.7413  # a normal distribution's middle half is 2 x 0.6745 deviations long
-FITS = 0.9  # least share of a suspect's groups that are slow
+MIN_SLOW_SHARE = 0.9  # least share of a suspect's groups that are slow
 MAX_LINES = 3  # of evidence
 CROWDED = observe("may-be-crowded", "broken or congested: flows that meet there look the same")
 CROWDED_BY_OTHERS = observe(
@@ -294,7 +294,9 @@ def blame(groups: pl.DataFrame, hosts: Mapping[int, str]) -> Iterator[tuple[list
         for suspect in suspects_of(members, op, hosts):
             of.setdefault(suspect, set()).add(members)
     slow = set(groups.filter("slow")["members"])
-    fitting = {suspect: cases for suspect, cases in of.items() if len(cases & slow) >= FITS * len(cases)}
+    fitting = {
+        suspect: cases for suspect, cases in of.items() if len(cases & slow) >= MIN_SLOW_SHARE * len(cases)
+    }
     left = set(slow)
     while left:
         most = max((len(cases & left) for cases in fitting.values()), default=0)
@@ -689,9 +691,9 @@ def additive_effects(
     effects = np.zeros((2, num_ranks))
     left = log_time.copy()
     for _ in range(MAX_ROUNDS):
-        moved = _take_off(left, kind, middle, np.ones(middle.size, np.bool_))
+        moved = _subtract_medians(left, kind, middle, np.ones(middle.size, np.bool_))
         for effect, is_known, ends in zip(effects, enough, (source, target)):
-            moved = max(moved, _take_off(left, ends, effect, is_known))
+            moved = max(moved, _subtract_medians(left, ends, effect, is_known))
             typical = float(np.quantile(effect[is_known], 0.5, method="lower")) if is_known.any() else 0.0
             effect[is_known] -= typical
             left += typical * is_known[ends]
@@ -707,7 +709,7 @@ def _partners(ends: Ints, others: Ints, num_ranks: int) -> Ints:
     return np.bincount(pairs // num_ranks, minlength=num_ranks)
 
 
-def _take_off(left: Floats, labels: Ints, effect: Floats, is_known: NDArray[np.bool_]) -> float:
+def _subtract_medians(left: Floats, labels: Ints, effect: Floats, is_known: NDArray[np.bool_]) -> float:
     """Move the median of the values left of each label into its effect; return the largest move."""
     median = pl.col("left").quantile(0.5, "lower")
     medians = pl.DataFrame({"label": labels, "left": left}).group_by("label").agg(median)

@@ -295,7 +295,7 @@ def _flows(groups: pl.DataFrame, wires: Wires) -> tuple[Flows, csr_matrix]:
 
 SHOWS = 0.9  # share of flows across a faulty component that show it
 FALSE = 0.02  # share of the others that seem to show a fault
-SURER = np.log(1000.0)  # least likelihood ratio to chance, per component that could be named
+MIN_LOG_RATIO = np.log(1000.0)  # least likelihood ratio to chance, per component that could be named
 ODDS = np.log(20.0)  # components are distinguished if one is at least this many times as likely
 MAX_CONFIDENCE = 0.99  # the model itself may be wrong
 MAX_FAULTS = 8
@@ -360,7 +360,7 @@ def at_fault(crossing: Floats, evidence: Floats) -> list[FaultVerdict]:
     verdicts: list[FaultVerdict] = []
     if not crossing.size:
         return verdicts
-    least = SURER + np.log(crossing.shape[1])
+    least = MIN_LOG_RATIO + np.log(crossing.shape[1])
     crossed = np.zeros(evidence.size)  # probability that a flow crosses a component known to be at fault
     ratio = np.expm1(np.clip(evidence, -30, 30))
     gain, either = _gains(crossing, ratio, crossed)
@@ -376,7 +376,7 @@ def at_fault(crossing: Floats, evidence: Floats) -> list[FaultVerdict]:
         rest = order[suspects.size :]
         runner_up = int(rest[0]) if rest.size else -1
         behind = float(gain[best] - gain[runner_up]) if rest.size else np.inf
-        chance = np.exp(least - SURER - gain[best])
+        chance = np.exp(least - MIN_LOG_RATIO - gain[best])
         weights = np.exp(gain[order] - gain[best])
         sure = float(weights[: suspects.size].sum() / (weights.sum() + chance))
         verdicts.append(

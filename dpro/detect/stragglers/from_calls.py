@@ -22,7 +22,7 @@ import polars as pl
 
 from dpro.arrays import MAD_TO_SIGMA, Floats
 from dpro.detect.findings import HIDDEN, Finding, costliest_first, ranks_of
-from dpro.detect.load_model import LATEST, REST, Uneven, describe_uneven_work, explain_counted
+from dpro.detect.load_model import LATEST, MODEL_ERROR, Uneven, describe_uneven_work, explain_counted
 from dpro.detect.observations import Observation, observe
 from dpro.detect.significance import MIN_COST, PERSISTENT
 from dpro.detect.stragglers.causes import (
@@ -134,10 +134,12 @@ def find_late_ranks(
         together += joint
         named = ranks_of(joint)
         by_excess += [(team, excess, finding) for excess, finding in alone if named.isdisjoint(finding.ranks)]
-    late_alone = _once([finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)])
+    late_alone = _first_per_rank(
+        [finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)]
+    )
     findings = [*costliest_first(uneven_work)[:1], *together, *late_alone]  # uneven work of one stage at most
     doubtful = doubtful or len({team.ranks[0] for team, *_ in by_excess}) > 1
-    return costliest_first([_doubted(finding) if doubtful else finding for finding in findings])
+    return costliest_first([_add_doubt(finding) if doubtful else finding for finding in findings])
 
 
 def _teams(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame) -> list[Team]:
@@ -221,7 +223,7 @@ def _uneven(team: Team, uneven: Uneven) -> list[Finding]:
 def _is_more(excess: Excess, uneven: Uneven) -> bool:
     """Return whether a rank is slower by more than the error of the load model."""
     more = excess.effect * float(np.median(uneven.equal_ns[-excess.num_steps :, excess.column]))
-    return more >= REST * float(uneven.explained[excess.column])
+    return more >= MODEL_ERROR * float(uneven.explained[excess.column])
 
 
 def _matters(team: Team, excess: Excess, doubtful: bool) -> bool:
@@ -257,7 +259,7 @@ def _cycle(team: Team, excess: Excess) -> float:
     return float(np.median((team.own_ns + team.waited_ns)[-excess.num_steps :, excess.column]))
 
 
-def _once(findings: list[Finding]) -> list[Finding]:
+def _first_per_rank(findings: list[Finding]) -> list[Finding]:
     """Return the first finding of each rank."""
     return list({finding.ranks: finding for finding in reversed(findings)}.values())[::-1]
 
@@ -411,7 +413,7 @@ def _counted(team: Team, excess: Excess, counters: pl.DataFrame) -> dict[str, fl
     return counted_more(rows, team.ranks[excess.column])
 
 
-def _doubted(finding: Finding) -> Finding:
+def _add_doubt(finding: Finding) -> Finding:
     return replace(finding, confidence=min(finding.confidence, 0.5)).observing(FIRST_CAUSE_UNKNOWN)
 
 
@@ -498,7 +500,7 @@ def own_time_when_timed(collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.Da
     usual = waits.group_by("rank").agg(usual=pl.col("signature").mode().min())
     own_ns = pl.col("took_ns") - pl.col("waited_ns")
     return (
-        _took(outside)
+        _with_step_time(outside)
         .join(waits.filter(pl.col("known") >= WHOLE), on=["rank", "step"])
         .join(usual, on="rank")
         .with_columns(usual=pl.col("signature") == pl.col("usual"), own_ns=own_ns.clip(lower_bound=1))
@@ -543,7 +545,7 @@ def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _took(steps: pl.DataFrame) -> pl.DataFrame:
+def _with_step_time(steps: pl.DataFrame) -> pl.DataFrame:
     """Return how long each step took; if only the host timed it, the mean of the rank's steps.
 
     A host that runs ahead is done with most steps long before its GPU is.
@@ -745,14 +747,16 @@ def _finding(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) ->
         "{less_ns} less",
         last_share=last, less_ns=cost,
     )  # fmt: skip
-    cause, why = _why(team, own_ns, column, counters)
+    cause, why = _explain_jitter(team, own_ns, column, counters)
     return Finding(
         "jitter", "rank", str(rank), (rank,), round(cost / step, 4) if step else 0.0, CONFIDENCE, cost,
         (varies, comes_last, why), cause,
     )  # fmt: skip
 
 
-def _why(team: Team, own_ns: Floats, column: int, counters: pl.DataFrame) -> tuple[str, Observation]:
+def _explain_jitter(
+    team: Team, own_ns: Floats, column: int, counters: pl.DataFrame
+) -> tuple[str, Observation]:
     """Return the counter that is higher in the rank's slow steps, by a large part of their excess.
 
     Returns:

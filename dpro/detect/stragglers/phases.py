@@ -15,7 +15,7 @@ from functools import cache
 
 import polars as pl
 
-from dpro.detect.findings import CodePlace, Finding
+from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.observations import Observation
 
 LATE = "longer-work"  # kind of the first observation of findings from calls
@@ -149,4 +149,4 @@ def _in_phase(finding: Finding, lateness: Observation, excess: dict[str, float])
     much = "{phase_ns} of it" if excess[phase] < ALL * longer_ns else "all of it"
     located = lateness.then(f"; {much} in {{phase}}", phase_ns=excess[phase], phase=PHASES[phase])
     observations = tuple(located if one is lateness else one for one in finding.observations)
-    return replace(finding, observations=observations, place=CodePlace(PHASES[phase]))
+    return replace(finding, observations=observations, place=CodeLocation(PHASES[phase]))

@@ -19,7 +19,7 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.baseline import Baseline, waits
-from dpro.detect.findings import CodePlace, Finding, costliest_first, ranks_of
+from dpro.detect.findings import CodeLocation, Finding, costliest_first, ranks_of
 from dpro.detect.observations import Observation, Value, observe, observe_replay
 from dpro.detect.significance import (
     MIN_COST_OF_SLOW,
@@ -165,7 +165,7 @@ def large_gains(baseline: Baseline, work: pl.DataFrame, sets: list[list[int]]) -
     if not sets:
         return None
     taken = baseline.saved_at_most(healed, set(chain(*sets)))
-    least = MIN_SHARE * baseline.step_ns[_that_count(baseline, work)].sum()
+    least = MIN_SHARE * baseline.step_ns[_counted_steps(baseline, work)].sum()
     large = [ranks for ranks in sets if taken[np.array(ranks) + 1].sum() >= least * (1 - ROUNDING)]
     return gains_of(baseline, work, large, healed)
 
@@ -179,7 +179,7 @@ def _healed(
     return sets, Shortened(healing(baseline.graph, sorted(set(chain(*sets))), work))
 
 
-def _that_count(baseline: Baseline, work: pl.DataFrame) -> Bools:
+def _counted_steps(baseline: Baseline, work: pl.DataFrame) -> Bools:
     """Return [T] a mask of the steps that count: from the first one that `work` has."""
     counted: Bools = baseline.steps >= work["step"].to_numpy().min()
     return counted
@@ -193,7 +193,7 @@ def gains_of(
     Args:
         work: as from `phase_work`, of the steps that count.
     """
-    counted = _that_count(baseline, work)
+    counted = _counted_steps(baseline, work)
     base = baseline.step_ns[counted]
     graphs = baseline.graphs_changed(healed, sets)
     after = [baseline.changed_step_ns(changed)[-base.size :] for changed in graphs]
@@ -248,13 +248,13 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
     )  # fmt: skip
 
 
-def _locate(cause: Mapping[str, Any]) -> CodePlace | None:
+def _locate(cause: Mapping[str, Any]) -> CodeLocation | None:
     """Return where in the code a cause takes most time; None where no span shows it.
 
     Args:
         cause: a row of `excess_by_cause`.
     """
-    return None if cause["example"] in ("", NO_SPAN) else CodePlace.of(cause["example"])
+    return None if cause["example"] in ("", NO_SPAN) else CodeLocation.of(cause["example"])
 
 
 def _where_in(cause: Mapping[str, Any], graph: Graph) -> str:

@@ -138,7 +138,7 @@ class CheckDocument(Document, frozen=True, kw_only=True):
 
 
 @dataclass
-class Seen:
+class CheckState:
     """Everything that a check has found.
 
     Attributes:
@@ -162,7 +162,7 @@ class Seen:
     notes: list[str] = field(default_factory=list)
 
 
-def check_document(seen: Seen, seconds: float) -> CheckDocument:
+def check_document(seen: CheckState, seconds: float) -> CheckDocument:
     """Return the answer of the check."""
     network = seen.network or NetworkChecked()
     measured = _measured(seen)
@@ -183,7 +183,7 @@ def check_document(seen: Seen, seconds: float) -> CheckDocument:
     )
 
 
-def _measured(seen: Seen) -> dict[int, list[MeasuredDocument]]:
+def _measured(seen: CheckState) -> dict[int, list[MeasuredDocument]]:
     """Return the figures of each host beside those of its peers: devices of the same model."""
     measured: dict[int, list[MeasuredDocument]] = {}
     for what, figures in seen.figures.items():
@@ -202,7 +202,7 @@ def _measured(seen: Seen) -> dict[int, list[MeasuredDocument]]:
     return measured
 
 
-def _peers(seen: Seen, what: str, unit: Unit) -> PeerFigures | None:
+def _peers(seen: CheckState, what: str, unit: Unit) -> PeerFigures | None:
     """Return the figures of other devices of the same model; None if there are none."""
     model = seen.hosts[unit.host].model
     figures = seen.figures[what].items()
@@ -211,7 +211,7 @@ def _peers(seen: Seen, what: str, unit: Unit) -> PeerFigures | None:
     return peers_of(others, least) if others else None
 
 
-def slow_units(seen: Seen, names: Collection[str]) -> list[Unit]:
+def slow_units(seen: CheckState, names: Collection[str]) -> list[Unit]:
     """Return the devices with a slow figure among the named ones."""
     return sorted(
         {
@@ -237,7 +237,9 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _host(seen: Seen, network: NetworkChecked, number: int, measured: list[MeasuredDocument]) -> HostVerdict:
+def _host(
+    seen: CheckState, network: NetworkChecked, number: int, measured: list[MeasuredDocument]
+) -> HostVerdict:
     slow = [
         f"{figure.what}{_device(seen, number, figure)}: {figure.value:.3g} {figure.unit}, "
         f"elsewhere {figure.peers:.3g}: others are {figure.times:.2f} times as fast"
@@ -252,11 +254,11 @@ def _host(seen: Seen, network: NetworkChecked, number: int, measured: list[Measu
     return HostVerdict(name, verdict, name in seen.suspects, [*failed, *slow], measured)
 
 
-def _device(seen: Seen, number: int, figure: MeasuredDocument) -> str:
+def _device(seen: CheckState, number: int, figure: MeasuredDocument) -> str:
     return f" of GPU {figure.device}" if seen.hosts[number].model != CPU and figure.what != "network" else ""
 
 
-def _link(seen: Seen, network: NetworkChecked, pair: Pair, fault: Fault) -> LinkVerdict:
+def _link(seen: CheckState, network: NetworkChecked, pair: Pair, fault: Fault) -> LinkVerdict:
     ends = [seen.names[host] for host in pair]
     if fault.error:
         evidence = [f"an exchange between them fails, and each works with others: {fault.error}"]
@@ -275,11 +277,11 @@ def _link(seen: Seen, network: NetworkChecked, pair: Pair, fault: Fault) -> Link
     return LinkVerdict(ends, SLOW, evidence)
 
 
-def _ends(seen: Seen, pair: Pair) -> str:
+def _ends(seen: CheckState, pair: Pair) -> str:
     return " - ".join(seen.names[host] for host in pair)
 
 
-def _all_reduce(seen: Seen, network: NetworkChecked) -> tuple[AllReduceDocument | None, list[str]]:
+def _all_reduce(seen: CheckState, network: NetworkChecked) -> tuple[AllReduceDocument | None, list[str]]:
     """Return the all-reduce over the most hosts beside the run's, and notes about the two."""
     good = [reduced for reduced in network.reduced if not reduced.error]
     if not good:
@@ -297,7 +299,7 @@ def _all_reduce(seen: Seen, network: NetworkChecked) -> tuple[AllReduceDocument 
     return document, notes
 
 
-def _of_groups(seen: Seen, network: NetworkChecked) -> Iterable[str]:
+def _of_groups(seen: CheckState, network: NetworkChecked) -> Iterable[str]:
     """Yield notes on all-reduces that fail, or are slower than equally large ones without a known fault."""
     for reduced in network.reduced:
         hosts = reduced.hosts
@@ -314,7 +316,7 @@ def _of_groups(seen: Seen, network: NetworkChecked) -> Iterable[str]:
             yield f"an all-reduce of {members} is slow: others as large are {times:.2f} times as fast"
 
 
-def _against_run(seen: Seen, reduced: Reduced) -> tuple[list[str], list[str]]:
+def _against_run(seen: CheckState, reduced: Reduced) -> tuple[list[str], list[str]]:
     """Return evidence that an all-reduce is slower than the run's, and notes where that proves nothing."""
     run = seen.of_run
     if run is None or not run.gbps:
@@ -446,13 +448,13 @@ def check_hosts(options: CheckOptions, say: Say) -> CheckDocument:
     workers = HostWorkers(
         options.names, options.launcher, options.python, options.interface, options.timeout_s, say
     )
-    seen = Seen(options.names, options.suspects, of_run=options.of_run)
+    seen = CheckState(options.names, options.suspects, of_run=options.of_run)
     try:
         seen.hosts = dict(workers.hosts)
         if "compute" in options.tests:
-            _alone(workers, seen, {"do": "compute"}, say)
+            _test_devices(workers, seen, {"do": "compute"}, say)
         if options.disk:
-            _alone(workers, seen, {"do": "disk", "folder": options.disk}, say)
+            _test_devices(workers, seen, {"do": "disk", "folder": options.disk}, say)
         if "network" in options.tests and len(workers.hosts) > 1:
             seen.network = search_network(workers, sorted(workers.hosts))
         seen.failed |= workers.failed
@@ -461,19 +463,19 @@ def check_hosts(options: CheckOptions, say: Say) -> CheckDocument:
     return check_document(seen, time.monotonic() - begin_s)
 
 
-def _alone(workers: HostWorkers, seen: Seen, command: dict[str, Any], say: Say) -> None:
+def _test_devices(workers: HostWorkers, seen: CheckState, command: dict[str, Any], say: Say) -> None:
     """Test each device by itself, and slow ones once more.
 
     Hosts that share a machine take turns; a disk is tested by one device of each host.
     """
     units = [unit for unit in workers.units() if unit.device == 0 or command["do"] != "disk"]
-    names = _take(workers, seen, command, units, say)
+    names = _measure(workers, seen, command, units, say)
     if again := slow_units(seen, names):
-        _take(workers, seen, command, again, say)
+        _measure(workers, seen, command, again, say)
 
 
-def _take(
-    workers: HostWorkers, seen: Seen, command: dict[str, Any], units: Sequence[Unit], say: Say
+def _measure(
+    workers: HostWorkers, seen: CheckState, command: dict[str, Any], units: Sequence[Unit], say: Say
 ) -> set[str]:
     """Measure some devices, keeping the better figure of each; return the names of the figures."""
     names: set[str] = set()

@@ -153,7 +153,8 @@ def _options(given: dict[str, Any]) -> Any:
         raise UsageError("--only disk: name a folder with --disk")
     return CheckOptions(
         names, frozenset(suspects), given["launcher"], given["python"], given["interface"],
-        given["timeout_s"], given["disk"] if "disk" in tests else "", tests, _expected(given["run"], tests),
+        given["timeout_s"], given["disk"] if "disk" in tests else "", tests,
+        _bandwidth_of_run(given["run"], tests),
     )  # fmt: skip
 
 
@@ -186,7 +187,7 @@ def _of_finding(file: TextIO) -> tuple[list[str], list[str]]:
     return names, [host] if host else []
 
 
-def _expected(run: Path | None, tests: tuple[str, ...]) -> RunBandwidth | None:
+def _bandwidth_of_run(run: Path | None, tests: tuple[str, ...]) -> RunBandwidth | None:
     """Return the all-reduce of the run; None, with a warning, if the run has none."""
     from dpro.cli.output import warn
     from dpro.errors import DproError

@@ -166,7 +166,7 @@ def search_network(transport: Transport, hosts: Sequence[int]) -> NetworkChecked
         failed = [pair for pair, exchanged in round_.items() if exchanged.error]
         if failed:
             _try_others(transport, seen, failed, hosts)
-        members = (_whole([hosts[number] for number in group], seen) for group in groups)
+        members = (_able_to_reduce([hosts[number] for number in group], seen) for group in groups)
         whole = [group for group in members if len(group) >= MIN_GROUP]
         seen.reduced += transport.all_reduce(whole) if whole else []
     _judge(transport, seen)
@@ -183,7 +183,7 @@ def _round(
     return transport.exchange(steps)
 
 
-def _whole(group: Sequence[int], seen: NetworkChecked) -> list[int]:
+def _able_to_reduce(group: Sequence[int], seen: NetworkChecked) -> list[int]:
     """Return the members of a group that can reduce; empty if a link between two of them is broken."""
     members = [host for host in group if host not in seen.hosts]
     return [] if any({*pair} <= {*members} for pair in seen.links) else members

@@ -214,7 +214,7 @@ def _all_reduce(address: str, port: int, key: str, rank: int, num_ranks: int) ->
 
     def reduce(size: int) -> float:
         payload = torch.zeros(size // 4, device=_here["device"])
-        return _together(lambda: dist.all_reduce(payload))
+        return _seconds_of_transfer(lambda: dist.all_reduce(payload))
 
     with _group(address, port, key, rank, num_ranks):
         size, seconds = _measured(reduce)
@@ -253,7 +253,7 @@ def _measured(transfer: Callable[[int], float]) -> tuple[int, float]:
     return size, min(transfer(size) for _ in range(REPEATS))
 
 
-def _together(work: Callable[[], Any]) -> float:
+def _seconds_of_transfer(work: Callable[[], Any]) -> float:
     """Return the seconds of a transfer from the time when all members have arrived."""
     import torch
     import torch.distributed as dist

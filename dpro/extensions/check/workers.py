@@ -149,13 +149,13 @@ class HostWorkers:
         self._where: dict[Unit, dict[str, Any]] = {}
         self._number = 0
         try:
-            self._meet([Unit(number, 0) for number in range(len(names))])
-            self._meet([unit for unit in self.units() if unit.device > 0])
+            self._start_all([Unit(number, 0) for number in range(len(names))])
+            self._start_all([unit for unit in self.units() if unit.device > 0])
         except BaseException:
             self.close()
             raise
 
-    def _meet(self, units: Sequence[Unit]) -> None:
+    def _start_all(self, units: Sequence[Unit]) -> None:
         """Start workers and get their descriptions."""
         for unit in units:
             self._workers[unit] = self._started(self._names[unit.host])

@@ -21,7 +21,7 @@ import click
 
 from dpro._version import __version__
 from dpro.errors import DproError, UsageError, first_line, needs_extra
-from dpro.words import few
+from dpro.words import first_few
 
 SCHEME = "dask://"
 VARIABLE = "DPRO_EXECUTOR"
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 def _read_url(context: click.Context, _option: click.Parameter, url: str | None) -> None:
     """Set the URL given by `--executor` until the command ends."""
     if url is not None:
-        context.with_resource(_named(_checked(url)))
+        context.with_resource(_url_set(_checked(url)))
 
 
 OPTIONS = [
@@ -50,7 +50,7 @@ OPTIONS = [
 
 
 @contextmanager
-def _named(url: str) -> Iterator[None]:
+def _url_set(url: str) -> Iterator[None]:
     token = _URL.set(url)
     try:
         yield
@@ -116,10 +116,10 @@ def _check_workers(client: Any, url: str, paths: Sequence[str]) -> None:
         DproError: one has no dpro or another version, or a worker does not see all paths.
     """
     try:
-        answers = {"the scheduler": client.run_on_scheduler(_look_for, [])}
+        answers = {"the scheduler": client.run_on_scheduler(_version_and_missing, [])}
     except Exception as error:  # Dask raises here any exception of the scheduler
         answers = {"the scheduler": error}
-    of_workers = client.run(_look_for, list(paths), on_error="return")
+    of_workers = client.run(_version_and_missing, list(paths), on_error="return")
     answers |= {f"worker {name}": of_workers[name] for name in sorted(of_workers)}
     for who, answer in answers.items():
         if isinstance(answer, BaseException):
@@ -131,12 +131,12 @@ def _check_workers(client: Any, url: str, paths: Sequence[str]) -> None:
             raise DproError(f"{url}: {who} has dpro {version}, but this is {__version__}")
         if missing:
             raise DproError(
-                f"{url}: {who} does not see {few(missing, 2)}: it must be in a folder that all workers "
+                f"{url}: {who} does not see {first_few(missing, 2)}: it must be in a folder that all workers "
                 "share; DPRO_CACHE sets such a folder for dpro's cache"
             )
 
 
-def _look_for(paths: list[str]) -> tuple[str, list[str]]:
+def _version_and_missing(paths: list[str]) -> tuple[str, list[str]]:
     """Return the version of dpro here, and the paths that are missing here."""
     return __version__, [path for path in paths if not os.path.exists(path)]
 
@@ -164,7 +164,7 @@ class _Workers(Executor):
         chunks = self.chunks_of(list(zip(*iterables)), chunksize)
         with warnings.catch_warnings():  # tasks of large runs are large
             warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
-            futures = self._client.map(_do_all, [fn] * len(chunks), chunks, pure=False)
+            futures = self._client.map(_run_chunk, [fn] * len(chunks), chunks, pure=False)
         return chain.from_iterable(map(self._result, futures))
 
     def chunks_of(self, tasks: Sequence[Any], least: int = 1) -> list[Sequence[Any]]:
@@ -182,5 +182,5 @@ class _Workers(Executor):
             raise BrokenExecutor(f"{self._url}: {first_line(error)}") from error
 
 
-def _do_all(work: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]) -> list[Result]:
+def _run_chunk(work: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]) -> list[Result]:
     return [work(*task) for task in tasks]

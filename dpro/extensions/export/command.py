@@ -9,13 +9,13 @@ import click
 
 from dpro.cli.analysis import analyse, layout_option, ranks_option, run_argument, steps_option
 from dpro.cli.output import (
+    atomic_file,
     console,
     ensure_writable,
     json_option,
     print_json,
     print_selection,
     warn,
-    whole_file,
 )
 from dpro.errors import Unanswerable, UsageError
 from dpro.units import ms
@@ -165,5 +165,5 @@ def drawing_of(analysis: Analysis, selection: Selection | None = None) -> Drawin
 def _write(drawn: Drawing, form: str, path: Path) -> None:
     from dpro.extensions.export.formats import write_chrome, write_perfetto
 
-    with whole_file(path) as place:
+    with atomic_file(path) as place:
         {"chrome": write_chrome, "perfetto": write_perfetto}[form](drawn, place)

@@ -34,7 +34,7 @@ from dpro.words import shortened
 # Arrows between slices: launches, forward to backward, the rank that a collective waited for.
 
 PLACE = ["rank", "window"]
-_NOTHING = np.empty(0, np.int64), np.empty(0, np.int64)
+_NO_PAIRS = np.empty(0, np.int64), np.empty(0, np.int64)
 
 
 class Arrow(StrEnum):
@@ -73,7 +73,7 @@ def arrows(timeline: Timeline, rows: pl.DataFrame) -> pl.DataFrame:
         )
         for kind, side, (source, target) in pairs
     ]
-    return _forwards(pl.concat(ends, how="vertical_relaxed"), rows).sort(
+    return _drawn_arrows(pl.concat(ends, how="vertical_relaxed"), rows).sort(
         "kind", "leaves_ns", "arrives_ns", "source", "target"
     )
 
@@ -102,7 +102,7 @@ def _launches(graph: Graph) -> tuple[Ints, Ints]:
     The launch of a CUDA graph is paired with the first work on each stream.
     """
     if graph.run is None:
-        return _NOTHING
+        return _NO_PAIRS
     columns = ["rank", "window", "span_id", "kind", "start_ns", "device", "stream", "correlation"]
     spans = graph.run.table(SPANS, columns).filter(pl.col("correlation") >= 0)
     call = ["rank", "window", "correlation"]
@@ -138,7 +138,7 @@ def _rendezvous(graph: Graph) -> tuple[Ints, Ints]:
 def _gradients(graph: Graph) -> tuple[Ints, Ints]:
     """Return pairs of an operator and its first backward operator, by autograd's sequence numbers."""
     if graph.run is None:
-        return _NOTHING
+        return _NO_PAIRS
     columns = [*PLACE, "span_id", "start_ns", "tid", "sequence_number", "forward_thread"]
     spans = graph.run.table(SPANS, columns)
     begins = spans.select(*PLACE, "start_ns", target_span_id="span_id")
@@ -169,7 +169,7 @@ def _first_node_of_span(graph: Graph) -> pl.DataFrame:
     return frame.cast({"rank": pl.Int32, "window": pl.Int32})
 
 
-def _forwards(ends: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+def _drawn_arrows(ends: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     """Return arrows between drawn slices, from the start of the source to the target, never backwards."""
     numbered = rows.with_row_index("row").select(pl.col("row").cast(pl.Int64), "start_ns", "end_ns")
     target = numbered.rename({"start_ns": "begins", "end_ns": "over"})

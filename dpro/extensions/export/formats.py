@@ -17,7 +17,7 @@ from dpro.extensions.export.drawing import ARGUMENTS, Drawing
 
 SEQUENCE = 1  # one sequence, since one writer makes all packets
 _FIRST_PACKET, _NEEDS_NAMES = 1, 2  # TracePacket.SequenceFlags
-_OF_SLICE = ("step", "node", "rank", "slack_ns", "later_ns", "lane")
+_SLICE_FIELDS = ("step", "node", "rank", "slack_ns", "later_ns", "lane")
 
 
 def write_perfetto(drawn: Drawing, path: Path) -> None:
@@ -89,7 +89,7 @@ def _write_slices(
     builder: Any, drawn: Drawing, names: dict[str, int], tracks: dict[tuple[str, str], int]
 ) -> None:
     """Write a packet at the begin and one at the end of each slice."""
-    moments = _moments(drawn)
+    moments = _begins_and_ends(drawn)
     rows = drawn.rows.with_columns(_arrows(drawn))[moments["row"]]
     for fact in rows.with_columns(moments["begins"]).iter_rows(named=True):
         track = tracks[fact["group"], fact["track"]]
@@ -127,7 +127,7 @@ def _write_counters(builder: Any, counters: pl.DataFrame, first: int) -> None:
             builder.write_packet(packet)
 
 
-def _moments(drawn: Drawing) -> pl.DataFrame:
+def _begins_and_ends(drawn: Drawing) -> pl.DataFrame:
     """Return begins and ends of slices, as `begins` and `row`, in order of time.
 
     At equal times, ends come before begins, and slices without an incoming arrow before those with one.
@@ -146,7 +146,7 @@ def _begin(packet: Any, fact: dict[str, Any], names: dict[str, int]) -> None:
     event.name_iid = names[fact["name"]]
     event.categories.extend([fact["kind"], "critical"] if fact["critical"] else [fact["kind"]])
     event.flow_ids.extend(fact["arrows"])
-    for key in (*_OF_SLICE, *ARGUMENTS):
+    for key in (*_SLICE_FIELDS, *ARGUMENTS):
         value = fact[key]
         if isinstance(value, str):
             event.debug_annotations.add(name=key, string_value=value)
@@ -173,7 +173,7 @@ def _arrows(drawn: Drawing) -> pl.Series:
 
 
 _NO_TRACKS = pl.DataFrame(schema={"tid": pl.Int64, "group": pl.String, "track": pl.String, "pid": pl.Int64})
-_OF_EVENT = ("rank", "lane", "step", "node", "waited_for", "slack_ns", "later_ns", "critical")
+_EVENT_FIELDS = ("rank", "lane", "step", "node", "waited_for", "slack_ns", "later_ns", "critical")
 
 
 def write_chrome(drawn: Drawing, path: Path) -> None:
@@ -234,7 +234,7 @@ def _events(rows: pl.DataFrame, origin: int) -> list[str]:
         _quoted(rows, "name"),
         _quoted(rows, "kind"),
         pl.concat_str(
-            [_argument(rows, name) for name in (*_OF_EVENT, *ARGUMENTS)], separator=",", ignore_nulls=True
+            [_argument(rows, name) for name in (*_EVENT_FIELDS, *ARGUMENTS)], separator=",", ignore_nulls=True
         ),
     )
     return rows.select(line).to_series().to_list()

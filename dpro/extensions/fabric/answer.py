@@ -20,7 +20,7 @@ from dpro.arrays import Floats, Ints
 from dpro.documents import Document, DocumentPart
 from dpro.errors import needs_extra
 from dpro.extensions.fabric.edits import PlannedPaths
-from dpro.extensions.fabric.planning import planned_connections
+from dpro.extensions.fabric.planning import plan_connection_paths
 from dpro.replay.cost.fabric.connections import (
     Connections,
     Meeting,
@@ -391,7 +391,7 @@ def plan_of(graph: Graph, probes: Sequence[PathEntry] = ()) -> list[PathEntry]:
         Unanswerable: the run has no topology, or its ranks are on one host.
     """
     placement = placed(graph)
-    choose = planned_connections(placement.flows, placement.routes, placement.fabric.gbps)
+    choose = plan_connection_paths(placement.flows, placement.routes, placement.fabric.gbps)
     ports: dict[tuple[str, str, tuple[str, ...]], list[int]] = defaultdict(list)
     for probe in reversed(probes):
         if probe.source_port is not None:

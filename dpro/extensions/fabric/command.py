@@ -108,7 +108,7 @@ def topology(
     from dpro.extensions.fabric.answer import topology_document
     from dpro.topology.file import FILE, as_toml, check, write
 
-    fabric = _described(given)
+    fabric = _topology_from_options(given)
     check(fabric)
     of_run = given["file"] if given["file"] is not None and given["file"].is_dir() else None
     if of_run is None and any(given[option] for option in _OF_RUNS):
@@ -183,7 +183,7 @@ def _keep_channels(run: Path, logs: Sequence[Path]) -> None:
     write_channels(channels.groups, run / CHANNELS)
 
 
-def _described(given: dict[str, Any]) -> TopologyFile:
+def _topology_from_options(given: dict[str, Any]) -> TopologyFile:
     """Return the topology that the options name.
 
     Raises:

@@ -19,7 +19,7 @@ import numpy as np
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import InputError, Unanswerable, UsageError
-from dpro.extensions.fabric.planning import evenly_split, planned_connections
+from dpro.extensions.fabric.planning import evenly_split, plan_connection_paths
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.cost.fabric.connections import hashed_loads, quantile
 from dpro.replay.cost.fabric.flows import NOT_RECORDED, Flows, Load, flows_of, loaded, sprayed
@@ -66,7 +66,7 @@ from dpro.units import format_duration
 
 TAIL = 0.05  # of seeds, on either side of the interval
 NAMED = 3  # links with the most flows
-THEN = ("hash", "plan", "spray")
+PATH_CHOICES = ("hash", "plan", "spray")
 EVENLY = ", and flows share a cable evenly"  # fair queues, or pacing that is as good
 
 
@@ -138,7 +138,7 @@ class HashedPaths(FabricEdit):
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         placement = placed(graph)
-        return fullest(placement, quantile(placement.hashed, 0.5))
+        return fullest_links(placement, quantile(placement.hashed, 0.5))
 
     def describe(self) -> str:
         return "paths by hash, where flows may collide"
@@ -182,7 +182,7 @@ class PlannedPaths(FabricEdit):
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         placement = placed(graph)
-        return fullest(placement, self.cables(placement)(0.5).load)
+        return fullest_links(placement, self.cables(placement)(0.5).load)
 
     def describe(self) -> str:
         return f"paths as in {self.file}" if self.file else "paths planned for the job's flows"
@@ -242,7 +242,7 @@ class FailedCable(FabricEdit):
     is_better = False
     effort = "none"
     link: str = key("both ends of the cable, such as leaf0/spine0; one of several parallel cables")
-    then: str = key("how paths are chosen afterwards", "hash", choices=THEN)
+    then: str = key("how paths are chosen afterwards", "hash", choices=PATH_CHOICES)
     left: float = key("remaining share of its capacity; paths stay unchanged", 0.0, least=0.0, most=1.0)
     doubt: float = 0.05
 
@@ -315,7 +315,7 @@ def loads_by(
     if then == "spray":
         return [sprayed(flows, routes)]
     if then == "plan":
-        return [loaded(flows, routes, planned_connections(flows, routes, routes.network.gbps))]
+        return [loaded(flows, routes, plan_connection_paths(flows, routes, routes.network.gbps))]
     return hashed_loads(flows, routes, path_entries)
 
 
@@ -339,7 +339,7 @@ def _cable(fabric: Fabric, text: str) -> Ints:
     return np.array([links[0] for links in each_way], np.int64)
 
 
-def fullest(placement: Placed, load: Load) -> tuple[str, ...]:
+def fullest_links(placement: Placed, load: Load) -> tuple[str, ...]:
     """Return one line for each of the links between switches that most groups of ranks cross."""
     between, (members, *_) = between_switches(placement.fabric), placement.communications.kinds
     rows = np.repeat(np.arange(load.indptr.size - 1), np.diff(load.indptr))
@@ -370,7 +370,7 @@ class PlacedRanks(FabricEdit):
     proof = "orders of four hosts over two leaves of a fabric of namespaces, gloo"
     effort = "flag"
     hosts: str = key("new order of hosts, by first rank: node1/node0; default: search for the best", "")
-    then: str = key("how paths are chosen afterwards", "hash", choices=THEN)
+    then: str = key("how paths are chosen afterwards", "hash", choices=PATH_CHOICES)
     doubt: float = 0.1
 
     @classmethod
@@ -449,7 +449,7 @@ class OtherJobs(FabricEdit):
     effort = "none"
     hosts: str = key("hosts of another job, in the order of its ring; separate several jobs by /", "")
     run: Path | None = key("folder of a run of another job on the same fabric, instead of hosts", None)
-    then: str = key("how the paths of all jobs are chosen", "hash", choices=THEN)
+    then: str = key("how the paths of all jobs are chosen", "hash", choices=PATH_CHOICES)
     doubt: float = 0.1
 
     @classmethod

@@ -64,7 +64,7 @@ def fat_tree(size: FabricSize) -> TopologyFile:
         first, last = leaf * of_leaf, min((leaf + 1) * of_leaf, size.hosts) - 1
         ports = f"{_range('node', first, last)}{PORT}{_range('nic', 0, size.nics - 1)}"
         links.append(LinkEntry(ports, f"leaf{leaf}", size.gbit))
-    return _joined(size, leaves, links)
+    return _with_upper_tiers(size, leaves, links)
 
 
 def rail_optimised(size: FabricSize) -> TopologyFile:
@@ -83,14 +83,14 @@ def rail_optimised(size: FabricSize) -> TopologyFile:
             LinkEntry(f"{hosts}{PORT}nic{rail}", f"leaf{unit * size.nics + rail}", size.gbit)
             for rail in range(size.nics)
         ]
-    return _joined(size, units * size.nics, links)
+    return _with_upper_tiers(size, units * size.nics, links)
 
 
 def _range(prefix: str, first: int, last: int) -> str:
     return f"{prefix}{first}" if first == last else f"{prefix}[{first}-{last}]"
 
 
-def _joined(size: FabricSize, leaves: int, links: list[LinkEntry]) -> TopologyFile:
+def _with_upper_tiers(size: FabricSize, leaves: int, links: list[LinkEntry]) -> TopologyFile:
     """Return the fabric of hosts and leaves, with the spines and cores that join the leaves."""
     hosts = [HostEntry(_range("node", 0, size.hosts - 1), size.gpus, size.gpu_gbps, size.nics, size.gbit)]
     switches = [SwitchEntry(_range("leaf", 0, leaves - 1), "leaf")]

@@ -16,7 +16,7 @@ from dpro.errors import InputError, UsageError, first_line
 from dpro.limits import read_small
 from dpro.schema import WORKERS
 from dpro.store import Run, write_manifest, write_part
-from dpro.words import few
+from dpro.words import first_few
 
 SOURCE = "host map"  # in the manifest: hosts from such a file may be replaced
 _PART = "hosts"  # part of the table with ranks that had no worker
@@ -67,7 +67,7 @@ def put_hosts(run: Run, hosts: pl.DataFrame) -> Run:
         raise UsageError(f"{run.label} already has the hosts of its ranks: --hosts is for runs without them")
     ranks = run.manifest.ranks
     if absent := sorted(set(ranks) - set(hosts["rank"].to_list())):
-        raise UsageError(f"--hosts has no host of ranks {few(absent, 8)}")
+        raise UsageError(f"--hosts has no host of ranks {first_few(absent, 8)}")
     hosts = hosts.filter(pl.col("rank").is_in(ranks))
     without = hosts.join(recorded, on="rank", how="anti")
     for part in run.parts(WORKERS):

@@ -120,7 +120,7 @@ def _topology(
                 speeds[machine] = min(gbit, speeds.get(machine, gbit))
     port_of = {}
     for machine, ports in adapters.items():
-        for number, (_, near, port) in enumerate(sorted(ports, key=_in_order)):
+        for number, (_, near, port) in enumerate(sorted(ports, key=_natural_key)):
             port_of[near, port] = f"{machine}{PORT}nic{number}"
     links = []
     for (first, second), (gbit, numbers) in sorted(cables.items()):
@@ -135,7 +135,7 @@ def _topology(
             if (near, pair[side]) in port_of
         ]
     groups = defaultdict(list)
-    for machine in sorted(adapters, key=_in_order):
+    for machine in sorted(adapters, key=_natural_key):
         groups[len(adapters[machine]), speeds[machine]].append(machine)
     hosts = [
         HostEntry(
@@ -146,7 +146,7 @@ def _topology(
     return TopologyFile(hosts=hosts, switches=_switches(names, cables), links=links)
 
 
-def _in_order(text: object) -> list[object]:
+def _natural_key(text: object) -> list[object]:
     """Return a key that sorts numbers in names by value."""
     return [int(part) if part.isdecimal() else part for part in _NUMBER.split(str(text))]
 
@@ -180,7 +180,7 @@ def _switches(
     apart = [end for end in names if end not in tiers]
     switches = [
         SwitchEntry(
-            fold(sorted((names[end] for end, level in tiers.items() if level == height), key=_in_order)),
+            fold(sorted((names[end] for end, level in tiers.items() if level == height), key=_natural_key)),
             _tier(height),
         )
         for height in range(tier)
@@ -345,7 +345,7 @@ def read_inside(path: Path, names: str) -> HostEntry:
         min(_gpu_gbps(path, gpu, parent) for _, gpu, parent in gpus),
         len(ports),
         gbit or HostEntry("").nic_gbit,
-        _near([place for place, *_ in gpus], [place for place, _ in ports]),
+        _nearest_ports([place for place, *_ in gpus], [place for place, _ in ports]),
     )
 
 
@@ -402,21 +402,21 @@ def _gpu_gbps(path: Path, gpu: ElementTree.Element, pci: ElementTree.Element | N
     return lane * width if lane and width else USUAL_GBPS
 
 
-def _near(gpus: list[_Place], ports: list[_Place]) -> list[int]:
+def _nearest_ports(gpus: list[_Place], ports: list[_Place]) -> list[int]:
     """Return the nearest port of each GPU; among equally near ones the first with the fewest GPUs."""
     if not ports:
         return []
     taken = [0] * len(ports)
     nearest = []
     for gpu in gpus:
-        shared = [_shared(gpu, port) for port in ports]
+        shared = [_num_shared_ancestors(gpu, port) for port in ports]
         best = min(range(len(ports)), key=lambda port: (-shared[port], taken[port], port))
         taken[best] += 1
         nearest.append(best)
     return nearest
 
 
-def _shared(one: _Place, other: _Place) -> int:
+def _num_shared_ancestors(one: _Place, other: _Place) -> int:
     """Return the number of ancestors that two places have in common."""
     return next(
         (depth for depth, (ancestor, its) in enumerate(zip(one, other)) if ancestor != its),

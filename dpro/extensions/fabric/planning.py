@@ -63,20 +63,20 @@ class Plan:
         return choose
 
 
-def planned(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
+def plan_paths(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
     """Plan paths for flows that may all run at the same time."""
     leaves = _leaves(flows, routes)
     crossing = [flow for flow, (begin, end) in enumerate(leaves) if begin != end]
     equal = crossing and np.ptp(flows.share[crossing]) < 1e-9
     if equal and _is_two_tiers(routes, {leaves[flow] for flow in crossing}):
-        return _coloured(routes, leaves, crossing)
-    return _greedy(flows, routes, leaves, crossing, capacity)
+        return _colour_paths(routes, leaves, crossing)
+    return _place_greedily(flows, routes, leaves, crossing, capacity)
 
 
-def planned_connections(flows: Flows, routes: Routes, capacity: Floats) -> Choice:
+def plan_connection_paths(flows: Flows, routes: Routes, capacity: Floats) -> Choice:
     """Plan a path for each connection; communications of the same ranks share it, one after the other."""
     connections = connections_of(flows)
-    choose = planned(connections.flows, routes, capacity).choice()
+    choose = plan_paths(connections.flows, routes, capacity).choice()
     return lambda rows, here, number: choose(connections.of[rows], here, number)
 
 
@@ -115,7 +115,7 @@ def evenly_split(flows: Flows, routes: Routes) -> tuple[Flows, Choice]:
     path = (first[connections.of])[row] + part
     plan = Plan(
         tuple(
-            _over(routes, leaves[connection], way)
+            _path_of_colour(routes, leaves[connection], way)
             for connection, way in zip(connections.of[row].tolist(), path.tolist())
         )
     )
@@ -147,7 +147,7 @@ def _is_two_tiers(routes: Routes, pairs: set[tuple[int, int]]) -> bool:
     return len(seen) == 1
 
 
-def _coloured(routes: Routes, leaves: list[tuple[int, int]], crossing: list[int]) -> Plan:
+def _colour_paths(routes: Routes, leaves: list[tuple[int, int]], crossing: list[int]) -> Plan:
     """Colour the edges of the bipartite graph of leaves, and fold the colours onto the cables of a leaf."""
     degree: dict[tuple[int, int], int] = {}
     for flow in crossing:
@@ -183,10 +183,12 @@ def _coloured(routes: Routes, leaves: list[tuple[int, int]], crossing: list[int]
             for other in chain:
                 paint(other, its if colour_of[other] == ours else ours)
         paint(edge, ours)
-    return Plan(tuple(_over(routes, leaves[flow], colour_of.get(flow, 0)) for flow in range(len(leaves))))
+    return Plan(
+        tuple(_path_of_colour(routes, leaves[flow], colour_of.get(flow, 0)) for flow in range(len(leaves)))
+    )
 
 
-def _over(routes: Routes, pair: tuple[int, int], colour: int) -> dict[int, int]:
+def _path_of_colour(routes: Routes, pair: tuple[int, int], colour: int) -> dict[int, int]:
     """Return the path of a colour: up the cable of that number, down by its position among parallel ones."""
     if pair[0] == pair[1]:
         return {}
@@ -197,7 +199,7 @@ def _over(routes: Routes, pair: tuple[int, int], colour: int) -> dict[int, int]:
     return {pair[0]: up, int(middle[up]): beside}
 
 
-def _greedy(
+def _place_greedily(
     flows: Flows, routes: Routes, leaves: list[tuple[int, int]], crossing: list[int], capacity: Floats
 ) -> Plan:
     """Place each flow, the largest first, where the fullest link of its path is least full."""
@@ -207,7 +209,7 @@ def _greedy(
     ways: dict[tuple[int, int], _Ways] = {}
     for flow_number in sorted(crossing, key=lambda flow: -flows.share[flow]):
         if leaves[flow_number] not in ways:
-            ways[leaves[flow_number]] = _ways(routes, *leaves[flow_number])
+            ways[leaves[flow_number]] = _shortest_paths(routes, *leaves[flow_number])
         tried = ways[leaves[flow_number]]
         full = (load[tried.links] + flows.share[flow_number]) / room[tried.links]
         beside = full.argmin(axis=2)
@@ -219,7 +221,7 @@ def _greedy(
     return Plan(tuple(places))
 
 
-def _ways(routes: Routes, here: int, to: int) -> _Ways:
+def _shortest_paths(routes: Routes, here: int, to: int) -> _Ways:
     """Return at most `MAX_TRIED` shortest paths between two switches that differ in the switches they cross.
 
     Raises:

@@ -29,7 +29,7 @@ from dpro.extensions.fabric.answer import (
     usage_of,
 )
 from dpro.extensions.fabric.edits import loads_by
-from dpro.extensions.fabric.planning import planned_connections
+from dpro.extensions.fabric.planning import plan_connection_paths
 from dpro.replay.cost.fabric.connections import Usage, connections_of, known_paths
 from dpro.replay.cost.fabric.flows import crossed
 from dpro.replay.cost.fabric.network import NIC, SWITCH, Choice, Fabric, hashed
@@ -68,7 +68,7 @@ def _cables(loaded: Loaded, link: Link) -> pl.DataFrame:
     graph_, (then, _) = loaded.outline.predictive, _chosen(link)
     placement = placed(graph_)
     paths = known_paths(placement.flows, placement.routes, placement.path_entries)
-    by_plan = planned_connections(placement.flows, placement.routes, placement.fabric.gbps)
+    by_plan = plan_connection_paths(placement.flows, placement.routes, placement.fabric.gbps)
     if then == "now":
         load = load_now(placement)
         crossing = (

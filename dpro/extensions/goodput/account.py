@@ -87,7 +87,7 @@ def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tup
         ),
     )
     parts = _with_stalls(parts, attempts)
-    return _divided(parts), notes
+    return _divide_pieces(parts), notes
 
 
 def totals(accounted: pl.DataFrame) -> pl.DataFrame:
@@ -172,7 +172,7 @@ def _evaluations(parts: pl.DataFrame, attempts: Sequence[Attempt]) -> pl.DataFra
     )
 
 
-def _divided(parts: pl.DataFrame) -> pl.DataFrame:
+def _divide_pieces(parts: pl.DataFrame) -> pl.DataFrame:
     """Divide each piece into its classes, one after the other; the main class comes first."""
     doing, is_step, rest = pl.col("doing"), pl.col("step") >= 0, pl.col("rest")
     # The evaluation in a repeated step was done before: it is lost with the step.

@@ -74,7 +74,7 @@ class Attempt:
     @property
     def begin_ns(self) -> int:
         """The earliest recorded start of its processes."""
-        return _least(self.starts["process_ns"], self.workers["started_ns"])
+        return _earliest(self.starts["process_ns"], self.workers["started_ns"])
 
     @property
     def end_ns(self) -> int:
@@ -186,7 +186,7 @@ def _saves(attempt: Attempt) -> pl.DataFrame:
     return saves.with_columns(done=pl.Series(done, dtype=pl.Int64))
 
 
-def _least(*times: pl.Series) -> int:
+def _earliest(*times: pl.Series) -> int:
     """Return the earliest recorded time, ignoring negative ones; -1 where there is none."""
     seen = pl.concat([time.cast(pl.Int64) for time in times])
     least = seen.filter(seen >= 0).min()
@@ -262,7 +262,7 @@ def missing_attempts(attempts: Sequence[Attempt]) -> list[str]:
     return notes
 
 
-def set_forward(attempts: Sequence[Attempt]) -> list[str]:
+def clock_jumps(attempts: Sequence[Attempt]) -> list[str]:
     """Return a line for each attempt in which a host's clock was set forward, which lengthens its time."""
     notes = []
     for attempt in attempts:

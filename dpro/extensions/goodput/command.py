@@ -169,12 +169,12 @@ def _rate(life: JobLife, asked: Mapping[str, Any]) -> FailureRate | None:
         UsageError: several options give one.
         InputError: a log cannot be read.
     """
-    from dpro.extensions.goodput.stages import PRESETS, rate_of_log, rate_per_gpu, read_log, seen_failures
+    from dpro.extensions.goodput.stages import PRESETS, observed_failures, rate_of_log, rate_per_gpu, read_log
 
     given = [name for name in SOURCES if asked[name]]
     if len(given) > 1:
         raise UsageError(f"give one of {', '.join('--' + name.replace('_', '-') for name in given)}")
-    hosts = seen_failures(life).hosts
+    hosts = observed_failures(life).hosts
     if asked["mtbf_per_gpu"]:
         gpus = life.pieces["rank"].n_unique()
         return rate_per_gpu(asked["mtbf_per_gpu"], -(-gpus // hosts))

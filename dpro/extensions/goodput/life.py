@@ -24,9 +24,9 @@ from dpro.extensions.goodput.attempts import (
     Attempt,
     AttemptEnd,
     attempts_of,
+    clock_jumps,
     end_of_attempt,
     missing_attempts,
-    set_forward,
 )
 from dpro.replay.cost.work import Mfu
 from dpro.replay.steps import step_series
@@ -203,7 +203,7 @@ def life_of(runs: Sequence[Run], opened: Sequence[Analysis] = ()) -> JobLife:
         amounts.append(amount_of(analysis))
         ends.append(end_of_attempt(analysis, attempt))
     pieces, notes = account(attempts, lost)
-    notes += [*missing_attempts(attempts), *set_forward(attempts), *_no_training(attempts)]
+    notes += [*missing_attempts(attempts), *clock_jumps(attempts), *_no_training(attempts)]
     return JobLife(attempts, pieces, notes, amounts, ends)
 
 

@@ -23,7 +23,7 @@ from dpro.documents import DocumentPart
 from dpro.errors import DproError, Unanswerable, UsageError
 from dpro.extensions.goodput.life import JobLife
 from dpro.extensions.goodput.simulate import CLASSES, Failures, Recovery, exponential, simulate
-from dpro.extensions.goodput.stages import FailureRate, own_rate, seen_failures, stages_of
+from dpro.extensions.goodput.stages import FailureRate, observed_failures, own_rate, stages_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.scaling import Batch, DataParallelSize, replicas_of
 from dpro.replay.whatif.grammar import (
@@ -263,7 +263,7 @@ def outlook(life: JobLife, rate: FailureRate | None, edits: Sequence[str], hours
         Unanswerable: the job did no step, or its own failures are too few.
     """
     recovery = stages_of(life)
-    rate = rate or own_rate(seen_failures(life))
+    rate = rate or own_rate(observed_failures(life))
     changes = [_replayed(life, recovery, edits)] if edits else candidates(recovery, rate)
     base, *predictions = predict_goodput(recovery, rate, changes, hours)
     ranked = sorted(predictions, key=lambda prediction: -(prediction.gain_h or 0.0))

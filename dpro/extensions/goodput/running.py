@@ -34,7 +34,7 @@ SHARE = 0.02  # of the watcher's time that accounts may take
 NO_GRADIENTS = "step_no_grad_ns"  # the counter that shows evaluation
 
 
-class LifeWatch:
+class LiveAccount:
     """The account of a watched job, renewed from time to time by a separate thread.
 
     Attributes:

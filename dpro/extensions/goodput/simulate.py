@@ -163,7 +163,7 @@ class _State:
         self.failures = np.zeros(jobs, np.int64)
         self.back_s: Floats = np.zeros((jobs, 0))  # [S, in repair] when each host is back
 
-    def as_long(self) -> Floats:
+    def stage_factors(self) -> Floats:
         """Return [S] factors on the mean time of the stages of this cycle, drawn from their uncertainty."""
         noise = self.recovery.stage_noise * self._stage_rng.standard_normal(len(self.now_s))
         return np.asarray(np.maximum(self.stages + noise, MIN_STEP))
@@ -206,8 +206,10 @@ def _cycle(
     until_s = np.minimum(np.minimum(failure_s, grown_s), horizon_s)
     fails = running & (failure_s <= until_s)
     grows = running & ~fails & (grown_s <= until_s)
-    as_long = state.as_long()
-    state.spend("start", np.where(running, np.minimum(until_s - begun_s, as_long * recovery.start_s), 0.0))
+    stage_factors = state.stage_factors()
+    state.spend(
+        "start", np.where(running, np.minimum(until_s - begun_s, stage_factors * recovery.start_s), 0.0)
+    )
     run_s = np.where(running, until_s - state.now_s, 0.0)
     noise = recovery.step_noise / np.sqrt(np.maximum(run_s / recovery.step_s, 1.0))
     usual_s = recovery.step_s * np.maximum(1.0 + noise * rng.standard_normal(len(size)), MIN_STEP)
@@ -215,11 +217,11 @@ def _cycle(
     state.failures += fails
     by_chance, of_host = rng.random(len(size)), rng.random(len(size)) < failures.of_hosts(hosts)
     hang = failures.hanging(until_s) if failures.hanging else by_chance < recovery.hangs
-    seen_s = np.where(hang, recovery.detect_s, as_long * recovery.crash_s)
+    seen_s = np.where(hang, recovery.detect_s, stage_factors * recovery.crash_s)
     state.spend("hang", np.where(fails, np.minimum(seen_s, horizon_s - state.now_s), 0.0))
     state.send_to_repair(fails & of_host)
     state.spend(
-        "down", np.where(running, np.minimum(as_long * recovery.down_s, horizon_s - state.now_s), 0.0)
+        "down", np.where(running, np.minimum(stage_factors * recovery.down_s, horizon_s - state.now_s), 0.0)
     )
     if recovery.replicas and recovery.wait_s:
         waits_s = np.where(fails & (state.hosts() < recovery.hosts), recovery.wait_s, 0.0)

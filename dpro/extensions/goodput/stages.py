@@ -40,7 +40,7 @@ from dpro.panics import panics_as
 from dpro.units import NS_PER_S, NS_PER_US, S_PER_H, format_duration
 
 STARTING = (IMPORTS, GROUP, SET_UP, classes.LOADING, classes.WARM_UP)
-HUNG = 2.0  # a failed attempt hung if it was idle for at least this many typical steps
+MIN_HANG_STEPS = 2.0  # a failed attempt hung if it was idle for at least this many typical steps
 RARE = 0.01  # of the moments of training, at which steps may be longer than the idle time of a hang
 # Relative standard deviation of a stage's mean from one job, or month, to the next: between twelve jobs
 # of one machine it was 0.13 for starts and 0.07 for checkpoints.
@@ -49,7 +49,7 @@ TRAINING = (classes.PRODUCTIVE, classes.STRAGGLER, classes.EVALUATION, classes.R
 
 
 @dataclass(frozen=True)
-class SeenFailures:
+class ObservedFailures:
     """How often a job failed.
 
     Attributes:
@@ -82,7 +82,7 @@ def stages_of(life: JobLife) -> Recovery:
     there = life.pieces.filter(~pl.col("class").is_in([DOWN, LAUNCH])).select("attempt", "rank").unique()
     present = dict(there.group_by("attempt").len().iter_rows())
     starts = max(there.height, 1)
-    hung_s, seen_s = _stood_s(life, ranks)
+    hung_s, seen_s = _idle_until_end_s(life, ranks)
     saves = [_saves(attempt) for attempt in life.attempts]
     count = sum(len(save) * present.get(n, 0) for n, save in enumerate(saves))
     gaps = [b - a for save in saves for a, b in pairwise(save)]
@@ -109,12 +109,12 @@ def stages_of(life: JobLife) -> Recovery:
     )
 
 
-def seen_failures(life: JobLife) -> SeenFailures:
+def observed_failures(life: JobLife) -> ObservedFailures:
     """Return how often a job failed, and in how much time."""
     ranks = max(life.pieces["rank"].n_unique(), 1)
     up = life.pieces.filter(~pl.col("class").is_in([DOWN]))
     count = sum(attempt.ended_well is False for attempt in life.attempts)
-    return SeenFailures(count, int(up["duration_ns"].sum()) / ranks / NS_PER_S, _hosts(life))
+    return ObservedFailures(count, int(up["duration_ns"].sum()) / ranks / NS_PER_S, _hosts(life))
 
 
 def _down_s(pieces: pl.DataFrame, there: pl.DataFrame) -> float:
@@ -126,7 +126,7 @@ def _down_s(pieces: pl.DataFrame, there: pl.DataFrame) -> float:
     return float(gaps) / NS_PER_S if isinstance(gaps, (int, float)) else 0.0
 
 
-def _stood_s(life: JobLife, ranks: int) -> tuple[list[float], list[float]]:
+def _idle_until_end_s(life: JobLife, ranks: int) -> tuple[list[float], list[float]]:
     """Return idle times of failed attempts until they were ended, in s, means over ranks: hung ones, others.
 
     An attempt hung if all its processes outlived its last step for longer than a step that a failure
@@ -157,7 +157,7 @@ def _longest_ns(pieces: pl.DataFrame) -> float:
     later = took.filter(pl.col("duration_ns").cum_sum() >= (1 - RARE) * pl.col("duration_ns").sum())
     longest, typical = later["duration_ns"].min(), took["duration_ns"].median()
     has_steps = isinstance(longest, int) and isinstance(typical, (int, float))
-    return max(float(longest), HUNG * float(typical)) if has_steps else 0.0  # type: ignore[arg-type]
+    return max(float(longest), MIN_HANG_STEPS * float(typical)) if has_steps else 0.0  # type: ignore[arg-type]
 
 
 def _noise(stepping: pl.DataFrame) -> float:
@@ -268,7 +268,7 @@ PRESETS = {
 }
 
 
-def own_rate(seen: SeenFailures) -> FailureRate:
+def own_rate(seen: ObservedFailures) -> FailureRate:
     """Return the rate of a job's own failures, all attributed to its hosts.
 
     Raises:

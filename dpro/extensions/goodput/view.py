@@ -75,7 +75,7 @@ def goodput_of(analysis: Analysis) -> float | None:
 
 
 @cached
-def of_same_job(loaded: Loaded) -> list[Run]:
+def with_job_of(loaded: Loaded) -> list[Run]:
     """Return the other complete runs on offer that were made by the same command."""
     command, path = loaded.run.manifest.command, loaded.run.path.resolve()
     whole = [open_run(offer.path) for offer in loaded.offers() if offer.is_whole]
@@ -90,7 +90,7 @@ def life_with_others(loaded: Loaded) -> JobLife:
     Raises:
         InputError: two of them ran at the same time.
     """
-    runs = [loaded.run, *of_same_job(loaded)]
+    runs = [loaded.run, *with_job_of(loaded)]
     life = life_of(runs, [loaded])
     ensure_one_job(life.attempts, runs)
     return life
@@ -374,7 +374,7 @@ def class_figure(classes: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def _life(loaded: Loaded, link: Link) -> Any:
-    offered = len(of_same_job(loaded))
+    offered = len(with_job_of(loaded))
     which = {RUN: "this run", JOB: f"all {offered + 1} runs of this command, as one job"}
     chosen = [choices(link, OF, which, RUN)] if offered else []
     rows = life_info(loaded, link)

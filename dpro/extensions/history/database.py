@@ -94,7 +94,7 @@ def run_name(run: Path) -> str:
 
 
 @contextmanager
-def _opened() -> Iterator[sqlite3.Connection]:
+def _open_history() -> Iterator[sqlite3.Connection]:
     """Open the history in a transaction, which is rolled back if the block fails.
 
     Raises:
@@ -117,7 +117,7 @@ def remember(rows: Sequence[Remembered]) -> None:
         f"INSERT INTO findings ({_COLUMNS}) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
         "confidence = max(confidence, excluded.confidence), time_ns = min(time_ns, excluded.time_ns)"
     )
-    with suppress(OSError, sqlite3.Error), _opened() as database:
+    with suppress(OSError, sqlite3.Error), _open_history() as database:
         database.execute("DELETE FROM findings WHERE time_ns < ?", (time.time_ns() - KEPT_NS,))
         database.executemany(insert, map(astuple, rows))
 
@@ -129,7 +129,7 @@ def remembered(host: str = "") -> list[Remembered]:
         host: its name; empty for all.
     """
     query = f"SELECT {_COLUMNS} FROM findings WHERE ? IN ('', host) ORDER BY time_ns, host"
-    with suppress(OSError, sqlite3.Error), _opened() as database:
+    with suppress(OSError, sqlite3.Error), _open_history() as database:
         return [Remembered(*row) for row in database.execute(query, (host,))]
     return []
 
@@ -144,7 +144,7 @@ def forget(host: str = "") -> int:
         DproError: the history cannot be written.
     """
     try:
-        with _opened() as database:
+        with _open_history() as database:
             if not host:
                 database.execute("DELETE FROM commands")
             return database.execute("DELETE FROM findings WHERE ? IN ('', host)", (host,)).rowcount
@@ -162,7 +162,7 @@ def allow_command(command: str, run: str, host: str, most: int, since_ns: int) -
         OSError: the history cannot be opened, or is turned off.
         sqlite3.Error: it cannot be read or written.
     """
-    with _opened() as database:
+    with _open_history() as database:
         database.execute("BEGIN IMMEDIATE")  # serialises watchers between the count and the insert
         query = "SELECT count(*) FROM commands WHERE command = ? AND time_ns >= ?"
         ((number,),) = database.execute(query, (command, since_ns))

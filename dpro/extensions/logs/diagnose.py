@@ -40,7 +40,7 @@ from dpro.extensions.logs.read import (
 )  # fmt: skip
 from dpro.schema import STEPS, WORKERS, conform
 from dpro.units import DATED_NS, NS_PER_S, format_duration, time_in_words
-from dpro.words import counted, few
+from dpro.words import counted, first_few
 
 MAX_NAMED = 8  # ranks
 MAX_REPORTS = 6  # that are listed
@@ -76,11 +76,11 @@ def diagnose_logs(label: str, logs: JobLogs) -> Diagnosis:
     end = _end_of(case, findings, workers, logs.reports)
     if end.how == ENDED:  # failures of ranks follow from an end from outside
         findings = []
-    notes = [_in_words(report) for report in _said_once(logs.reports)]
+    notes = [_in_words(report) for report in _distinct_reports(logs.reports)]
     shown = bool(findings) or end.how != UNKNOWN or bool(notes)
     restart = f"start it again? {_restart(findings, workers, logs.reports, end)}" if shown else ""
     return Diagnosis(
-        label, LOGS, findings, _unknown(logs, shown=shown), end, _over(workers, logs), STEPS.empty(),
+        label, LOGS, findings, _unknown(logs, shown=shown), end, _all_ended(workers, logs), STEPS.empty(),
         notes=[*notes, *([restart] if restart else []), *_communicators(logs.inits)],
     )  # fmt: skip
 
@@ -121,7 +121,7 @@ def _most_of(made: Sequence[CommunicatorInit]) -> str:
     return f'; {most}, {format_duration(parts[name] * NS_PER_S)}, in "{name}"{meaning}'
 
 
-def _over(workers: pl.DataFrame, logs: JobLogs) -> pl.DataFrame:
+def _all_ended(workers: pl.DataFrame, logs: JobLogs) -> pl.DataFrame:
     """Return table `workers` with all ranks of the job, each with an exit code, since no process is alive."""
     ranks = pl.DataFrame({"rank": range(logs.manifest.world_size)}, schema={"rank": workers.schema["rank"]})
     named = conform(WORKERS, ranks.join(workers.select("rank"), on="rank", how="anti"))
@@ -132,7 +132,7 @@ def _over(workers: pl.DataFrame, logs: JobLogs) -> pl.DataFrame:
 
 def _unknown(logs: JobLogs, *, shown: bool) -> list[str]:
     missing, size = logs.manifest.missing_ranks, logs.manifest.world_size
-    silent = [f"how {len(missing)} of {size} ranks ended: {few(missing, MAX_NAMED)}"] if missing else []
+    silent = [f"how {len(missing)} of {size} ranks ended: {first_few(missing, MAX_NAMED)}"] if missing else []
     silent += logs.cut
     if logs.num_made and not logs.inits:
         silent.append("how long NCCL's communicators took to make: NCCL says it from 2.22 on")
@@ -188,7 +188,7 @@ def _in_words(report: Report) -> str:
     return f"{where}{': ' if where else ''}{report.what}{_meaning(report)}"
 
 
-def _said_once(reports: Sequence[Report]) -> list[Report]:
+def _distinct_reports(reports: Sequence[Report]) -> list[Report]:
     """Return at most `MAX_REPORTS` distinct reports, causes before consequences."""
     first: dict[tuple[Any, ...], Report] = {}
     for report in reports:

@@ -39,7 +39,7 @@ from dpro.analysis.graphs import ranks_built_once
 from dpro.analysis.selected import read_selection, select
 from dpro.documents import Document, DocumentPart
 from dpro.errors import InputError, UsageError
-from dpro.opening import holds_traces, open_path
+from dpro.opening import is_trace_folder, open_path
 from dpro.plugins import extended
 from dpro.remote import is_url
 from dpro.replay.difference import DifferenceDocument
@@ -238,7 +238,7 @@ def _what_if(asked: OfWhatIf, folders: Sequence[Path]) -> WhatIfDocument:
 
 def _diagnose(asked: OfRun, folders: Sequence[Path]) -> Document:
     place = readable(asked.run, folders)
-    if holds_traces(place):
+    if is_trace_folder(place):
         from dpro.ingest.dumps import read_dumps
 
         dumps = read_dumps(place)
@@ -353,7 +353,7 @@ def readable(path: str, folders: Sequence[Path]) -> Path:
         InputError: the path does not exist, leads out of the folders, or is an unfinished run.
     """
     if is_url(path):
-        raise InputError(f"{path}: is a URL; only what lies in {_named(folders)} is read")
+        raise InputError(f"{path}: is a URL; only what lies in {_folder_names(folders)} is read")
     try:
         places = [(folder / path).resolve() for folder in folders]
         allowed = [place for place in places if _is_below(place, folders)]
@@ -361,12 +361,12 @@ def readable(path: str, folders: Sequence[Path]) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"{path}: is not a path ({error})") from error
     if not allowed:
-        raise InputError(f"{path}: leads out of {_named(folders)}")
+        raise InputError(f"{path}: leads out of {_folder_names(folders)}")
     if not existing:
-        raise InputError(f"{path}: no such file or folder in {_named(folders)}")
+        raise InputError(f"{path}: no such file or folder in {_folder_names(folders)}")
     for link in _links(existing[0]):
         if not _is_below(link.resolve(), folders):
-            raise InputError(f"{path}: its link {link.name} leads out of {_named(folders)}")
+            raise InputError(f"{path}: its link {link.name} leads out of {_folder_names(folders)}")
     _ensure_finished(existing[0])
     return existing[0]
 
@@ -417,5 +417,5 @@ def _links(path: Path) -> Iterator[Path]:
                     waiting.append(entry.resolve())
 
 
-def _named(folders: Sequence[Path]) -> str:
+def _folder_names(folders: Sequence[Path]) -> str:
     return ", ".join(map(str, folders))

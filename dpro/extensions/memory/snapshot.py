@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dpro.detect.findings import CodePlace
+from dpro.detect.findings import CodeLocation
 from dpro.detect.hang.stacks import own_call
 from dpro.documents import DocumentPart
 from dpro.errors import InputError
@@ -47,7 +47,7 @@ class Origin(DocumentPart, frozen=True):
     """
 
     phase: str
-    place: CodePlace | None = None
+    place: CodeLocation | None = None
     operator: str = ""
 
 
@@ -96,7 +96,7 @@ class DeviceMemory:
         return self.allocations.filter((pl.col("first") <= event) & (pl.col("until") > event))
 
 
-class _OfData(pickle.Unpickler):
+class _DataUnpickler(pickle.Unpickler):
     """Unpickler that refuses objects of any class."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -110,7 +110,7 @@ def read_snapshot(file: Path) -> list[DeviceMemory]:
         InputError: the file cannot be read, or is not a snapshot.
     """
     try:
-        content = _OfData(io.BytesIO(_unpacked(file))).load()
+        content = _DataUnpickler(io.BytesIO(_unpacked(file))).load()
         segments, traces = _parts(content)
         return list(_devices(segments, traces))
     except OSError as error:
@@ -198,7 +198,7 @@ def origin_of(calls: Sequence[tuple[str, int, str]]) -> Origin:
     operator = next((match[1] for match in map(_OPERATOR.match, native) if match), "")
     if backward:
         operator = backward[1] or backward[2]
-    return Origin(phase, CodePlace.of(own_call(python)) if python else None, operator)
+    return Origin(phase, CodeLocation.of(own_call(python)) if python else None, operator)
 
 
 def _calls_backward(python: Iterable[str]) -> bool:

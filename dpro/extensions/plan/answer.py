@@ -167,7 +167,7 @@ class PlanDocument(Document, frozen=True, kw_only=True):
     explained: float | None = None
 
 
-def planned(asked: AskedPlan, top: int) -> PlanDocument:
+def plan_model(asked: AskedPlan, top: int) -> PlanDocument:
     """Rank all layouts of a model.
 
     Args:
@@ -192,7 +192,7 @@ def planned(asked: AskedPlan, top: int) -> PlanDocument:
     return _plan_document(asked, ranks, top, device, machine.memory_gb, _trust(asked))
 
 
-def planned_from_run(job: RecordedJob, label: str, asked: AskedRunPlan, top: int) -> PlanDocument:
+def plan_run(job: RecordedJob, label: str, asked: AskedRunPlan, top: int) -> PlanDocument:
     """Rank all layouts of a recorded job.
 
     Args:

@@ -173,7 +173,7 @@ def _model(config: Path | None, sequence: int | None, run: str | None) -> Model 
 def _of_run(
     path: str, model: Model | None, asked: _Asked, keep: list[str | dict[str, int]], rows: list[_GivenStep]
 ) -> PlanDocument:
-    from dpro.extensions.plan.answer import AskedRunPlan, planned_from_run
+    from dpro.extensions.plan.answer import AskedRunPlan, plan_run
     from dpro.extensions.plan.layout import parse_layout
     from dpro.extensions.plan.recorded_job import GivenJob, recorded_job, usual_batch
 
@@ -193,13 +193,13 @@ def _of_run(
         gpus=gpus, global_batch=global_batch, keep=kept, measured=measured, assumed=assumed,
         schedules=asked.wanted_schedules,
     )  # fmt: skip
-    return planned_from_run(job, analysis.run.label, plan, asked.top)
+    return plan_run(job, analysis.run.label, plan, asked.top)
 
 
 def _of_model(
     model: Model, gpus: int, asked: _Asked, keep: list[str | dict[str, int]], rows: list[_GivenStep]
 ) -> PlanDocument:
-    from dpro.extensions.plan.answer import AskedPlan, planned
+    from dpro.extensions.plan.answer import AskedPlan, plan_model
 
     assumed, global_batch = [], asked.global_batch
     if asked.sequence is None and model.sequence == USUAL_SEQUENCE:
@@ -213,7 +213,7 @@ def _of_model(
         memory_gb=asked.memory, global_batch=global_batch, keep=_kept(keep, {}), framework=asked.framework,
         precision=asked.precision, measured=measured, assumed=assumed, schedules=asked.wanted_schedules,
     )  # fmt: skip
-    return planned(plan, asked.top)
+    return plan_model(plan, asked.top)
 
 
 def _kept_parts(text: str, of_run: bool) -> list[str | dict[str, int]]:
@@ -273,11 +273,11 @@ def _measured(given: _GivenStep, model: Model, gpus: int, global_batch: int) -> 
     Raises:
         UsageError: the layout does not divide the model, the GPUs or the batch.
     """
-    from dpro.extensions.plan.layout import gpus_of, layouts, undividable
+    from dpro.extensions.plan.layout import gpus_of, layouts, why_undividable
     from dpro.extensions.plan.plan import MeasuredLayout
 
     layout, asked = dict(given.layout), f"--calibrate {given.text}"
-    if why := undividable(model, layout):
+    if why := why_undividable(model, layout):
         raise UsageError(f"{asked}: {why}")
     if "micro_batches" not in layout:
         taken = int(gpus_of(layouts([layout]))[0])

@@ -88,7 +88,7 @@ def layer_work(model: Model, rows: pl.DataFrame, machine: Machine, software: Sof
     return work[kind]
 
 
-class _Clock:
+class _OperationTimer:
     """Collects operations with the pass they belong to, and times them in one call."""
 
     def __init__(self, height: int, machine: Machine, dtype: str) -> None:
@@ -142,7 +142,7 @@ def _by_sheet(operations: pl.DataFrame, machine: Machine) -> Floats:
 def _unique_work(model: Model, rows: pl.DataFrame, machine: Machine, software: Software) -> LayerWork:
     micro_batch, tp, cp, ep = (column(rows, name) for name in KEYS)
     tokens = micro_batch * model.sequence / cp
-    clock = _Clock(rows.height, machine, software.dtype)
+    clock = _OperationTimer(rows.height, machine, software.dtype)
     _add_attention(clock, model, software, micro_batch, tp, cp)
     # Reads and writes of a token's vector: two norms, two residuals. Backward, norms read twice.
     whole = 10.0 + (1.0 if software.dropout else 0.0)
@@ -186,7 +186,7 @@ def _unique_work(model: Model, rows: pl.DataFrame, machine: Machine, software: S
 
 
 def _add_attention(
-    clock: _Clock, model: Model, software: Software, micro_batch: Floats, tp: Floats, cp: Floats
+    clock: _OperationTimer, model: Model, software: Software, micro_batch: Floats, tp: Floats, cp: Floats
 ) -> None:
     """Add projections, and the products of queries, keys and values."""
     tokens = micro_batch * model.sequence / cp
@@ -214,7 +214,9 @@ def _add_attention(
     clock.moved("scores", SIZE * passes * batch * queries * model.sequence, 1 + 1 / passes)
 
 
-def _add_accumulation(clock: _Clock, model: Model, software: Software, tp: Floats, ep: Floats) -> None:
+def _add_accumulation(
+    clock: _OperationTimer, model: Model, software: Software, tp: Floats, ep: Floats
+) -> None:
     experts = model.experts / ep + model.shared_experts * np.ones_like(ep)
     for name, weights in (
         ("attention", model.attention_parameters / tp),
@@ -226,7 +228,7 @@ def _add_accumulation(clock: _Clock, model: Model, software: Software, tp: Float
         clock.add(f"{name} backward", "memory", moves(clock.dtype, half, half))
 
 
-def _add_experts(clock: _Clock, model: Model, tokens: Floats, tp: Floats, ep: Floats) -> None:
+def _add_experts(clock: _OperationTimer, model: Model, tokens: Floats, tp: Floats, ep: Floats) -> None:
     """Add one GPU's experts with an even share of the tokens, shared experts, router, and permutations."""
     local = model.experts / ep
     tokens_each = np.maximum(tokens * model.experts_per_token / local, 1)

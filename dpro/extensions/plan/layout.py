@@ -137,7 +137,7 @@ def schedule_of(row: Mapping[str, int]) -> str:
     return "interleaved" if row["schedule"] == 0 and row["vpp"] > 1 else SCHEDULE_NAMES[row["schedule"]]
 
 
-def undividable(model: Model, row: Mapping[str, int]) -> str:
+def why_undividable(model: Model, row: Mapping[str, int]) -> str:
     """Return why a model cannot be cut by a layout; empty where it can.
 
     Args:
@@ -212,7 +212,9 @@ def _degrees(model: Model, gpus: int, per_host: int, keep: Mapping[str, int]) ->
         if gpus % (tp * pp * cp) or model.sequence % (2 * cp):
             continue
         dp = gpus // (tp * pp * cp)
-        if ("dp" in keep and keep["dp"] != dp) or undividable(model, {**keep, "tp": tp, "pp": pp, "cp": cp}):
+        if ("dp" in keep and keep["dp"] != dp) or why_undividable(
+            model, {**keep, "tp": tp, "pp": pp, "cp": cp}
+        ):
             continue
         eps = [e for e in _divisors(model.experts) if (dp * cp) % e == 0] if model.experts else [1]
         for ep in [choice for choice in _choices(keep, "ep", eps) if (dp * cp) % choice == 0]:
@@ -238,7 +240,7 @@ def _of_degrees(
             continue
         ways = [
             (schedule, chunks)
-            for schedule, chunks in _ways(schedules, pp, count, model.layers)
+            for schedule, chunks in _possible_schedules(schedules, pp, count, model.layers)
             if chunks in _choices(keep, "vpp", [chunks])
         ]
         zeros = (1, 3) if pp == 1 and dp > 1 else (1,)
@@ -258,7 +260,9 @@ def _of_degrees(
             }
 
 
-def _ways(schedules: Sequence[str], stages: int, count: int, layers: int) -> list[tuple[int, int]]:
+def _possible_schedules(
+    schedules: Sequence[str], stages: int, count: int, layers: int
+) -> list[tuple[int, int]]:
     """Return the schedules possible with these stages and micro-batches, with chunks per stage."""
     if stages == 1:
         return [(0, 1)]

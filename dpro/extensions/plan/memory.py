@@ -28,7 +28,7 @@ RESERVED = 1.05  # reserved over allocated memory (measured: 1.03 to 1.08)
 KINDS = ("parameters", "gradients", "optimizer", "activations", "logits", "buffers")
 WITHOUT_LAYERS = 2  # balanced stages at the end may have only the output layer and the loss
 # Micro-batches in flight on every stage of these schedules, in chunks: as published, and as generated.
-HELD: Mapping[str, Callable[[Floats], Floats]] = {
+IN_FLIGHT: Mapping[str, Callable[[Floats], Floats]] = {
     "zb-h1": lambda pp: pp,
     "zbv": lambda pp: 2 * pp,
     "dualpipe": lambda pp: pp + 1,
@@ -133,8 +133,8 @@ def in_flight(pp: Floats, vpp: Floats, count: Floats, stage: Floats, schedule: s
     total = count * vpp
     if schedule == "gpipe":
         return total
-    if schedule in HELD:  # by every stage
-        return np.minimum(HELD[schedule](pp), total)
+    if schedule in IN_FLIGHT:  # by every stage
+        return np.minimum(IN_FLIGHT[schedule](pp), total)
     plain = pp - stage
     interleaved = 2 * (pp - stage - 1) + (vpp - 1) * pp + 1
     held: Floats = np.minimum(np.where(vpp > 1, interleaved, plain), total)
@@ -208,7 +208,7 @@ def verdicts(parts: pl.DataFrame, machine: Machine) -> list[tuple[str, str]]:
     return verdicts
 
 
-def runs(model: Model, rows: pl.DataFrame, software: Software) -> list[str]:
+def refusals(model: Model, rows: pl.DataFrame, software: Software) -> list[str]:
     """Return why a framework refuses each layout; empty where it does not."""
     bare = {}  # stages without layers
     for pp, vpp in rows.select("pp", "vpp").unique().iter_rows():

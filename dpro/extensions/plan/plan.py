@@ -17,10 +17,10 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.errors import UsageError
 from dpro.extensions.plan.layout import COLUMNS, gpus_of, in_words, layouts
-from dpro.extensions.plan.memory import memory_of, runs, verdicts
+from dpro.extensions.plan.memory import memory_of, refusals, verdicts
 from dpro.extensions.plan.model import Model, Software
 from dpro.extensions.plan.step import TimedLayouts, job_of, step_times
-from dpro.replay.cost.machine import SPREADS, Machine, moved
+from dpro.replay.cost.machine import SPREADS, Machine, with_factors
 
 REPLAYED = 200  # maximum number of replayed layouts: the fastest by the closed form
 PARTS = ("step_ms", "bubble", "exposed_ms")
@@ -60,7 +60,7 @@ def plan(
     job = timed(every) if timed else job_of(model, every, machine, software)
     parts = memory_of(model, rows, software)
     fit = verdicts(parts, machine)
-    refused = runs(model, rows, software)
+    refused = refusals(model, rows, software)
     fits = ["no" if why else word for (word, _), why in zip(fit, refused)]
     wanted, times = _times(job, machine, _tokens(model, rows), fits)
     factor, low, high = _calibrated(job, machine, times["step_ms"], measured, rows.height)
@@ -122,7 +122,7 @@ def _calibrated(
         if not (np.isfinite(step.step_ms) and step.step_ms > 0):
             raise UsageError(f"a measured step of {step.step_ms} ms: a positive number is needed")
         missed[height + index] = float(np.log(step.step_ms / said_ms[height + index]))
-    believed = beliefs(job.rows, sensitivities(job, machine), missed)
+    believed = calibrate(job.rows, sensitivities(job, machine), missed)
     low, high = believed.interval(HOLDS_90)
     return believed.factor[:height], low[:height], high[:height]
 
@@ -159,7 +159,9 @@ def sensitivities(job: TimedLayouts, machine: Machine) -> Floats:
     """Return [N, K] slopes of the step by each constant of `SPREADS`, both in log."""
     base = step_times(job, machine, replay=False)["step_ms"].to_numpy()
     columns = [
-        np.log(step_times(job, moved(machine, {name: NUDGE}), replay=False)["step_ms"].to_numpy() / base)
+        np.log(
+            step_times(job, with_factors(machine, {name: NUDGE}), replay=False)["step_ms"].to_numpy() / base
+        )
         / NUDGE
         for name in SPREADS
     ]
@@ -180,7 +182,7 @@ def covariance(rows: pl.DataFrame, slopes: Floats, columns: Ints) -> Floats:
     return together
 
 
-def beliefs(rows: pl.DataFrame, slopes: Floats, measured: dict[int, float]) -> Beliefs:
+def calibrate(rows: pl.DataFrame, slopes: Floats, measured: dict[int, float]) -> Beliefs:
     """Return the calibration that follows from measured rows, if any.
 
     Args:

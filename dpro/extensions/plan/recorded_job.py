@@ -370,10 +370,10 @@ def _calibrated(job: RecordedJob, reduced: GradientTraffic, message_us: float) -
     stack, usual = job.stack, 2.0 if job.software.dtype == "fp32" else 1.0  # vectors of four bytes
     modelled = float(said.reduction[0] + said.gathered[0])
     sent = MeasuredSent(
-        forward=_over(stack.forward.sent, float(said.forward[0]), usual),
-        backward=_over(stack.backward.sent, float(said.backward[0]), usual),
-        message=_over(message_us, float(said.message[0]), usual),
-        reduction=_over(reduced.moving, modelled, 1.0),
+        forward=_measured_ratio(stack.forward.sent, float(said.forward[0]), usual),
+        backward=_measured_ratio(stack.backward.sent, float(said.backward[0]), usual),
+        message=_measured_ratio(message_us, float(said.message[0]), usual),
+        reduction=_measured_ratio(reduced.moving, modelled, 1.0),
         hidden_us=reduced.moving - reduced.exposed if modelled else 0.0,
     )
     probe = replace(job.software, optimizer_bytes=1.0)
@@ -382,16 +382,16 @@ def _calibrated(job: RecordedJob, reduced: GradientTraffic, message_us: float) -
     )
     software = replace(job.software, optimizer_bytes=stack.optimizer_us / max(unit, 1e-12))
     job = replace(job, sent=sent, software=software)
-    first = _said_ms(job, machine)
+    first = _predicted_ms(job, machine)
     if first > job.step_ms:  # some work ran concurrently: all of it is made faster by one factor
-        half = _said_ms(job, _faster(machine, 0.5))
+        half = _predicted_ms(job, _faster(machine, 0.5))
         share = np.clip((job.step_ms - half) / max(first - half, 1e-9), 0.0, 1.0)
         machine = _faster(machine, 0.5 + 0.5 * float(share))
-    left = max(job.step_ms - _said_ms(job, machine), 1e-6)
+    left = max(job.step_ms - _predicted_ms(job, machine), 1e-6)
     return replace(job, machine=replace(machine, fixed_ms=left), explained=first / job.step_ms)
 
 
-def _said_ms(job: RecordedJob, machine: Machine) -> float:
+def _predicted_ms(job: RecordedJob, machine: Machine) -> float:
     return float(step_times(job.timed(job.layout), machine)["step_ms"][0])
 
 
@@ -399,7 +399,7 @@ def _faster(machine: Machine, factor: float) -> Machine:
     return replace(machine, compute=factor, memory=factor, host_us=factor)
 
 
-def _over(measured: float, modelled: float, usual: float) -> float:
+def _measured_ratio(measured: float, modelled: float, usual: float) -> float:
     """Return measured over modelled; `usual` where either is missing."""
     return measured / modelled if measured > 0 and modelled > 0 else usual
 
@@ -445,7 +445,7 @@ def with_own_links(
     """
     graph = timeline.graph
     curves = fit_costs(graph)
-    moved = {kind: _moved(graph, *kind) for kind in curves}
+    moved = {kind: _traffic_of_kind(graph, *kind) for kind in curves}
     per_host = machine.per_host
     for kind in sorted(moved, key=lambda kind: (-moved[kind][1], kind)):
         ranks, total, typical, least = moved[kind]
@@ -475,7 +475,7 @@ def with_own_links(
     return machine, ("link speeds are from the data sheet: the run has no collectives of known size",)
 
 
-def _moved(graph: Graph, op: str, group: str) -> tuple[int, float, float, float]:
+def _traffic_of_kind(graph: Graph, op: str, group: str) -> tuple[int, float, float, float]:
     """Return ranks of a kind of communication, its total bytes, its most important and its least size."""
     nodes = graph.nodes
     numbers = [n for n, message in enumerate(graph.messages) if (message.op, message.group) == (op, group)]
@@ -601,7 +601,7 @@ class Shapes(NamedTuple):
     cut_head: bool
 
 
-class _Attended(NamedTuple):
+class _AttentionSizes(NamedTuple):
     """Sizes of a rank's attention: sequences, tokens per sequence, heads, key heads, size of a head."""
 
     batch: int
@@ -689,7 +689,7 @@ def _lists(text: str) -> list[list[int]]:
     return [value for value in read if isinstance(value, list) and all(isinstance(n, int) for n in value)]
 
 
-def _attention(products: Sequence[str]) -> _Attended:
+def _attention(products: Sequence[str]) -> _AttentionSizes:
     """Return the sizes of attention, from [batch, heads, sequence, size] in PyTorch, else with heads third.
 
     Raises:
@@ -706,7 +706,7 @@ def _attention(products: Sequence[str]) -> _Attended:
         heads, sequence = (one, other) if first else (other, one)
         kv_heads = inputs[1][1 if first else 2]
         if heads >= MIN_HEADS and size <= MAX_HEAD:
-            return _Attended(batch, sequence, heads, kv_heads, size)
+            return _AttentionSizes(batch, sequence, heads, kv_heads, size)
     raise Unanswerable(f"no operator of attention in a layer has shapes of four dimensions: {GIVE}")
 
 

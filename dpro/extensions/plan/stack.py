@@ -83,14 +83,14 @@ def work_of(timeline: Timeline, rank: int) -> tuple[WorkSequence, list[str]]:
         chosen &= np.isin(nodes.kind, CPU_KINDS)
     work_nodes = np.flatnonzero(chosen)
     work_nodes = work_nodes[np.lexsort([work_nodes, timeline.start[work_nodes], nodes.step[work_nodes]])]
-    called = _called(graph, rank, work_nodes)
+    called = _products_of_work(graph, rank, work_nodes)
     if not called["backward"].any():
         raise Unanswerable(
             "which operators are backward is not recorded: layers are found by their forward and backward"
         )
     text, operator = called["text"], called["operator"].to_numpy()
     product = (text != "").to_numpy()
-    first = product & ~_seen(operator)
+    first = product & ~_is_repeated(operator)
     kinds, number = np.unique(text.to_numpy().astype(str), return_inverse=True)
     work = WorkSequence(
         work_nodes,
@@ -105,7 +105,7 @@ def work_of(timeline: Timeline, rank: int) -> tuple[WorkSequence, list[str]]:
     return work, kinds.tolist()
 
 
-def _seen(operator: Ints) -> Bools:
+def _is_repeated(operator: Ints) -> Bools:
     """Return [N] whether the operator occurred before."""
     _, first = np.unique(operator, return_index=True)
     again = np.ones(operator.size, np.bool_)
@@ -113,7 +113,7 @@ def _seen(operator: Ints) -> Bools:
     return again
 
 
-def _called(graph: Graph, rank: int, kernels: Ints) -> pl.DataFrame:
+def _products_of_work(graph: Graph, rank: int, kernels: Ints) -> pl.DataFrame:
     """Return `text` of each work's product (empty: none), its `operator` (number) and `backward`."""
     assert graph.run is not None
     columns = [
@@ -259,7 +259,7 @@ def stack_of(timeline: Timeline, rank: int, micro_batches: int = 0) -> Stack:
     second = int(steps[min(1, steps.size - 1)])
     attention = [token for token, name in enumerate(names) if re.search(ATTENTION, name)]
     patterns = [_pattern(work, second, backward, attention) for backward in (False, True)]
-    passes = [[_found(part, patterns[way], bool(way)) for way in (0, 1)] for part in parts]
+    passes = [[_find_layers(part, patterns[way], bool(way)) for way in (0, 1)] for part in parts]
     counts = Counter((ways[0].begins.size, ways[1].begins.size) for ways in passes)
     (ahead, back), _ = counts.most_common(1)[0]
     if ahead != back:
@@ -283,7 +283,7 @@ def stack_of(timeline: Timeline, rank: int, micro_batches: int = 0) -> Stack:
         times[0],
         times[1],
         _median(heads),
-        float(np.median([_after(part) for part, _ in whole])),
+        float(np.median([_optimizer_us(part) for part, _ in whole])),
         tuple(names[token] for token in patterns[0].tolist()),
         tuple(names[token] for token in outside),
     )
@@ -325,7 +325,7 @@ def _pattern(work: WorkSequence, step: int, backward: bool, attention: list[int]
     return pattern
 
 
-def _found(part: WorkSequence, pattern: Ints, backward: bool) -> _Found:
+def _find_layers(part: WorkSequence, pattern: Ints, backward: bool) -> _Found:
     rows, _ = _tokens(part, backward)
     places = occurrences(part.token[rows], pattern)
     begins = rows[places]
@@ -430,7 +430,7 @@ def _outside(part: WorkSequence, layers: _Found, period: int) -> list[int]:
     return list(dict.fromkeys(part.token[rows[~inside]].tolist()))
 
 
-def _after(part: WorkSequence) -> float:
+def _optimizer_us(part: WorkSequence) -> float:
     """Return microseconds of work after the last backward."""
     last = np.flatnonzero(part.backward)
     return float(part.ns[int(last[-1]) + 1 :].sum()) / 1e3 if last.size else 0.0

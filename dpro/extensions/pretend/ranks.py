@@ -21,9 +21,9 @@ from dpro.collectors.inside.files import MAIL, WAITS
 from dpro.collectors.launch.recording import Launch
 from dpro.errors import UsageError
 
-LOOK_S = 0.02
+POLL_S = 0.02
 STUCK_S = 2.0  # all ranks wait for each other: longer than a rank takes to see its mail
-STUCK = 3  # exit code then
+STUCK_EXIT_CODE = 3  # exit code then
 PORT = "29500"
 PER_HOST = 8  # default ranks per host
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "torch.distributed.run",
@@ -118,8 +118,8 @@ class Ranks:
         try:
             while self._alive or (self._left and not self._code):
                 self._reap()
-                self._go_on()
-                time.sleep(LOOK_S)
+                self._start_next()
+                time.sleep(POLL_S)
         except KeyboardInterrupt:  # the terminal has sent it to the ranks, too
             for process in self._alive.values():
                 process.wait()
@@ -132,10 +132,12 @@ class Ranks:
         for rank in [rank for rank, process in self._alive.items() if process.poll() is not None]:
             status = self._alive.pop(rank).returncode
             if status and not self._code:
-                self._say(f"rank {rank} of {self._options.world} {_how(status)}{_not_run(self._left)}")
+                self._say(
+                    f"rank {rank} of {self._options.world} {_ending_in_words(status)}{_not_run(self._left)}"
+                )
                 self._end(status if status > 0 else 128 - status)
 
-    def _go_on(self) -> None:
+    def _start_next(self) -> None:
         """Start the next rank if all live ones wait for mail; end them if no rank is left to send it."""
         waits = self._waiting()
         if self._code or (self._alive and set(self._alive) - set(waits)):
@@ -151,7 +153,7 @@ class Ranks:
             if time.monotonic() - self._stuck_s > STUCK_S:
                 rank, sender = next(iter(waits.items()))
                 self._say(f"rank {rank} waits for an object from rank {sender}, which sends none: ended")
-                self._end(STUCK)
+                self._end(STUCK_EXIT_CODE)
 
     def _waiting(self) -> dict[int, int]:
         """Return the ranks that wait for mail, each with the rank that sends it."""
@@ -185,7 +187,7 @@ def run_ranks(
     return Ranks(launch, pretended, start).run()
 
 
-def _how(status: int) -> str:
+def _ending_in_words(status: int) -> str:
     return f"ended with exit code {status}" if status > 0 else f"was killed by signal {-status}"
 
 

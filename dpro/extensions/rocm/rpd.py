@@ -67,13 +67,13 @@ def _calls(file: Export) -> pl.DataFrame:
     """Read calls and ranges, in the columns that `traces_of` takes."""
     # Since schema 3, texts that occur once are in a separate table.
     texts = "rocpd_ustring" if "rocpd_ustring" in file.present else "rocpd_string"
-    rows = _named(file, file.rows("rocpd_api", _API), called="apiName_id")
-    rows = _named(file, rows, texts, args="args_id")
+    rows = _with_texts(file, file.rows("rocpd_api", _API), called="apiName_id")
+    rows = _with_texts(file, rows, texts, args="args_id")
     operators = file.rows(
         "ext_autogradapi",
         {"api_ptr_id": pl.Int64, "seq": pl.Int64, "sizes": pl.String, "autogradName_id": pl.Int64},
     )
-    operators = _named(file, operators.unique("api_ptr_id", keep="first"), operator="autogradName_id")
+    operators = _with_texts(file, operators.unique("api_ptr_id", keep="first"), operator="autogradName_id")
     return rows.join(operators, left_on="id", right_on="api_ptr_id", how="left", maintain_order="left")
 
 
@@ -90,7 +90,7 @@ def _work(file: Export, calls: pl.DataFrame) -> pl.DataFrame:
     launches = file.rows("rocpd_kernelapi", {"api_ptr_id": pl.Int64, "stream": pl.String})
     copies = file.rows("rocpd_copyapi", {"api_ptr_id": pl.Int64, "stream": pl.String, "size": pl.Int64})
     facts = pl.concat([launches, copies], how="diagonal").unique("api_ptr_id", keep="last")
-    rows = _named(file, file.rows("rocpd_op", _OP), description="description_id", type="opType_id")
+    rows = _with_texts(file, file.rows("rocpd_op", _OP), description="description_id", type="opType_id")
     rows = (
         rows.join(joined, left_on="id", right_on="op_id", how="left", maintain_order="left")
         .join(of_work, on="api_id", how="left", maintain_order="left")
@@ -101,7 +101,7 @@ def _work(file: Export, calls: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(device="gpuId", call="api_id", stream=stream)
 
 
-def _named(file: Export, frame: pl.DataFrame, table: str = "rocpd_string", **ids: str) -> pl.DataFrame:
+def _with_texts(file: Export, frame: pl.DataFrame, table: str = "rocpd_string", **ids: str) -> pl.DataFrame:
     """Add text columns to the frame, looked up by id.
 
     Args:

@@ -23,7 +23,7 @@ from dpro.detect.findings_log import FILE, FOLDER
 from dpro.documents import Document
 from dpro.errors import UsageError
 from dpro.folders import made_whole
-from dpro.recorders import OF_RECORDER
+from dpro.recorders import RECORDER_FRAMES
 from dpro.replay.mesh import DESCRIBED
 from dpro.replay.whatif.edits.stages import LAYERS_FLAGS
 from dpro.schema import SPANS, TABLES, WORKERS
@@ -34,7 +34,7 @@ ATTEMPTS = "attempts"  # the folder of earlier attempts in a run
 LEFT_OUT = "what hangs left in findings/, logs of commands, the fabric's description"
 HOSTS = {"workers": ["host"], "counters": ["host"]}
 # Columns with names chosen by the job; and below, columns with dpro's texts, which may quote such names.
-OWN = {
+JOB_NAMED_COLUMNS = {
     "buckets": ["names"], "codecs": ["names"], "sensitivities": ["module"], "model_calls": ["name"],
     "checkpoints": ["path"], "out_of_memory": ["module", "calls", "names"], "requests": ["name"],
     "workers": ["error", "role"], "start_parts": ["name", "purpose"],
@@ -42,20 +42,20 @@ OWN = {
 }  # fmt: skip
 MIXED = {"counters": ["device"]}
 NAMED_BY_JOB = ("annotation", "gpu_annotation", "python")  # kinds of spans
-# Complete span names of PyTorch or dpro, since a job may begin its own names with any of them; and `BEFORE`,
-# the prefixes of names that continue with one of the job's.
+# Complete span names of PyTorch or dpro, since a job may begin its own names with any of them; and
+# `FRAMEWORK_PREFIX`, the prefixes of names that continue with one of the job's.
 _COLLECTIVE = (
     r"(?:all|reduce|gather|scatter|broadcast|send|recv|barrier|to|into|from|any|source|anysource|tensor|base|out"
     r"|coalesced|sparse|group|allreduce|allgather|alltoall)"
 )
-GIVEN = re.compile(
+FRAMEWORK_SPAN = re.compile(
     r"ProfilerStep#\d+|dpro::(?:backward|step|iteration)|DistributedDataParallel\.forward"
     rf"|(?:nccl|gloo|mpi|ucc):_?{_COLLECTIVE}(?:_{_COLLECTIVE})*(?: \d+(?:->|<-)\d+)?"
     r"|PP:\d+[FBIW]\d+|PP:\(\d+F\d+;\d+[BI]\d+\)OVERLAP_F_B|(?:Forward|Backward) \d+"
     r"|Torch-Compiled Region(?:: \d+/\d+)?|## Call CompiledFxGraph [0-9a-z]+ ##"
-    rf"|(?:torch/|{OF_RECORDER})[\w/]+\.py\(\d+\): [\w<>.]+"
+    rf"|(?:torch/|{RECORDER_FRAMES})[\w/]+\.py\(\d+\): [\w<>.]+"
 )
-BEFORE = re.compile(
+FRAMEWORK_PREFIX = re.compile(
     r"(?:Optimizer\.(?:step|zero_grad)#|nn\.Module: |enumerate\(DataLoader\)#|FSDP::\w+"
     r"|<built-in (?:function|method) )"
 )
@@ -68,7 +68,7 @@ OPTIMIZERS = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam",
     "RMSprop", "Rprop", "SGD", "SparseAdam",
 )  # fmt: skip
-KEPT = {
+KEPT_WORDS = {
     *dir(builtins), *OPTIMIZERS, *DESCRIBED, "default_pg", "step", "zero_grad", "weight", "bias", "module",
     "forward", "backward", "python", "py", "torchrun", "of", "at", "__next__", "_SingleProcessDataLoaderIter",
     "_MultiProcessingDataLoaderIter", "torch", "undefined",
@@ -130,9 +130,9 @@ class NewNames:
 
     def of_span(self, kind: str, name: str) -> str:
         """Return the new name of a span."""
-        if kind not in NAMED_BY_JOB or GIVEN.fullmatch(name):
+        if kind not in NAMED_BY_JOB or FRAMEWORK_SPAN.fullmatch(name):
             return name
-        before = BEFORE.match(name)
+        before = FRAMEWORK_PREFIX.match(name)
         given = before[0] if before else ""
         return given + self.whole(name.removeprefix(given))
 
@@ -158,7 +158,7 @@ class NewNames:
         if match.lastgroup == "host":
             return self.hosts[old]
         if match.lastgroup == "word":
-            return old if old in KEPT else renamed(old, old)
+            return old if old in KEPT_WORDS else renamed(old, old)
         try:
             is_loopback = ip_address(old).is_loopback
         except ValueError:
@@ -224,7 +224,7 @@ def _renamed_parts(run: Run, names: NewNames) -> Iterator[tuple[str, str, pl.Dat
             ways: list[tuple[str, Callable[[str], str]]] = [
                 *((column, names.of_host) for column in HOSTS.get(table.name, ())),
                 *((column, names.mixed) for column in MIXED.get(table.name, ())),
-                *((column, names.whole) for column in OWN.get(table.name, ())),
+                *((column, names.whole) for column in JOB_NAMED_COLUMNS.get(table.name, ())),
             ]
             if table is WORKERS:
                 ways.append(("stack", names.of_stack))

@@ -23,7 +23,7 @@ import polars as pl
 from dpro.errors import Unanswerable, UsageError
 from dpro.extensions.serving.engine import Engine, IterationCost
 from dpro.extensions.serving.fit import seconds
-from dpro.extensions.serving.sized import ServedModel, cached_tokens, cost_of, moved_to
+from dpro.extensions.serving.sized import ServedModel, cached_tokens, cost_of, scaled_to_device
 from dpro.replay.cost.kernels.roofline import GPUS
 from dpro.replay.cost.machine import machine_of
 from dpro.replay.graph import Graph
@@ -277,12 +277,12 @@ def _device(server: Server, values: Values) -> Server:
     if values["name"] not in GPUS:
         raise UsageError(f"device: no data sheet of {values['name']!r}{nearest(values['name'], GPUS)}")
     here = _served("device", server)
-    return _on(server, here, replace(here, gpu=values["name"]))
+    return _moved_to_device(server, here, replace(here, gpu=values["name"]))
 
 
 def _tensor_parallel(server: Server, values: Values) -> Server:
     here = _served("tensor-parallel", server)
-    running = _running(server)
+    running = _mean_decoding(server)
     tokens = server.requests.select(pl.col("prompt_tokens") + pl.col("output_tokens") / 2).mean().item()
     computed = cost_of(here.model, machine_of(here.gpu), here.tp, here.dtype, running)
     batch = (np.zeros(1), np.full(1, running), np.full(1, running * tokens), np.zeros(1))
@@ -293,7 +293,7 @@ def _tensor_parallel(server: Server, values: Values) -> Server:
             f"{here.tp} x {here.gpu} need for it: the rest, as a rule the engine's host, need not change "
             "with the GPUs; `dpro record` the server, and `dpro serving` says what it waits for"
         )
-    return _on(server, here, replace(here, tp=values["degree"]))
+    return _moved_to_device(server, here, replace(here, tp=values["degree"]))
 
 
 def _quantized(server: Server, values: Values) -> Server:
@@ -328,9 +328,9 @@ def _served(name: str, server: Server) -> ServedModel:
     return server.given.served
 
 
-def _on(server: Server, here: ServedModel, there: ServedModel) -> Server:
+def _moved_to_device(server: Server, here: ServedModel, there: ServedModel) -> Server:
     """Move a server to another device or parallelism; a known KV cache grows with the memory of the GPUs."""
-    cost, memory = moved_to(server.cost, here, there, _running(server)), server.engine.kv_tokens
+    cost, memory = scaled_to_device(server.cost, here, there, _mean_decoding(server)), server.engine.kv_tokens
     if memory:
         memory = round(memory * cached_tokens(there) / cached_tokens(here))
     return replace(
@@ -352,7 +352,7 @@ def logs_of(changes: Sequence[str]) -> list[str]:
     return [values["file"] for values in named if "file" in values]
 
 
-def _running(server: Server) -> int:
+def _mean_decoding(server: Server) -> int:
     """Return the mean number of requests that decode, while any does; 1 where their times are unknown."""
     if not {"first_token_ns", "end_ns"} <= set(server.requests.columns):
         return 1

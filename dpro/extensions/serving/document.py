@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dpro.classify import classify
 from dpro.documents import Document, DocumentPart
 from dpro.errors import InputError
-from dpro.extensions.serving.findings import SeenServer, ServingFinding, expert_waits, findings_of
+from dpro.extensions.serving.findings import ServerFacts, ServingFinding, expert_waits, findings_of
 from dpro.extensions.serving.latency import (
     PARTS,
     PercentilesDocument,
@@ -146,7 +146,7 @@ def serving_document(run: Run) -> ServingDocument:
     waited = waits(timed, by_replica)
     busy, capacity = _busy(requests, by_replica)
     experts = expert_waits(run.table(COLLECTIVES), count)
-    seen = SeenServer(timed, waited, by_replica, parts, experts, capacity)
+    seen = ServerFacts(timed, waited, by_replica, parts, experts, capacity)
     findings = findings_of(seen)
     means = {part: mean(waited[part]) for part in PARTS} if waited.height else {}
     span_s = _span_s(requests)
@@ -294,7 +294,7 @@ _WORDS = {
 }
 
 
-def throughput_limit(busy: float | None, seen: SeenServer) -> str:
+def throughput_limit(busy: float | None, seen: ServerFacts) -> str:
     """Describe what limits throughput: the engine if requests wait long for it, otherwise arrivals.
 
     Args:
@@ -329,7 +329,7 @@ def throughput_limit(busy: float | None, seen: SeenServer) -> str:
     return f"{what} throughput: {'; '.join(said)}."
 
 
-def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: SeenServer) -> str:
+def latency_limit(means: dict[str, float], timed: pl.DataFrame, seen: ServerFacts) -> str:
     """Describe what limits latency.
 
     Args:
@@ -418,7 +418,7 @@ def parts_of_iterations(spans: pl.DataFrame, iterations: pl.DataFrame) -> tuple[
         starts = of_rank["start_ns"].sort().to_numpy()
         low = np.searchsorted(starts, covered["start_ns"].to_numpy())
         high = np.searchsorted(starts, (covered["start_ns"] + covered["duration_ns"]).to_numpy())
-        seen = _whole(covered.filter(pl.Series(high > low)), spans.filter(pl.col("rank") == rank))
+        seen = _within_windows(covered.filter(pl.Series(high > low)), spans.filter(pl.col("rank") == rank))
         if seen.height:
             count += seen.height
             for part, ns in _of_rank(of_rank, seen).items():
@@ -426,7 +426,7 @@ def parts_of_iterations(spans: pl.DataFrame, iterations: pl.DataFrame) -> tuple[
     return ({part: ms / count for part, ms in total.items()} if count else {}), count
 
 
-def _whole(iterations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+def _within_windows(iterations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Return the iterations within a window, not those cut by its ends; all where there are none."""
     windows = spans.group_by("window").agg(
         first=pl.col("start_ns").min(), last=(pl.col("start_ns") + pl.col("duration_ns").clip(0)).max()

@@ -311,7 +311,7 @@ def _evict_last(limits: Any, state: Any, running: Any, evicted: Any, freed: Any,
 
 
 @compiled
-def _lacks(request: int, requests: Any, state: Any) -> int:
+def _tokens_to_compute(request: int, requests: Any, state: Any) -> int:
     """Return the tokens that are known and not computed; 0 for a request that has all its output."""
     if state[request, PRODUCED] >= requests[request, OUTPUT]:
         return 0
@@ -326,7 +326,7 @@ def _continue_running(
     position = 0
     while position < counts[RUNNING]:
         request = running[position]
-        tokens = min(_lacks(request, requests, state), budget)
+        tokens = min(_tokens_to_compute(request, requests, state), budget)
         while not _reserve(request, tokens, limits, state, freed, counts):
             last = running[counts[RUNNING] - 1]
             if state[last, PRODUCED] >= requests[last, OUTPUT]:  # about to end, which frees its blocks
@@ -366,7 +366,7 @@ def _admit(
             state[request, COMPUTED] = requests[request, CACHED]
         else:
             break
-        lacking = _lacks(request, requests, state)
+        lacking = _tokens_to_compute(request, requests, state)
         tokens = min(lacking, budget)
         if limits[WHOLE] and tokens < lacking and budget < limits[BUDGET]:
             break  # a prompt that is longer than the whole budget is still cut

@@ -68,7 +68,7 @@ def expert_waits(collectives: pl.DataFrame, num_iterations: int) -> ExpertWaits 
     )
 
 
-CLEAR = 0.1  # of TTFT, TPOT or an iteration: a smaller cost is not a finding
+MIN_SHARE = 0.1  # of TTFT, TPOT or an iteration: a smaller cost is not a finding
 TINY_MS = 1e-3  # smaller times are ignored
 FLAT = 0.3  # of an iteration that decodes: maximum that twice the batch adds if a larger one costs little
 
@@ -95,7 +95,7 @@ class ServingFinding(DocumentPart, frozen=True):
 
 
 @dataclass(frozen=True)
-class SeenServer:
+class ServerFacts:
     """Recorded facts about a server.
 
     Attributes:
@@ -125,7 +125,7 @@ def costs_in_words(finding: ServingFinding) -> str:
     return ", ".join(f"{written(value)} {of}" for value, written, of in costs if value is not None)
 
 
-def findings_of(seen: SeenServer) -> list[ServingFinding]:
+def findings_of(seen: ServerFacts) -> list[ServingFinding]:
     """Return all findings, those that cost most of a request's latency first."""
     findings = [
         _queue(seen),
@@ -147,12 +147,12 @@ def findings_of(seen: SeenServer) -> list[ServingFinding]:
     )
 
 
-def _queue(seen: SeenServer) -> ServingFinding | None:
+def _queue(seen: ServerFacts) -> ServingFinding | None:
     timed = seen.timed.drop_nulls(["queue_ms", "ttft_ms"])
     queue, ttft = mean(timed["queue_ms"]), mean(timed["ttft_ms"])
     blocks = mean(seen.waited["kv_ms"] - seen.waited["evicted_ms"])  # belongs to `_kv_cache`
     queue -= min(blocks, queue)
-    if not ttft or queue < CLEAR * ttft:
+    if not ttft or queue < MIN_SHARE * ttft:
         return None
     evidence = [
         f"requests wait {format_ms(queue)} for their first iteration, of {format_ms(ttft)} to the first token"
@@ -172,12 +172,12 @@ def _queue(seen: SeenServer) -> ServingFinding | None:
     )  # fmt: skip
 
 
-def _kv_cache(seen: SeenServer) -> ServingFinding | None:
+def _kv_cache(seen: ServerFacts) -> ServingFinding | None:
     """Find requests that wait, or are evicted, since no blocks of the KV cache are free."""
     waited = seen.waited.with_columns(before_ms=pl.col("kv_ms") - pl.col("evicted_ms"))
     to_first, per_token = mean(waited["before_ms"]), _per_token(waited, "evicted_ms")
     of_first, of_token = mean(seen.timed["ttft_ms"]), mean(seen.timed["tpot_ms"])
-    if to_first < max(CLEAR * of_first, TINY_MS) and per_token < max(CLEAR * of_token, TINY_MS):
+    if to_first < max(MIN_SHARE * of_first, TINY_MS) and per_token < max(MIN_SHARE * of_token, TINY_MS):
         return None
     lacking = sum(int(engine.lacks_blocks.sum()) for engine in seen.by_replica.values())
     whole = sum(engine.durations.size for engine in seen.by_replica.values())
@@ -200,7 +200,7 @@ def _kv_cache(seen: SeenServer) -> ServingFinding | None:
     )  # fmt: skip
 
 
-def gain_of_blocks(seen: SeenServer) -> float | None:
+def gain_of_blocks(seen: ServerFacts) -> float | None:
     """Return the additional tokens per second without lack of blocks in batches; None if unknown."""
     gained = busy = 0.0
     for engine in seen.by_replica.values():
@@ -222,9 +222,9 @@ def _per_token(waited: pl.DataFrame, part: str) -> float:
     return mean(rows[part] / (rows["output_tokens"] - 1)) if rows.height else 0.0
 
 
-def _stall(seen: SeenServer) -> ServingFinding | None:
+def _stall(seen: ServerFacts) -> ServingFinding | None:
     cost, tpot = _per_token(seen.waited, "stall_ms"), mean(seen.timed["tpot_ms"])
-    if not tpot or cost < CLEAR * tpot:
+    if not tpot or cost < MIN_SHARE * tpot:
         return None
     count = seen.waited.filter(pl.col("stall_ms") > 0).height
     longest = max(seen.waited["stall_ms"])
@@ -238,9 +238,9 @@ def _stall(seen: SeenServer) -> ServingFinding | None:
     )  # fmt: skip
 
 
-def _idle(seen: SeenServer) -> ServingFinding | None:
+def _idle(seen: ServerFacts) -> ServingFinding | None:
     cost, tpot = _per_token(seen.waited, "idle_ms"), mean(seen.timed["tpot_ms"])
-    if not tpot or cost < CLEAR * tpot:
+    if not tpot or cost < MIN_SHARE * tpot:
         return None
     gain = seen.capacity * cost / (tpot - cost) if seen.capacity and cost < tpot else None
     evidence = [
@@ -253,7 +253,7 @@ def _idle(seen: SeenServer) -> ServingFinding | None:
     )  # fmt: skip
 
 
-def _small_batch(seen: SeenServer) -> ServingFinding | None:
+def _small_batch(seen: ServerFacts) -> ServingFinding | None:
     """Find decoding whose time hardly grows with its batch, so that a larger batch costs little.
 
     Where a lack of blocks of the KV cache keeps batches small, `_kv_cache` reports that instead.
@@ -261,7 +261,9 @@ def _small_batch(seen: SeenServer) -> ServingFinding | None:
     for engine in seen.by_replica.values():
         grown, decodes = engine.growth(), engine.iterations.filter(pl.col("kind") == "decode")
         size = mean(decodes.filter(pl.col("num_requests") > 0)["num_requests"])
-        lacking = float(engine.durations[engine.lacks_blocks].sum()) > CLEAR * float(engine.durations.sum())
+        lacking = float(engine.durations[engine.lacks_blocks].sum()) > MIN_SHARE * float(
+            engine.durations.sum()
+        )
         if grown is None or not size or lacking:
             continue
         now, slope = grown[0] + grown[1] * size, max(grown[1], 0.0)
@@ -280,7 +282,7 @@ def _small_batch(seen: SeenServer) -> ServingFinding | None:
     return None
 
 
-def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
+def _in_windows(seen: ServerFacts) -> list[ServingFinding | None]:
     total = sum(seen.parts.get(part, 0.0) for part in seen.parts if part != "idle")
     if not total:
         return []
@@ -292,7 +294,7 @@ def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
               f"overlap it (nano-batches), {_other_help(seen)}"),
     ]  # fmt: skip
     experts = seen.experts
-    if experts is not None and experts.wait_ms >= CLEAR * total:
+    if experts is not None and experts.wait_ms >= MIN_SHARE * total:
         evidence = [
             f"ranks wait {format_ms(experts.wait_ms)} per iteration for each other in "
             f"{format_ms(experts.total_ms)} of dispatch and combine",
@@ -306,27 +308,27 @@ def _in_windows(seen: SeenServer) -> list[ServingFinding | None]:
     return findings
 
 
-def _other_help(seen: SeenServer) -> str:
+def _other_help(seen: ServerFacts) -> str:
     """Return what helps with communication besides overlap, depending on whether most of it is of experts."""
     if seen.experts is not None and seen.experts.total_ms >= seen.parts.get("communication", 0.0) / 2:
         return "faster dispatch and combine, fewer ranks that share the experts"
     return "faster all-reduces of small messages, less tensor parallelism"
 
 
-def _part(seen: SeenServer, part: str, name: str, total: float, helps: str) -> ServingFinding | None:
+def _part(seen: ServerFacts, part: str, name: str, total: float, helps: str) -> ServingFinding | None:
     cost = seen.parts.get(part, 0.0)
-    if cost < CLEAR * total:
+    if cost < MIN_SHARE * total:
         return None
     of_whole = f"{format_ms(cost)} of {format_ms(total)}"
     evidence = [f"{of_whole} of an iteration in deep windows ({cost / total:.0%})"]
     return ServingFinding(name, _of_token(seen, cost, total), None, _gain(seen, cost, total), evidence, helps)
 
 
-def _of_token(seen: SeenServer, cost: float, total: float) -> float:
+def _of_token(seen: ServerFacts, cost: float, total: float) -> float:
     """Return the cost per token of a part of iterations in windows: its share, since windows slow hosts."""
     tpot = mean(seen.timed["tpot_ms"])
     return cost / total * tpot if tpot else cost
 
 
-def _gain(seen: SeenServer, cost: float, total: float) -> float | None:
+def _gain(seen: ServerFacts, cost: float, total: float) -> float | None:
     return seen.capacity * cost / (total - cost) if seen.capacity and cost < total else None

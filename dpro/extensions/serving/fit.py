@@ -37,7 +37,7 @@ ERROR = 0.02  # of a latency, as a standard deviation of its logarithm
 FORM_ERROR = 0.07  # of each part, in the same measure; chosen in view of the pairs in docs/accuracy.md
 NOISE = 0.15  # of one iteration, in the same measure
 SPREAD = np.log([3, 2, 2, 3, 5, 10, 2, 3])  # standard deviation of each part from its usual value, in log
-FARTHEST = 4  # bounds of the parts, in units of `SPREAD`
+MAX_SPREADS = 4  # bounds of the parts, in units of `SPREAD`
 SMALLEST = 20  # requests or iterations that a fit needs
 ROUNDS = 40
 MIN_DELAY_S = 1e-6
@@ -290,7 +290,7 @@ def _moved_ns(parts: Floats, served: ServedRequests) -> tuple[Floats, Floats]:
 
 def _fitted(moments: _Moments, usual: Floats, engine: Engine, count: int) -> FittedCost:
     """Return the most probable parts of a cost, from several starting points."""
-    bounds = (usual - FARTHEST * SPREAD, usual + FARTHEST * SPREAD)
+    bounds = (usual - MAX_SPREADS * SPREAD, usual + MAX_SPREADS * SPREAD)
 
     def residuals(parts: Floats) -> Floats:
         return np.concatenate([moments.errors(parts), (parts - usual) / SPREAD])
@@ -347,7 +347,7 @@ def engine_of(requests: pl.DataFrame, iterations: pl.DataFrame) -> Engine:
 
 def _engine_of_requests(requests: pl.DataFrame) -> Engine:
     """Return an engine whose limit is the largest number of running requests, if others waited meanwhile."""
-    begun, running = _begun(requests)
+    begun, running = _running_at_starts(requests)
     if not begun.size:
         return Engine(max_requests=NO_LIMIT)
     most = running.max()
@@ -359,10 +359,10 @@ def _engine_of_requests(requests: pl.DataFrame) -> Engine:
 
 def most_at_once(requests: pl.DataFrame) -> int:
     """Return the maximum number of running requests; 0 where their times are unknown."""
-    return int(_begun(requests)[1].max(initial=0))
+    return int(_running_at_starts(requests)[1].max(initial=0))
 
 
-def _begun(requests: pl.DataFrame) -> tuple[Ints, Ints]:
+def _running_at_starts(requests: pl.DataFrame) -> tuple[Ints, Ints]:
     """Return [N] times at which requests were scheduled, in ns and in order, and the number running then."""
     if not {"scheduled_ns", "end_ns"} <= set(requests.columns):
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)

@@ -33,14 +33,14 @@ from dpro.extensions.serving.fit import NO_LIMIT, FittedCost, engine_of, fit_run
 from dpro.extensions.serving.latency import number
 from dpro.extensions.serving.predict import (
     FEW_DRAWS,
-    INSIDE,
+    INTERVAL,
     Goal,
     PredictedFigure,
-    answered,
     ensure_served_as_recorded,
     likely_servers,
     most_requests,
     predict,
+    served_requests,
 )
 from dpro.extensions.serving.sized import ServedModel
 from dpro.replay.cost.kernels.roofline import GPUS, common_model
@@ -262,9 +262,9 @@ def load_of(
     if not span_ns or after.engine.clients:
         return None
     served = [served_per_s(server) for _, server, _ in likely_servers(before, fitted, changes, FEW_DRAWS)]
-    low, high = np.quantile(served, INSIDE)
+    low, high = np.quantile(served, INTERVAL)
     seen = most_at_once(requests)
-    is_unknown = 0 < seen < most_at_once(answered(after, fitted.delay_s)) / after.engine.replicas
+    is_unknown = 0 < seen < most_at_once(served_requests(after, fitted.delay_s)) / after.engine.replicas
     return OfferedLoad(
         (after.requests.height - 1) * NS_PER_S / span_ns,
         float(low),
@@ -283,7 +283,11 @@ def served_per_s(server: Server) -> float:
     """
     at_once = server.requests.with_columns(arrival_ns=pl.lit(0, pl.Int64))
     ends = [
-        int(answered(replace(server, requests=pl.concat([at_once] * times)), 0.0)["end_ns"].to_numpy().max())
+        int(
+            served_requests(replace(server, requests=pl.concat([at_once] * times)), 0.0)["end_ns"]
+            .to_numpy()
+            .max()
+        )
         for times in (1, 2)
     ]
     if ends[1] <= ends[0]:

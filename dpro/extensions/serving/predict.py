@@ -37,7 +37,7 @@ from dpro.extensions.serving.fit import COST_PARTS, NO_LIMIT, FittedCost, delaye
 from dpro.units import NS_PER_MS, NS_PER_S, format_duration
 
 DRAWS = 40
-INSIDE = (0.05, 0.95)  # quantiles of the draws that bound the interval
+INTERVAL = (0.05, 0.95)  # quantiles of the draws that bound the interval
 SIGMAS = 1.64  # 90% of normal errors
 MIN_ERROR = 0.04  # in log: two runs of one server on one machine differ by some percent
 MAX_MISSED = 2.0  # factor on the median latency beyond which the simulation does not match the server
@@ -100,7 +100,7 @@ def figures_of(requests: pl.DataFrame) -> dict[str, float]:
     return {name: figure(requests) for name, figure in FIGURES.items()}
 
 
-def answered(server: Server, delay_s: float) -> pl.DataFrame:
+def served_requests(server: Server, delay_s: float) -> pl.DataFrame:
     """Return the requests with the times that a server gives them.
 
     Raises:
@@ -152,14 +152,14 @@ def predict(
     seen = requests.select(HAS_MOMENTS).to_series()
     pinned = bool((seen & (requests["output_tokens"] > 1)).any())
     measured = figures_of(requests.filter(seen)) if pinned else {}
-    same, other = (answered(served, fitted.delay_s) for served in (before, after))
+    same, other = (served_requests(served, fitted.delay_s) for served in (before, after))
     point = Pair(figures_of(same.filter(seen)) if pinned else {}, figures_of(other))
     if pinned:
         _ensure_as_recorded(measured, point.before)
     drawn = [
         Pair(
-            figures_of(answered(base, delay_s).filter(seen)) if pinned else {},
-            figures_of(answered(changed_, delay_s)),
+            figures_of(served_requests(base, delay_s).filter(seen)) if pinned else {},
+            figures_of(served_requests(changed_, delay_s)),
         )
         for base, changed_, delay_s in likely_servers(before, fitted, changes, DRAWS)
     ]
@@ -193,7 +193,7 @@ def _figure(
     """
     said = point.said(name, measured)
     missed = 0.0 if measured is None else SIGMAS * float(np.log(point.before[name] / measured))
-    least, most = np.log(np.quantile([pair.said(name, measured) for pair in drawn], INSIDE) / said)
+    least, most = np.log(np.quantile([pair.said(name, measured) for pair in drawn], INTERVAL) / said)
     down, up = (float(np.hypot(max(width, SIGMAS * MIN_ERROR), missed)) for width in (-least, most))
     is_open = max(down, up) > np.log(MAX_OPEN)
     return PredictedFigure(
@@ -213,7 +213,7 @@ def ensure_served_as_recorded(requests: pl.DataFrame, fitted: FittedCost) -> Non
     """
     if requests.select(HAS_MOMENTS.all()).item():
         before = Server(requests, fitted.engine, fitted.cost)
-        _ensure_as_recorded(figures_of(requests), figures_of(answered(before, fitted.delay_s)))
+        _ensure_as_recorded(figures_of(requests), figures_of(served_requests(before, fitted.delay_s)))
 
 
 def _ensure_as_recorded(measured: Mapping[str, float], same: Mapping[str, float]) -> None:
@@ -342,18 +342,18 @@ def _fastest(
 ) -> float:
     """Return the largest factor on the rate of arrivals at which enough costs and delays meet the goal."""
     low, high = 1 / FASTEST, FASTEST
-    if not _kept(server, costs, goal, changes, low):
+    if not _meets_goal(server, costs, goal, changes, low):
         return 0.0
     for _ in range(HALVINGS):
         middle = float(np.sqrt(low * high))
-        if _kept(server, costs, goal, changes, middle):
+        if _meets_goal(server, costs, goal, changes, middle):
             low = middle
         else:
             high = middle
     return low
 
 
-def _kept(
+def _meets_goal(
     server: Server,
     costs: Sequence[tuple[IterationCost, float]],
     goal: Goal,
@@ -364,7 +364,7 @@ def _kept(
     for cost, delay_s in costs:
         after = reduce(changed, [*changes, f"arrivals:rate={rate}"], replace(server, cost=cost))
         try:
-            seen = figures_of(answered(after, delay_s))
+            seen = figures_of(served_requests(after, delay_s))
         except Unanswerable:  # a request never fits
             return False
         if not (seen["ttft_p99_ms"] <= goal.ttft_ms and seen["tpot_p99_ms"] <= goal.tpot_ms):

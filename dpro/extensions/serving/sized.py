@@ -51,7 +51,9 @@ class ServedModel:
     dtype: str = "bf16"
 
 
-def moved_to(fitted: IterationCost, here: ServedModel, there: ServedModel, decodes: int) -> IterationCost:
+def scaled_to_device(
+    fitted: IterationCost, here: ServedModel, there: ServedModel, decodes: int
+) -> IterationCost:
     """Scale a cost that was fitted on one device and parallelism to another.
 
     Raises:

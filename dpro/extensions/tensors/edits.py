@@ -29,7 +29,7 @@ from dpro.replay.whatif.graph_ops.reductions import (
     GradientReductions,
     Reduction,
     dtypes_of,
-    reduced,
+    reductions_of,
     with_reductions,
 )
 from dpro.schema import BUCKETS
@@ -61,7 +61,7 @@ class Tensors(ReductionEdit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        require_equal_passes(reduced(facts.graph))
+        require_equal_passes(reductions_of(facts.graph))
         return []  # `--make-plan` searches for one
 
     def changed(self, reductions: GradientReductions) -> Graph:
@@ -75,7 +75,7 @@ class Tensors(ReductionEdit):
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """Return how the plan differs from the job, and what is inferred."""
-        return difference(reduced(graph), self.read), *super().notes(graph)
+        return difference(reductions_of(graph), self.read), *super().notes(graph)
 
     def describe(self) -> str:
         return f"gradients reduced as {self.plan} says"

@@ -23,14 +23,14 @@ import polars as pl
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.graphs import why_too_large
-from dpro.analysis.predictions import of_steps
+from dpro.analysis.predictions import trust_and_baseline
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.extensions.tensors.plan_file import TensorPlan
 from dpro.extensions.tensors.search import (
     SHORTER,
     Division,
     Replays,
-    planned,
+    as_plan,
     require_reducible,
     search_division,
     uniform_divisions,
@@ -44,7 +44,7 @@ from dpro.replay.whatif.graph_ops.scope import blocks_of_run
 from dpro.replay.whatif.job import ReplayedJob, job_of
 from dpro.replay.whatif.predict import slowdowns_of
 from dpro.replay.whatif.registry import kind_named
-from dpro.replay.whatif.search import goes_with
+from dpro.replay.whatif.search import can_combine
 from dpro.selection import ALL, Selection
 from dpro.stages import Progress, ignore
 from dpro.units import format_bytes
@@ -163,13 +163,13 @@ def make_plan(
     """
     if why := why_too_large(analysis.run):
         raise Unanswerable(f"a plan needs the whole graph: {why}")
-    trust, baseline = of_steps(analysis, selection)
+    trust, baseline = trust_and_baseline(analysis, selection)
     graph = analysis.built.predictive
     if budget is None:
         budget = max(min(MAX_REPLAYS, REPLAYED_NODES // max(graph.num_nodes, 1)), MIN_REPLAYS)
     search = PlanSearch(graph, baseline, slowdowns_of(trust), reduce_in, report, budget)
     try:
-        _search(search, freeing(graph, memory_gb))
+        _search(search, ways_to_free_memory(graph, memory_gb))
         _, replays = search.best()
         for division in uniform_divisions(replays.reductions):  # beyond the budget: the plan is never worse
             replays.left += 1
@@ -180,7 +180,7 @@ def make_plan(
         search.is_interrupted = True
     edits, replays = search.best()
     made_from = f"{analysis.run.label}, {len(graph.ranks)} ranks, {len(replays.names)} gradients"
-    return TensorPlan(planned(replays.best, replays.names), tuple(map(str, edits)), made_from), search
+    return TensorPlan(as_plan(replays.best, replays.names), tuple(map(str, edits)), made_from), search
 
 
 def _search(search: PlanSearch, bases: Sequence[tuple[Edit, ...]]) -> None:
@@ -201,7 +201,7 @@ def _search(search: PlanSearch, bases: Sequence[tuple[Edit, ...]]) -> None:
         raise refusals[0]
     for fusion in fusions:
         edits, replays = search.best()
-        if goes_with(fusion, edits):
+        if can_combine(fusion, edits):
             with suppress(Unanswerable, GraphError):
                 search.under((*edits, fusion), max(search.budget // shares, 1), [replays.best])
 
@@ -213,7 +213,7 @@ def _candidates(search: PlanSearch, name: str) -> Sequence[Edit]:
     return []
 
 
-def freeing(graph: Graph, memory_gb: float | None) -> list[tuple[Edit, ...]]:
+def ways_to_free_memory(graph: Graph, memory_gb: float | None) -> list[tuple[Edit, ...]]:
     """Return alternative edits that make a job fit into memory; one without edits where it fits as it is.
 
     Args:

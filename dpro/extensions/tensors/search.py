@@ -47,7 +47,7 @@ from dpro.replay.whatif.graph_ops.reductions import (
     GradientReductions,
     closing,
     plain_reductions,
-    reduced,
+    reductions_of,
 )
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.replay.whatif.job import ReplayedJob
@@ -81,17 +81,17 @@ class Part(NamedTuple):
 Division = tuple[Part, ...]
 
 
-def closes_of(division: Division) -> tuple[int, ...]:
+def last_gradients(division: Division) -> tuple[int, ...]:
     """Return the last gradient of each bucket."""
     return tuple(part.last for part in division)
 
 
 def positions_in(division: Division) -> list[range]:
     """Return the gradients of each bucket."""
-    return [range(begin + 1, end + 1) for begin, end in pairwise((-1, *closes_of(division)))]
+    return [range(begin + 1, end + 1) for begin, end in pairwise((-1, *last_gradients(division)))]
 
 
-def planned(division: Division, names: Sequence[str]) -> tuple[PlannedReduction, ...]:
+def as_plan(division: Division, names: Sequence[str]) -> tuple[PlannedReduction, ...]:
     """Return a division as reductions of a plan."""
     return tuple(
         PlannedReduction(tuple(names[number] for number in within), part.pieces, part.reduce_in)
@@ -132,7 +132,7 @@ class Replays:
         Raises:
             Unanswerable: the run lacks what a plan needs.
         """
-        reductions = reduced(self.job.graph)
+        reductions = reductions_of(self.job.graph)
         require_equal_passes(reductions)
         return reductions
 
@@ -174,7 +174,7 @@ class Replays:
         Args:
             as_it_is: whether to leave buckets as recorded if the job has them already.
         """
-        plan, positions = planned(division, self.names), positions_in(division)
+        plan, positions = as_plan(division, self.names), positions_in(division)
         after = self.job
         if not (as_it_is and is_recorded(self.reductions, plan, positions)):
             changed = with_planned(self.reductions, plan, positions)
@@ -197,7 +197,7 @@ class Replays:
 
     def modelled_ns(self, division: Division) -> float:
         """Return when the last reduction ends on one link."""
-        return reductions_end(self.gradients, closes_of(division))[-1]
+        return reductions_end(self.gradients, last_gradients(division))[-1]
 
 
 def uniform_divisions(reductions: GradientReductions) -> dict[Division, float]:
@@ -230,8 +230,8 @@ def search_division(replays: Replays, reduce_in: str = "", seeds: Iterable[Divis
         starts += all_divisions(replays.gradients, ends)
     for division in dict.fromkeys(starts):
         replays.step_ns(division)
-    improve(replays, ends)
-    settle(replays)
+    search_locally(replays, ends)
+    prefer_few_reductions(replays)
     if reduce_in:
         critical = set(replays.on_critical_path(replays.best))
         kept = tuple(
@@ -294,7 +294,7 @@ def all_divisions(gradients: ReadyGradients, ends: Sequence[int]) -> Iterator[Di
 # Local search.
 
 
-def improve(replays: Replays, ends: Sequence[int]) -> None:
+def search_locally(replays: Replays, ends: Sequence[int]) -> None:
     """Move to better divisions, starting from the best, while moves shorten the step and replays are left."""
     while replays.left > TO_SETTLE:
         best_ns, division = replays.best_ns, replays.best
@@ -307,7 +307,7 @@ def improve(replays: Replays, ends: Sequence[int]) -> None:
             return
 
 
-def settle(replays: Replays) -> None:
+def prefer_few_reductions(replays: Replays) -> None:
     """Choose the division with the fewest reductions among those as good as the best, and join more buckets.
 
     Fewer reductions are better at equal steps, since a run with few sizes may not show their cost: an unknown
@@ -322,7 +322,7 @@ def settle(replays: Replays) -> None:
     replays.best = min(as_good, key=order)
     forced = {*replays.gradients.ends, replays.best[-1].last}
     while replays.left > 0:
-        closes = closes_of(replays.best)
+        closes = last_gradients(replays.best)
         joined = [
             _with_closes(replays.best, sorted({*closes} - {end})) for end in closes if end not in forced
         ]
@@ -336,7 +336,7 @@ def settle(replays: Replays) -> None:
 
 def moves_of(replays: Replays, division: Division, ends: Sequence[int]) -> set[Division]:
     """Return the divisions with a changed end of a bucket on the critical path, or of all equal blocks."""
-    closes = closes_of(division)
+    closes = last_gradients(division)
     equal = _equal_ends(replays, ends)
     moves: set[Division] = set()
     for bucket in replays.on_critical_path(division) or range(len(division)):
@@ -378,7 +378,7 @@ def _changes(
 
 def _with_closes(division: Division, closes: Iterable[int]) -> Division:
     """Return a division with other ends: each bucket inherits from the one that had its last gradient."""
-    old = closes_of(division)
+    old = last_gradients(division)
     return tuple(
         division[int(np.searchsorted(old, close))]._replace(last=close, pieces=1)
         if close not in old

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dpro.extensions.trial.changes import kind_of_edit
-from dpro.extensions.trial.ledger import LedgerEntry, held, joint_kind, read, usual_error, widened
+from dpro.extensions.trial.ledger import LedgerEntry, joint_kind, mostly_inside, read, usual_error, widened
 from dpro.replay.whatif.predict import Prediction
 
 
@@ -24,7 +24,7 @@ def calibrated(prediction: Prediction, entries: Sequence[LedgerEntry]) -> Predic
     kind = joint_kind(kinds) if all(kinds) else ""
     error, count = usual_error(entries, kind)
     low, high = widened(prediction.predicted_ns, prediction.low_ns, prediction.high_ns, error)
-    prediction = replace(prediction, proven=prediction.proven or held(entries, kind))
+    prediction = replace(prediction, proven=prediction.proven or mostly_inside(entries, kind))
     if (low, high) == (prediction.low_ns, prediction.high_ns):
         return prediction
     after_ns = prediction.predicted_ns / prediction.samples

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpro.cli.completion import that_begin
+from dpro.cli.completion import matching
 from dpro.cli.options import MAX_STEPS, MAX_WINDOW_STEPS
 from dpro.cli.output import console, json_option, print_json, stderr_console, warn
 from dpro.errors import DproError, InputError, UsageError
@@ -39,7 +39,7 @@ def changes(_context: click.Context, _argument: click.Parameter, typed: str) -> 
     """Complete the word being typed with examples of changes."""
     from dpro.extensions.trial.changes import CHANGES
 
-    return that_begin([(row.example, row.summary) for row in CHANGES.values()], typed)
+    return matching([(row.example, row.summary) for row in CHANGES.values()], typed)
 
 
 class _WithJob(click.Command):
@@ -186,7 +186,7 @@ def try_(
     if changes[0].is_probe:
         document: Document = probe(_record(plan, "probe", changes), changes, quiet=as_json)
     else:
-        document = _tried(plan, quiet=as_json)
+        document = _try_changes(plan, quiet=as_json)
     if as_json:
         print_json(document)
 
@@ -205,7 +205,7 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
+def _try_changes(plan: TrialPlan, quiet: bool) -> TryDocument:
     """Try the changes, print progress and result, and add the result to the ledger."""
     from dpro.extensions.trial.documents import RunsOfTry
     from dpro.extensions.trial.ledger import append
@@ -214,7 +214,7 @@ def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
     first = _first_baseline(plan)
     step_times(first, plan.skip)  # if there are too few, fail before the other runs
     plan = replace(plan, changes=with_choices(plan.changes, first))
-    guess = _guess(plan.changes, first)
+    guess = _predict(plan.changes, first)
     if not quiet:
         _print_guess(plan, guess)
     begun = time.monotonic()
@@ -229,7 +229,7 @@ def _tried(plan: TrialPlan, quiet: bool) -> TryDocument:
         runs=RunsOfTry(*([str(run.path) for run in side] for side in (baselines, changed))),
         stopped=_why_stopped(decision, len(changed), plan.repeats, time.monotonic() - begun),
         pairs_needed=decision.needed if decision else None,
-        **_learnt(plan, baselines, changed),
+        **_compare_training(plan, baselines, changed),
     )  # fmt: skip
     if not quiet:
         print_result(document)
@@ -310,7 +310,7 @@ def _why_stopped(decision: Decision | None, pairs: int, most: int, seconds: floa
     return f"not decided after {pairs} pairs: about {decision.needed} would be needed, {minutes:.0f} minutes"
 
 
-def _learnt(plan: TrialPlan, baselines: Sequence[Run], changed: Sequence[Run]) -> dict[str, Any]:
+def _compare_training(plan: TrialPlan, baselines: Sequence[Run], changed: Sequence[Run]) -> dict[str, Any]:
     """Return `training`, which compares the losses of both sides, and why they are `not_compared`."""
     from dpro.extensions.trial.measure import NOT_SEEN, compare_losses, losses_of
 
@@ -355,7 +355,7 @@ class TriedPrediction:
     reason: str = ""
 
 
-def _guess(changes: Sequence[Change], run: Run) -> TriedPrediction:
+def _predict(changes: Sequence[Change], run: Run) -> TriedPrediction:
     """Predict the changes from a run of the unchanged job."""
     from dpro.analysis.predictions import predict_edits
     from dpro.cli.analysis import analyse

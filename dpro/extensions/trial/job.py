@@ -129,7 +129,7 @@ def first_error_in(lines: Sequence[str]) -> str:
         ranks = prefix[0] if prefix else ""
         if _TRACEBACK in line:
             after = [below for below in lines[number + 1 :] if below.startswith(ranks)]
-            error = _raised([below.removeprefix(ranks) for below in after])
+            error = _exception_of([below.removeprefix(ranks) for below in after])
             if error and _LAUNCHER.search(error):
                 break
             if error:
@@ -139,7 +139,7 @@ def first_error_in(lines: Sequence[str]) -> str:
     return printed[-1] if printed else ""
 
 
-def _raised(after: Sequence[str]) -> str:
+def _exception_of(after: Sequence[str]) -> str:
     """Return the exception that a traceback ends with: its first line that is not indented."""
     return next((line.strip() for line in after if line.strip() and not line[0].isspace()), "")
 
@@ -159,14 +159,14 @@ def ensure_applied(path: Path, changes: Sequence[Change]) -> Run:
         raise DproError("; ".join([f"{path}: {what}", *manifest.warnings[:1]]))
     for made in manifest.applied:
         for reason in made.refused:
-            raise NotApplied(f"{_how_far(run, made.edit)}: rank {made.rank}: {made.edit}: {reason}")
+            raise NotApplied(f"{_where_applied(run, made.edit)}: rank {made.rank}: {made.edit}: {reason}")
     wanted = {(rank, change.text) for rank in manifest.ranks for change in changes}
     for rank, edit in sorted(wanted - {(made.rank, made.edit) for made in manifest.applied}):
-        raise NotApplied(f"{_how_far(run, edit)}: rank {rank}: {edit}: nothing shows that it was")
+        raise NotApplied(f"{_where_applied(run, edit)}: rank {rank}: {edit}: nothing shows that it was")
     return run
 
 
-def _how_far(run: Run, edit: str) -> str:
+def _where_applied(run: Run, edit: str) -> str:
     """Return `not applied`, or to how many ranks an edit was applied."""
     manifest = run.manifest
     done = sum(made.edit == edit and not made.refused for made in manifest.applied)

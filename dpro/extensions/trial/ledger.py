@@ -162,7 +162,7 @@ def usual_error(entries: Sequence[LedgerEntry], kind: str) -> tuple[float, int]:
     return errors[min(math.ceil(COVERAGE * (len(errors) + 1)), len(errors)) - 1], len(errors)
 
 
-def held(entries: Sequence[LedgerEntry], kind: str) -> bool:
+def mostly_inside(entries: Sequence[LedgerEntry], kind: str) -> bool:
     """Return whether most trials of a kind were measured within the predicted interval; False without any."""
     inside = [entry.is_inside for entry in entries if kind and entry.kind == kind]
     judged = [is_inside for is_inside in inside if is_inside is not None]

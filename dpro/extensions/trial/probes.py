@@ -25,7 +25,7 @@ from dpro.replay.whatif.choices import (
     usable_codecs,
     usable_sensitivities,
 )
-from dpro.replay.whatif.graph_ops.reductions import reduced
+from dpro.replay.whatif.graph_ops.reductions import reductions_of
 from dpro.schema import CODECS, SENSITIVITIES
 from dpro.store import Run
 from dpro.units import ms
@@ -87,7 +87,7 @@ def resolved(changes: Sequence[Change], graph: Graph) -> tuple[Change, ...]:
 
 
 def _by_bucket(graph: Graph, change: Change) -> dict[str, Any]:
-    chosen = choose(reduced(graph), change.arguments[BUDGET])
+    chosen = choose(reductions_of(graph), change.arguments[BUDGET])
     if all(bucket.option.codec is None for bucket in chosen):
         raise Unanswerable(
             f"{change.text}: no codec that loses so little makes the step shorter: nothing to change"

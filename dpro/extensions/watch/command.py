@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dpro.collectors.launch.start import Request
     from dpro.detect.findings_log import FindingsLog, Notice
     from dpro.extensions.goodput.document import GoodputDocument
-    from dpro.extensions.goodput.running import LifeWatch
+    from dpro.extensions.goodput.running import LiveAccount
     from dpro.extensions.watch.hook import Hook
     from dpro.extensions.watch.outlets import Metrics, Webhook
     from dpro.extensions.watch.policy import Policy
@@ -42,7 +42,7 @@ WEBHOOK = "DPRO_WEBHOOK"  # given in the environment, which other users cannot r
 ON_FINDING = "DPRO_ON_FINDING"
 
 
-def _out_of_sight(variable: str, what: str) -> Callable[..., str]:
+def _hiding_callback(variable: str, what: str) -> Callable[..., str]:
     """Return a callback that hides an option's value, such as a webhook's URL or a token, at once.
 
     Args:
@@ -61,7 +61,7 @@ def _out_of_sight(variable: str, what: str) -> Callable[..., str]:
 
 _OUTLETS = (
     click.Option(["--webhook"], metavar="URL", default="", envvar=WEBHOOK,
-        callback=_out_of_sight(WEBHOOK, "the URL of --webhook"),
+        callback=_hiding_callback(WEBHOOK, "the URL of --webhook"),
         help="Post each finding to URL when it begins and ends: as JSON, or as text to Slack, Teams and "
         f"others (extra `notify`). Can also be set by ${WEBHOOK}.",
     ),
@@ -73,7 +73,7 @@ _OUTLETS = (
         help="Serve Prometheus metrics at /metrics; without HOST, only to this machine.",
     ),
     click.Option(["--on-finding", "on_finding"], metavar="CMD", default="", envvar=ON_FINDING,
-        callback=_out_of_sight(ON_FINDING, "the command of --on-finding"),
+        callback=_hiding_callback(ON_FINDING, "the command of --on-finding"),
         help="Run CMD when a finding names exactly one host; never if it might be another host.",
     ),
     click.Option(["--policy"], metavar="FILE", type=click.Path(path_type=Path),
@@ -108,7 +108,7 @@ def watch_recording(request: Request, given: Mapping[str, Any]) -> None:
     """
     webhook, metrics = given["webhook"], given["metrics"]
     check_outlets(webhook, metrics)
-    policy = policy_of(*(given[name] for name in _OF_HOOK))
+    policy = policy_of(*(given[name] for name in _HOOK_OPTIONS))
     if given["watch"] or webhook or metrics or policy:
         ask = given["ask"] and request.options.windows
         request.beside.append(partial(start_watcher, webhook, metrics, policy, ask))
@@ -170,7 +170,7 @@ def watch(
     RUN/findings/hook.jsonl logs each CMD that ran, and why others did not.
     """
     from dpro.detect.findings_log import OpenFindings, read_log
-    from dpro.extensions.goodput.running import LifeWatch
+    from dpro.extensions.goodput.running import LiveAccount
     from dpro.extensions.watch.evidence import open_log
     from dpro.extensions.watch.hook import Hook
     from dpro.extensions.watch.outlets import Webhook
@@ -210,7 +210,7 @@ def watch(
 
     say = None if as_json else _say
     complain = _complainer()
-    watch(watcher, look_s, pass_on, _seen(server, LifeWatch(run.resolve()), say), complain)
+    watch(watcher, look_s, pass_on, _after_look(server, LiveAccount(run.resolve()), say), complain)
     if hook is not None and policy is not None and policy.once:
         _offer_end(hook, watcher, complain)
     for outlet in (posts, hook):
@@ -393,8 +393,8 @@ def _ignore(_line: str) -> None:
     """Print nothing: with --json, only findings are printed."""
 
 
-def _seen(
-    server: Metrics | None, life: LifeWatch, say: Callable[[str], None] | None
+def _after_look(
+    server: Metrics | None, life: LiveAccount, say: Callable[[str], None] | None
 ) -> Callable[[Watcher], None]:
     """Return a function that runs after each look, to report on the job and update the metrics.
 
@@ -493,7 +493,7 @@ def _shown() -> bytes:
 
 
 _OF_ONE_RULE = ("classes", "min_confidence", "at_most")
-_OF_HOOK = ("on_finding", "policy", "dry_run", *_OF_ONE_RULE)
+_HOOK_OPTIONS = ("on_finding", "policy", "dry_run", *_OF_ONE_RULE)
 
 
 def policy_of(

@@ -24,7 +24,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from dpro.collectors.attach import training
+from dpro.collectors.attach import training_processes
 from dpro.collectors.convert.calls import BACKENDS
 from dpro.collectors.convert.recorded import Readers
 from dpro.collectors.inside.files import SHOWN
@@ -81,7 +81,7 @@ class DeepState:
     phase: DeepWatchPhase = DeepWatchPhase.WAITING
     newest: int = -1
     newest_s: float = 0.0
-    looked: int = -1
+    after_look: int = -1
     due_s: float = 0.0
 
 
@@ -95,14 +95,14 @@ def next_state(state: DeepState, newest: int, now_s: float) -> DeepState:
         return state
     if newest != state.newest:
         state = replace(state, newest=newest, newest_s=now_s)
-    if newest <= state.looked:
+    if newest <= state.after_look:
         return replace(state, phase=DeepWatchPhase.WAITING)
     if now_s < max(state.due_s, state.newest_s + SETTLED_S):
         return replace(state, phase=DeepWatchPhase.SETTLING)
-    return replace(state, phase=DeepWatchPhase.LOOKING, looked=newest)
+    return replace(state, phase=DeepWatchPhase.LOOKING, after_look=newest)
 
 
-def looked(state: DeepState, now_s: float, took_s: float) -> DeepState:
+def after_look(state: DeepState, now_s: float, took_s: float) -> DeepState:
     """Return the state after a look."""
     return replace(state, phase=DeepWatchPhase.WAITING, due_s=now_s + took_s / SHARE)
 
@@ -187,7 +187,7 @@ class DeepWatch:
             child.output.seek(0)
             content = child.output.read()
         self.close()
-        self.state = looked(self.state, now_s, took_s)
+        self.state = after_look(self.state, now_s, took_s)
         try:
             answer = msgspec.json.decode(content, type=WindowFindings)
         except ValueError:
@@ -226,7 +226,7 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> Win
     from dpro.verdict.words import limit_in_words
 
     os.nice(NICE)
-    folders = [process.folder for process in training(run)]
+    folders = [process.folder for process in training_processes(run)]
     with TemporaryDirectory(prefix="dpro-deep-") as scratch:
         to = Path(scratch) / "run"
         _copy(run, windows, folders, to)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from dpro.collectors.attach import stacks
+from dpro.collectors.attach import read_stacks
 from dpro.collectors.convert.calls import BACKENDS, message_rows, with_group_ranks, with_known_ranks
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.convert.tables import counters
@@ -101,7 +101,7 @@ def keep_hang(run: Path, folder: Path, tails: Sequence[ProcessTail]) -> None:
 
 def _stacks(run: Path, processes: Mapping[int, RecordedProcess]) -> dict[str, object]:
     """Return the stacks of all ranks that answer, and why the others may not."""
-    answers = stacks(run, STACKS_S)
+    answers = read_stacks(run, STACKS_S)
     silent = [rank for rank in answers.silent if rank in processes]
     return {
         "ranks": [answers.given[rank] for rank in sorted(answers.given)],

@@ -69,7 +69,7 @@ class HangState:
 
 
 @dataclass(frozen=True)
-class Standstill:
+class HangObservation:
     """What one look shows of a job.
 
     Attributes:
@@ -86,7 +86,7 @@ class Standstill:
     is_awaited: bool = False
 
 
-def next_state(state: HangState, seen: Standstill) -> HangState:
+def next_state(state: HangState, seen: HangObservation) -> HangState:
     """Return the state after a look."""
     if seen.still_s < STILL_S:
         return HangState()
@@ -104,7 +104,7 @@ def next_state(state: HangState, seen: Standstill) -> HangState:
     return replace(state, phase=HangWatchPhase.SEARCHING)
 
 
-def searched(now_s: float, took_s: float) -> HangState:
+def after_search(now_s: float, took_s: float) -> HangState:
     """Return the state after a search."""
     return HangState(HangWatchPhase.PATIENT, due_s=now_s + max(MIN_REST_S, took_s / SHARE))
 
@@ -122,7 +122,7 @@ def patience_of(step: int, pauses_s: Sequence[float]) -> float:
     return max(MIN_PATIENCE_S, 3 * usual, LONGER * max(pauses_s, default=0.0))
 
 
-def may_go_on(finding: Finding, seen: Standstill, is_busy: Callable[[int], bool]) -> bool:
+def may_go_on(finding: Finding, seen: HangObservation, is_busy: Callable[[int], bool]) -> bool:
     """Return whether a stuck host may only be busy: it compiles or works, and has not done so for long."""
     if finding.class_ != "hang.host":
         return False
@@ -158,21 +158,21 @@ class HangWatch:
         try:
             hangs = find_hangs(self._snapshot.records(tails))
         finally:
-            self.state = searched(now_s, time.thread_time() - begun_s)
+            self.state = after_search(now_s, time.thread_time() - begun_s)
         hangs = [hang for hang in hangs if not may_go_on(hang, seen, self._activity.is_busy)]
         return with_gpu_errors(hangs, job.run, tails)
 
-    def _seen(self, job: Job, now_s: float) -> Standstill:
+    def _seen(self, job: Job, now_s: float) -> HangObservation:
         still_s = now_s - job.progress.moved_s
         patience_s = patience_of(job.step, job.progress.pauses_s)
         if self.state.phase is not HangWatchPhase.ASKED:
-            return Standstill(now_s, still_s, patience_s)
+            return HangObservation(now_s, still_s, patience_s)
         answered = self._snapshot.answered()
         is_awaited = any(
             now_s - tail.heard_s < SILENT_BEATS_S and folder not in answered
             for folder, tail in job.tails.items()
         )
-        return Standstill(now_s, still_s, patience_s, len(answered), is_awaited)
+        return HangObservation(now_s, still_s, patience_s, len(answered), is_awaited)
 
 
 # Whether a process that others wait for is working, judging by this host's kernel.
@@ -204,14 +204,14 @@ class HostActivity:
             now, before = _sample(int(facts["pid"])), self._latest.get(tail.process.rank)
             if now is not None:
                 self._latest[tail.process.rank] = now
-                self._busy[tail.process.rank] = before is not None and _worked(before, now)
+                self._busy[tail.process.rank] = before is not None and _is_active(before, now)
 
     def is_busy(self, rank: int) -> bool:
         """Return whether a rank worked; False for ranks of other hosts, whose activity is unknown."""
         return self._busy.get(rank, False)
 
 
-def _worked(before: _Sample, now: _Sample) -> bool:
+def _is_active(before: _Sample, now: _Sample) -> bool:
     elapsed_s = max(now.at_s - before.at_s, 1e-3)
     computed = (now.cpu_s - before.cpu_s) / elapsed_s > MIN_COMPUTING
     return (

@@ -229,7 +229,7 @@ class ProcessTail:
         self.last_update_ns = -1
         self.heartbeat: Record | None = None
         self.heard_s = 0.0
-        self.behind_ns: int | None = None
+        self.least_age_ns: int | None = None
         self.compared: list[Record] = []
         self.windows: deque[tuple[int, int, int]] = deque(maxlen=MAX_WINDOWS)
         self.has_numbers = False
@@ -268,14 +268,14 @@ class ProcessTail:
         """Read new records; return whether there were any."""
         new = self._new_records()
         for record in new:
-            self._take(record)
+            self._handle(record)
         return bool(new)
 
     def frames(self) -> Mapping[str, pl.DataFrame]:
         """Return the latest rows of `steps`, `passes`, `counters`, `clock_samples` and `workers`."""
         return frames_of(self.process, self.recorded, None)
 
-    def _take(self, record: Record) -> None:
+    def _handle(self, record: Record) -> None:
         if record.kind in RARE:
             self._rare.append(record)
         else:
@@ -291,8 +291,10 @@ class ProcessTail:
         elif record.kind == records.INPUT:
             self._inputs.append(record.b)
         elif record.kind == records.CLOCK:
-            behind_ns = time.time_ns() - record.a
-            self.behind_ns = behind_ns if self.behind_ns is None else min(self.behind_ns, behind_ns)
+            least_age_ns = time.time_ns() - record.a
+            self.least_age_ns = (
+                least_age_ns if self.least_age_ns is None else min(self.least_age_ns, least_age_ns)
+            )
             self.heartbeat, self.heard_s = record, time.monotonic()
         elif record.kind == records.PEER:
             self.compared.append(record)
@@ -414,11 +416,11 @@ def heartbeats_of(tails: Iterable[ProcessTail]) -> pl.DataFrame:
     Clocks of hosts may be far apart, and a shared file system may delay records: neither may look like a
     stalled process.
     """
-    beats = [(t, t.heartbeat, t.behind_ns) for t in tails]
+    beats = [(t, t.heartbeat, t.least_age_ns) for t in tails]
     rows = [
-        (tail.process.rank, beat.a + behind_ns, beat.b, -1, 0, 0)
-        for tail, beat, behind_ns in beats
-        if beat is not None and behind_ns is not None
+        (tail.process.rank, beat.a + least_age_ns, beat.b, -1, 0, 0)
+        for tail, beat, least_age_ns in beats
+        if beat is not None and least_age_ns is not None
     ]
     return pl.DataFrame(rows, schema=CLOCK_SAMPLES.dtypes, orient="row")
 

@@ -129,7 +129,7 @@ class LateWatch:
     def _latest(self, job: Job, tails: Sequence[ProcessTail]) -> LatestRecords:
         """Return what is known of the job; forget calls of steps that are not looked at again."""
         steps = steps_of(tails)
-        self._calls.forget_before(since_of(steps, self._calls.frame))
+        self._calls.forget_before(look_since(steps, self._calls.frame))
         by_rank = {tail.process.rank: tail for tail in tails}
 
         def tables(ranks: Sequence[int]) -> dict[str, pl.DataFrame]:
@@ -161,7 +161,7 @@ class OwnTimes:
         new = own_time(calls, aligned.steps).drop("start_ns").join(
             steps.select("rank", "step", "start_ns"), on=["rank", "step"], maintain_order="left"
         )  # fmt: skip
-        self._own = new if self._own is None else _joined(self._own, new)
+        self._own = new if self._own is None else _merge_own_times(self._own, new)
         ranks = self._own["rank"].unique().sort().to_list()
         return diagnose_calls(
             LatestSteps(
@@ -171,7 +171,7 @@ class OwnTimes:
         )  # fmt: skip
 
 
-def since_of(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+def look_since(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the time from which calls are looked at again.
 
     Returns:
@@ -180,11 +180,11 @@ def since_of(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     last = steps["step"].max()
     if not isinstance(last, int):
         return pl.DataFrame(schema={"rank": pl.Int32, "since_ns": pl.Int64})
-    latest = steps.filter(pl.col("step") > last - num_again(steps, calls))
+    latest = steps.filter(pl.col("step") > last - num_steps_again(steps, calls))
     return latest.group_by("rank").agg(since_ns=pl.col("start_ns").min())
 
 
-def num_again(steps: pl.DataFrame, calls: pl.DataFrame) -> int:
+def num_steps_again(steps: pl.DataFrame, calls: pl.DataFrame) -> int:
     """Return the number of steps whose calls are looked at again."""
     times = calls["enqueued_ns"]
     first, last, step_ns = times.min(), times.max(), steps["duration_ns"].mean()
@@ -194,7 +194,7 @@ def num_again(steps: pl.DataFrame, calls: pl.DataFrame) -> int:
     return max(MIN_AGAIN, min(MAX_AGAIN, int(MAX_ROWS * covered / calls.height)))
 
 
-def _joined(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
+def _merge_own_times(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
     """Return the own times of the latest steps; those in `new` replace those in `old`."""
     before = old.join(new.select("rank", "step"), on=["rank", "step"], how="anti")
     rows = pl.concat([before, new.select(before.columns)])
@@ -291,7 +291,7 @@ class CallTable:
                         parts.append((tail.process.rank, self._numbers(dump, backend, tail, progress)))
                     except (OSError, msgspec.DecodeError):
                         others.append(self._read_any(dump, backend, tail, progress))
-        new = [calls for calls in (self._framed(parts), *others) if calls.height]
+        new = [calls for calls in (self._as_frame(parts), *others) if calls.height]
         if new:
             self.frame = pl.concat([self.frame, *new])
         return bool(new)
@@ -372,7 +372,7 @@ class CallTable:
     def _number(self, kind: CallKind) -> int:
         return self._kinds.setdefault(kind, len(self._kinds))
 
-    def _framed(self, parts: list[tuple[int, np.ndarray]]) -> pl.DataFrame:
+    def _as_frame(self, parts: list[tuple[int, np.ndarray]]) -> pl.DataFrame:
         """Return the calls of several processes as a table, with a row for all parts of a call."""
         parts = [part for part in parts if len(part[1])]
         if not parts:

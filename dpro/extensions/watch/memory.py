@@ -43,13 +43,13 @@ class MemoryWatch:
         for place in range(min(MAX_HOSTS, len(recorded))):
             launch = recorded[(self._turn + place) % len(recorded)]
             step_ns = series.typical_ns if series else 0.0
-            self._found[launch.raw] = growing_on(launch.raw, job.workers, step_ns)
+            self._found[launch.raw] = find_growth(launch.raw, job.workers, step_ns)
         self._turn += MAX_HOSTS
         self._due_s = time.monotonic() + max(LOOK_S, (time.thread_time() - begun_s) / SHARE)
         return [finding for growing in self._found.values() for finding in growing]
 
 
-def growing_on(raw: Path, workers: pl.DataFrame, step_ns: float) -> list[Finding]:
+def find_growth(raw: Path, workers: pl.DataFrame, step_ns: float) -> list[Finding]:
     """Return findings of growing memory by the latest samples in a folder of records.
 
     Args:

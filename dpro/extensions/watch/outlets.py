@@ -127,13 +127,13 @@ class Webhook:
             message = self._waiting.get()
             for pause_s in (0.0, *PAUSES_S):
                 time.sleep(pause_s)
-                if self._posted(message):
+                if self._post(message):
                     break
             else:
                 self.lost += 1
             self._waiting.task_done()
 
-    def _posted(self, message: Posted) -> bool:
+    def _post(self, message: Posted) -> bool:
         with suppress(Exception):  # a failure must not stop later messages
             if self._chat is not None:
                 return bool(self._chat.notify(title=message.title, body=message.text or message.title))

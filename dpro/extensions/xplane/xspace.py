@@ -197,7 +197,7 @@ def _read(path: Path) -> _Profile:
         host = "".join(_text(name) for name in space.hostnames[:1])
         profile = _Profile(host or path.name.removesuffix(".gz").removesuffix(".xplane.pb"))
         for content in space.planes:
-            _take(messages["Plane"].FromString(content), messages["Line"], profile)
+            _add_plane(messages["Plane"].FromString(content), messages["Line"], profile)
     except DecodeError as error:
         raise InputError(f"{path}: damaged or cut profile of XLA; copy or record it again") from error
     if not profile.parts:
@@ -248,7 +248,7 @@ def _value(stat: Any, texts: Mapping[int, str]) -> int | str:
     return stat.signed or stat.unsigned & _INT64 or _text(stat.text) or 0
 
 
-def _take(plane: Any, line_class: Any, profile: _Profile) -> None:
+def _add_plane(plane: Any, line_class: Any, profile: _Profile) -> None:
     """Add a plane to the profile: a device, a part of the host, or facts about the recording."""
     name, events, stats = _text(plane.name), _texts(plane.event_names), _texts(plane.stat_names)
     facts = {stats.get(stat.name, ""): _value(stat, stats) for stat in plane.stats}

@@ -17,7 +17,7 @@ import polars as pl
 from msgspec import Raw
 
 from dpro.classify import classify, is_communication, operation
-from dpro.ingest.derived import enclosed, launched
+from dpro.ingest.derived import with_enclosing_span, with_launch
 from dpro.ingest.kineto.events import NO_ARGS, EventArguments
 from dpro.ingest.reading.values import (
     directed_bytes,
@@ -55,11 +55,13 @@ def gpu_collectives(
     names = [name for name in kernels["name"].unique() if is_communication(name)]
     if not names:
         return pl.DataFrame(schema=COLUMNS)
-    issued = launched(kernels.filter(pl.col("name").is_in(names)), spans)
+    issued = with_launch(kernels.filter(pl.col("name").is_in(names)), spans)
     name, kind = pl.col("name"), pl.col("kind")
-    issued = enclosed(issued, spans.filter(name.str.starts_with("nccl:") & (kind == "annotation")), "range")
-    issued = enclosed(issued, spans.filter(name == "record_param_comms"), "record")
-    issued = enclosed(issued, spans.filter(name.str.starts_with("c10d::")), "call")
+    issued = with_enclosing_span(
+        issued, spans.filter(name.str.starts_with("nccl:") & (kind == "annotation")), "range"
+    )
+    issued = with_enclosing_span(issued, spans.filter(name == "record_param_comms"), "record")
+    issued = with_enclosing_span(issued, spans.filter(name.str.starts_with("c10d::")), "call")
     kernels = issued.sort("start_ns", "span_id", maintain_order=True)
     batched = _batched(kernels, spans, args)
     rows = [

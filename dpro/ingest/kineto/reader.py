@@ -17,7 +17,7 @@ import polars as pl
 
 from dpro.classify import operation
 from dpro.errors import InputError
-from dpro.ingest.derived import enclosed, find_iterations, guess_steps, model_calls, sync_calls
+from dpro.ingest.derived import find_iterations, guess_steps, model_calls, sync_calls, with_enclosing_span
 from dpro.ingest.impossible import drop_impossible, impossible_in_words
 from dpro.ingest.kineto.collectives import (
     COLUMNS,
@@ -268,7 +268,7 @@ def _calls(spans: pl.DataFrame) -> pl.DataFrame:
         launch_ns="start_ns",
         launch_end_ns=pl.col("start_ns") + pl.col("duration_ns"),
     )
-    on_nccl = enclosed(nccl, calls, "call")["call_position"].drop_nulls()
+    on_nccl = with_enclosing_span(nccl, calls, "call")["call_position"].drop_nulls()
     return calls.filter(~pl.col("position").is_in(on_nccl.to_list()))
 
 

@@ -38,7 +38,7 @@ MAX_SMALL_TUPLES = 64  # more could be deeply nested
 MAX_MEMO = 1 << 20  # memo indices, as in the expression above
 # Bytes of pickles after which a process loads the compiled loop: loading takes 0.43 s, as much as it then
 # saves.
-_MUCH = 52 << 20
+_LOOP_WORTH_BYTES = 52 << 20
 _KEYS = (str, bytes, int, bool, float, type(None))
 _MAX_KEY_BITS = 64  # of a number, since hashing reads all of its bits
 _MIN_COUNTED_BYTES = 1 << 23  # values may always take this much when written out
@@ -60,7 +60,7 @@ _PLAIN = (
     *("GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT"),
     *("GLOBAL", "STACK_GLOBAL"),  # refused, with the name of what they load
 )
-_InPython: Any = vars(pickle)["_Unpickler"]  # about 30 times slower than the one in C
+_PythonUnpickler: Any = vars(pickle)["_Unpickler"]  # about 30 times slower than the one in C
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -70,11 +70,11 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it wants to load {module_name}.{global_name}")
 
 
-class _CarefulUnpickler(_InPython):  # type: ignore[misc]
+class _CarefulUnpickler(_PythonUnpickler):  # type: ignore[misc]
     """Unpickler limited to the opcodes of plain values, and to keys that are cheap to hash."""
 
     dispatch: ClassVar[dict[int, Any]] = {
-        ord(opcode.code): _InPython.dispatch[ord(opcode.code)]
+        ord(opcode.code): _PythonUnpickler.dispatch[ord(opcode.code)]
         for opcode in pickletools.opcodes
         if opcode.name in _PLAIN
     }
@@ -160,13 +160,13 @@ def without_collection() -> Iterator[None]:
 
 def is_harmless(data: bytes) -> bool:
     """Return whether all opcodes are harmless, which is nearly always so: a quick check."""
-    global _looked_at
-    _looked_at += len(data)
-    loop = _loop() if _looked_at > _MUCH else None
+    global _checked_bytes
+    _checked_bytes += len(data)
+    loop = _loop() if _checked_bytes > _LOOP_WORTH_BYTES else None
     return loop(data) if loop else is_harmless_by_expression(data)
 
 
-_looked_at = 0  # bytes checked by this process
+_checked_bytes = 0  # bytes checked by this process
 
 
 @cache

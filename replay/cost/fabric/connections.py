@@ -270,13 +270,13 @@ def known_paths(flows: Flows, routes: Routes, entries: Sequence[PathEntry]) -> K
     for row, (begin, end, number) in enumerate(ends):
         entry = entry_of.get((names[begin], names[end], number))
         if entry is not None:
-            steps |= {(row, switch): place for switch, place in _places(routes, end, entry).items()}
+            steps |= {(row, switch): place for switch, place in _group_indices(routes, end, entry).items()}
         elif not within[row]:
             missing.append(row)
     return KnownPaths(connections.of, steps, np.array(missing, np.int64))
 
 
-def _places(routes: Routes, end: int, entry: PathEntry) -> dict[int, int]:
+def _group_indices(routes: Routes, end: int, entry: PathEntry) -> dict[int, int]:
     """Return the index of a path's link in the equal-cost group of each switch."""
     network = routes.network
     places: dict[int, int] = {}

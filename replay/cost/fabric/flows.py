@@ -112,7 +112,7 @@ def flows_of(
     for number, (gpus, op) in enumerate(zip(members, ops)):
         algorithm = algorithms[number] if algorithms else ""
         recorded = channels[number] if channels else NOT_RECORDED
-        made = _made(fabric, list(gpus), host_of, op, algorithm, recorded)
+        made = _flows_of_one(fabric, list(gpus), host_of, op, algorithm, recorded)
         flows += [
             (number, begin, end, share, (begin * 1_000_003 + end) * 64 + salt % 64)
             for begin, end, share, salt in made
@@ -122,7 +122,7 @@ def flows_of(
     return Flows(of, begin, end, columns[3].astype(np.float64), key, len(ops))
 
 
-def _made(
+def _flows_of_one(
     fabric: Fabric, gpus: list[int], host_of: dict[int, int], op: str, algorithm: str, recorded: Channels
 ) -> list[_Flow]:
     """Return the flows of one communication."""
@@ -140,12 +140,16 @@ def _made(
     if op == "all_reduce" and algorithm == TREE:
         both_ways = tuple((*hops, *((up, down) for down, up in hops)) for hops in recorded.trees)
         if both_ways:
-            return _along(fabric, gpus, host_of, both_ways, _of_tree(len(gpus)))
+            return _along_channels(fabric, gpus, host_of, both_ways, _tree_share(len(gpus)))
         return _trees(fabric, gpus, host_of)
-    return _along(fabric, gpus, host_of, recorded.rings) if recorded.rings else _ring(fabric, gpus, host_of)
+    return (
+        _along_channels(fabric, gpus, host_of, recorded.rings)
+        if recorded.rings
+        else _ring(fabric, gpus, host_of)
+    )
 
 
-def _along(
+def _along_channels(
     fabric: Fabric,
     gpus: list[int],
     host_of: dict[int, int],
@@ -176,7 +180,7 @@ def _by_host(gpus: list[int], host_of: dict[int, int]) -> dict[int, list[int]]:
     return by_host
 
 
-def _of_tree(size: int) -> float:
+def _tree_share(size: int) -> float:
     """Return the bytes that a member sends one way along a tree, over those of the busiest in a ring."""
     return size / (2 * (size - 1)) if size > 1 else 0.0
 
@@ -208,7 +212,7 @@ def _ring(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flo
 
 def _trees(fabric: Fabric, gpus: list[int], host_of: dict[int, int]) -> list[_Flow]:
     """Return flows of all bytes both ways along each host's chain, and of half along each tree of hosts."""
-    by_host, whole = _by_host(gpus, host_of), _of_tree(len(gpus))
+    by_host, whole = _by_host(gpus, host_of), _tree_share(len(gpus))
     flows: list[_Flow] = [
         flow
         for of_host in by_host.values()

@@ -155,7 +155,7 @@ def communications(graph: Graph, gpus: dict[int, int]) -> Communications:
     ops = tuple(graph.messages[message].op for message in messages)
     num_bytes = np.zeros(len(ops))
     np.maximum.at(num_bytes, of, nodes.bytes[transfers].astype(np.float64))
-    sent = num_bytes * [_share(op, len(gpus_of)) for op, gpus_of in zip(ops, members)]
+    sent = num_bytes * [_busiest_share(op, len(gpus_of)) for op, gpus_of in zip(ops, members)]
     algorithms = _algorithms(graph, transfers[first] if transfers.size else transfers)
     numbers: dict[tuple[tuple[int, ...], str, str], int] = {}
     keys = zip(members, ops, algorithms)
@@ -181,7 +181,7 @@ def _algorithms(graph: Graph, transfers: Ints) -> tuple[str, ...]:
     return tuple(of_span.get(end, "") for end in ends)
 
 
-def _share(op: str, num_ranks: int) -> float:
+def _busiest_share(op: str, num_ranks: int) -> float:
     """Return the bytes that the busiest rank sends, over the payload."""
     try:
         return cost(op, RING, num_ranks).share
@@ -365,7 +365,7 @@ def groups_of_log(run: Run, communicators: Sequence[LoggedCommunicator]) -> Plac
         if members is None:
             unknown += 1
             continue
-        groups.setdefault(tuple(sorted(members)), []).append(_of_ranks(communicator, members))
+        groups.setdefault(tuple(sorted(members)), []).append(_channels_by_rank(communicator, members))
     agreed = [logged[0] for logged in groups.values() if all(other == logged[0] for other in logged)]
     right = [group for group in agreed if not group.wrong()]
     return PlacedGroups(right, unknown, incomplete + len(agreed) - len(right), len(groups) - len(agreed))
@@ -390,7 +390,7 @@ def _members(
     return fits.pop() if len(fits) == 1 else None
 
 
-def _of_ranks(communicator: LoggedCommunicator, members: Ranks) -> GroupChannels:
+def _channels_by_rank(communicator: LoggedCommunicator, members: Ranks) -> GroupChannels:
     """Return the channels of a communicator by ranks of the job."""
     ranks = sorted(members)
     member_of = {rank: member for member, rank in enumerate(members)}

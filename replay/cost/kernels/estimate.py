@@ -178,27 +178,29 @@ def _scaled(
         yield _by_formula(operations, kind, dtype, device, sources)
         return
     ran = str(given.operations["dtype"][0])
-    for software in _common(kind, (device, dtype), (given.device, ran), sources):
+    for software in _common_software(kind, (device, dtype), (given.device, ran), sources):
         here = _by_tables(operations, kind, dtype, device, sources, software[0])
         there = list(_by_tables(given.operations, kind, ran, given.device, sources, software[1]))
         for one in here:
-            other = np.fmax(np.full(operations.height, np.nan), _first([answer.us for answer in there]))
-            yield _half(one, other, given.us, half_bands(kind, dtype, "tables"))
+            other = np.fmax(
+                np.full(operations.height, np.nan), _first_finite([answer.us for answer in there])
+            )
+            yield _half_corrected(one, other, given.us, half_bands(kind, dtype, "tables"))
     if given.device in sources.sheets and ran in sources.sheets[given.device].tflops:
         other = _by_formula(given.operations, kind, ran, given.device, sources)
         for one in _by_tables(operations, kind, dtype, device, sources):
-            yield _half(one, other.us, given.us, half_bands(kind, dtype, "fitted"))
+            yield _half_corrected(one, other.us, given.us, half_bands(kind, dtype, "fitted"))
         one = _by_formula(operations, kind, dtype, device, sources)
-        yield _half(one, other.us, given.us, half_bands(kind, dtype, one.method))
+        yield _half_corrected(one, other.us, given.us, half_bands(kind, dtype, one.method))
     yield _by_formula(operations, kind, dtype, device, sources)
 
 
-def _half(one: _Answer, other_us: Floats, measured_us: Floats, bands: Bands) -> _Answer:
+def _half_corrected(one: _Answer, other_us: Floats, measured_us: Floats, bands: Bands) -> _Answer:
     """Scale one device's prediction by half of the error, in log, on the other device."""
     return _Answer(one.us * (measured_us / other_us) ** HALF, bands, one.bias, f"measured x {one.method}")
 
 
-def _first(answers: Sequence[Floats]) -> Floats:
+def _first_finite(answers: Sequence[Floats]) -> Floats:
     """Return, for each operation, the first of several answers that is a number."""
     us = answers[0].copy()
     for answer in answers[1:]:
@@ -206,7 +208,7 @@ def _first(answers: Sequence[Floats]) -> Floats:
     return us
 
 
-def _common(
+def _common_software(
     kind: str, here: tuple[str, str], there: tuple[str, str], sources: Sources
 ) -> list[tuple[str, str]]:
     """Return pairs of software with tables of both devices and precisions, largest table first."""

@@ -171,7 +171,7 @@ def fit(samples: Sequence[DeviceSample], start: DeviceFit = ASSUMED, weight: flo
     """Fit one set of numbers to all samples: least squares of log ratios, robust to outliers."""
     from scipy.optimize import least_squares
 
-    drawn = [_drawn(sample, max(MAX_ROWS // len(samples), 1)) for sample in samples]
+    drawn = [_sampled(sample, max(MAX_ROWS // len(samples), 1)) for sample in samples]
     sizes = [sizes_of(sample.operations) for sample in drawn]
     logs = [np.log(sample.us) for sample in drawn]
 
@@ -188,7 +188,7 @@ def fit(samples: Sequence[DeviceSample], start: DeviceFit = ASSUMED, weight: flo
     return DeviceFit(solution.x, np.clip(widths, 1e-3, start.widths))
 
 
-def _drawn(sample: DeviceSample, most: int) -> DeviceSample:
+def _sampled(sample: DeviceSample, most: int) -> DeviceSample:
     """Return at most `most` operations, sampled with a fixed seed."""
     if sample.operations.height <= most:
         return sample
@@ -379,7 +379,7 @@ def half_bands(kind: str, dtype: str, method: str) -> Bands:
 def known_of(tables: Sequence[DeviceTable]) -> KnownCoefficients:
     """Fit one device's numbers at one precision to all its tables."""
     numbers = fit([table.sample() for table in tables])
-    predicted, measured = said_and_measured(numbers, tables)
+    predicted, measured = predicted_and_measured(numbers, tables)
     return KnownCoefficients(numbers, bands_of(predicted, measured), 0.0, largest_of(tables))
 
 
@@ -392,7 +392,7 @@ def _decoded(entry: dict[str, Any]) -> KnownCoefficients:
     )
 
 
-def said_and_measured(numbers: DeviceFit, tables: Sequence[DeviceTable]) -> tuple[Floats, Floats]:
+def predicted_and_measured(numbers: DeviceFit, tables: Sequence[DeviceTable]) -> tuple[Floats, Floats]:
     """Return microseconds of all operations of tables, by ten numbers and as measured, [N] each."""
     samples: list[DeviceSample] = [table.sample() for table in tables]
     predicted = [

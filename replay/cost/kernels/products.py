@@ -34,7 +34,7 @@ from dpro.replay.cost.kernels.learned import KEPT_OUT, LearnedTrees, learn
 from dpro.replay.cost.kernels.operations import matmuls
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS
 from dpro.replay.cost.tables import read_measured
-from dpro.words import few
+from dpro.words import first_few
 
 # Columns of a user's measured products; `device` is a key of `roofline.GPUS`.
 PRODUCTS = {
@@ -84,7 +84,9 @@ def read_products(path: Path | str) -> pl.DataFrame:
     sizes = pl.all_horizontal(
         (pl.col(name) > 0) & pl.col(name).is_finite() for name in (*"mnk", "batch", "us")
     )
-    devices, dtypes = (few(frame[name].drop_nulls().unique().sort().to_list(), 4) for name in NEEDED[:2])
+    devices, dtypes = (
+        first_few(frame[name].drop_nulls().unique().sort().to_list(), 4) for name in NEEDED[:2]
+    )
     for fits, what in (
         (pl.col("device") != "", f"of a device with a data sheet in dpro ({devices or 'none'})"),
         (pl.col("dtype") != "", f"in an element type that dpro knows ({dtypes or 'none'})"),

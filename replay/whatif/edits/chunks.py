@@ -35,7 +35,9 @@ from dpro.units import NS_PER_US
 
 # Position of collectives in the work of their ranks: the work before them, and the work that awaits them.
 
-IN_BETWEEN = 0.1  # of a collective's time: with more work between its call and the wait, it overlaps already
+MAX_WORK_BETWEEN = (
+    0.1  # of a collective's time: with more work between its call and the wait, it overlaps already
+)
 FSDP = "FSDP::"  # prefix of ranges in which parameters are gathered, and gradients reduced
 
 
@@ -172,7 +174,7 @@ def _member(
         and order.place[before] < order.place[after]
     ]
     between, before, after = min(pairs, default=(0, -1, -1))
-    if before < 0 or between > IN_BETWEEN * nodes.duration[transfer]:
+    if before < 0 or between > MAX_WORK_BETWEEN * nodes.duration[transfer]:
         return None
     rank, num_bytes = int(nodes.rank[arrive]), int(nodes.bytes[transfer])
     return Member(rank, arrive, transfer, call, before, after, num_bytes, int(nodes.message[transfer]))
@@ -270,7 +272,7 @@ class _Chunked:
         chains = [_Chain(self, stages) for stages in segment.ranks]
         for chain in chains:
             chain.shorten()
-        for number, chunk in _turns(chains[0], self.costs.chunks):
+        for number, chunk in _chunk_order(chains[0], self.costs.chunks):
             meet = self._meeting(segment.ranks[0][number], chunk)
             for chain in chains:
                 chain.add(number, chunk, meet)
@@ -445,7 +447,7 @@ class _Chain:
                         self.job.draft.link(self.done[number][-1], target, kind, lag)
 
 
-def _turns(chain: _Chain, chunks: int) -> Iterator[tuple[int, int]]:
+def _chunk_order(chain: _Chain, chunks: int) -> Iterator[tuple[int, int]]:
     """Yield stages and their chunks from the second on, in the order of the program.
 
     Goes stage by stage; but a computing thread calls the collective of a chunk before its next chunk.
@@ -628,7 +630,7 @@ def _launch_ns(graph: Graph) -> float:
 
 # Segments of work and collectives that depend on each other: a matmul and its collective, or experts.
 
-BESIDES = 0.1  # of a matmul's time: with more other work before its collective, they are not a pair
+MAX_OTHER_WORK = 0.1  # of a matmul's time: with more other work before its collective, they are not a pair
 MAX_AWAY = 64  # nodes between them, at most
 ALL_TO_ALL, ALL_GATHER = "all_to_all", "all_gather"
 DISPATCH, COMBINE = "dispatch", "combine"  # kernels that exchange tokens themselves
@@ -691,7 +693,7 @@ def _nearest(order: Order, begin: int, way: int, work: Bools, ns: Sequence[int])
     """Return the next work on a lane with little other work before it; -1 without any."""
     between_ns = 0
     for away, node in enumerate(order.from_here(begin, way)):
-        if work[node] and between_ns <= BESIDES * ns[node]:
+        if work[node] and between_ns <= MAX_OTHER_WORK * ns[node]:
             return node
         between_ns += ns[node]
         if away > MAX_AWAY:

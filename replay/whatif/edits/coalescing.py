@@ -19,7 +19,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.cost.kernels.roofline import MATMULS
 from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.gradient_passes import Launches
-from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, computed_once, is_of
+from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, computed_once, is_one_of
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import without
 from dpro.replay.whatif.facts import RunFacts
@@ -139,7 +139,7 @@ def _layers_before(graph: Graph, call: Ints) -> Ints:
     nodes = graph.nodes
     of_layers = [name in MATMULS or classify(name).kind in OF_LAYERS for name in graph.names]
     products = np.flatnonzero(
-        np.array([*of_layers, False], np.bool_)[nodes.name] & is_of(nodes.kind, CPU_KINDS)
+        np.array([*of_layers, False], np.bool_)[nodes.name] & is_one_of(nodes.kind, CPU_KINDS)
     )
     before = np.zeros(call.size, np.int64)
     for rank in graph.ranks:

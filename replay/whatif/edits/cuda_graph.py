@@ -19,7 +19,7 @@ import polars as pl
 from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange
 from dpro.replay.construction.cpu_threads import merge_intervals
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_one_of, once
 from dpro.replay.kept import kept
 from dpro.replay.timeline import differs_from_last
 from dpro.replay.whatif.edit import Edit
@@ -84,7 +84,7 @@ class CudaGraph(CountedEdit):
     def counts(self, graph: Graph) -> Counts:
         """Return the host time in total, captured, and not known to be captured or to stay, ns."""
         nodes = graph.nodes
-        inside = is_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
+        inside = is_one_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
         columns = {name: getattr(nodes, name)[inside] for name in ("rank", "window", "step")}
         begins = differs_from_last(*columns.values())
         steps = pl.DataFrame({name: column[begins] for name, column in columns.items()})
@@ -186,7 +186,7 @@ def captured(graph: Graph, chosen: Bools) -> CapturedHostTime:
     calls, fixed = _calls(graph)
     calls &= chosen & (nodes.step >= 0)
     dispatching, staying = _operators(graph, calls, fixed)
-    pause = is_of(nodes.kind, (NodeKind.HOST, NodeKind.GAP)) & (nodes.duration > MAX_PAUSE_NS)
+    pause = is_one_of(nodes.kind, (NodeKind.HOST, NodeKind.GAP)) & (nodes.duration > MAX_PAUSE_NS)
     order, stretch, first, behind = _stretches(graph, calls & ~staying, staying | pause)
     inside = np.zeros(graph.num_nodes, np.bool_)
     inside[order[behind]] = True
@@ -213,13 +213,13 @@ def _calls(graph: Graph) -> tuple[Bools, Bools]:
     nodes, edges = graph.nodes, graph.edges
     on_stream = np.array([what.startswith("stream ") for _, what in graph.lanes] + [False], np.bool_)
     copies = (nodes.kind == NodeKind.COPY) & _named(graph, HOST_COPIES)
-    begun = (is_of(nodes.kind, GPU_KINDS) | on_stream[nodes.lane]) & ~copies
+    begun = (is_one_of(nodes.kind, GPU_KINDS) | on_stream[nodes.lane]) & ~copies
     launch = edges.kind == EdgeKind.LAUNCH
     some, others = np.zeros((2, graph.num_nodes), np.bool_)
     some[edges.source[launch & begun[edges.target]]] = True
     others[edges.source[launch & ~begun[edges.target]]] = True  # host copies, and work that is not on a GPU
     runtime = nodes.kind == NodeKind.RUNTIME
-    fixed = is_of(nodes.kind, CPU_KINDS) & (others | (runtime & _named(graph, NOT_CAPTURED)))
+    fixed = is_one_of(nodes.kind, CPU_KINDS) & (others | (runtime & _named(graph, NOT_CAPTURED)))
     return some & runtime & ~fixed, fixed
 
 
@@ -252,7 +252,7 @@ def _operators(graph: Graph, calls: Bools, fixed: Bools) -> tuple[Bools, Bools]:
         ]
         for spans_of in (dispatches, stays)
     )
-    return dispatching, fixed | (held & is_of(nodes.kind, CPU_KINDS))
+    return dispatching, fixed | (held & is_one_of(nodes.kind, CPU_KINDS))
 
 
 def _held_by(start: Ints, end: Ints, marked: Bools) -> Bools:
@@ -287,7 +287,7 @@ def _stretches(graph: Graph, calls: Bools, outside: Bools) -> tuple[Ints, Ints, 
     nodes, edges = graph.nodes, graph.edges
     woken = np.zeros(graph.num_nodes, np.bool_)
     woken[edges.target[edges.kind == EdgeKind.SYNC]] = True
-    on_cpu = np.flatnonzero(is_of(nodes.kind, CPU_KINDS))
+    on_cpu = np.flatnonzero(is_one_of(nodes.kind, CPU_KINDS))
     order = on_cpu[
         np.lexsort((on_cpu, nodes.measured_start[on_cpu], nodes.lane[on_cpu], nodes.window[on_cpu]))
     ]

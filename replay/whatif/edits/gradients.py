@@ -26,10 +26,10 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.replay.cost.transfers import unknown_latencies
 from dpro.replay.gradient_buckets import (
     NOT_THERE,
+    bucket_size_setting,
     framework_of,
     gradient_passes,
-    of_bucket_size,
-    of_half_precision,
+    half_precision_setting,
 )
 from dpro.replay.gradient_passes import MB, Pass, first_uses
 from dpro.replay.graph import EdgeKind, Edges, Graph, Nodes, once
@@ -60,7 +60,7 @@ from dpro.replay.whatif.graph_ops.reductions import (
     on_stream,
     plain_reductions,
     recorded_reductions,
-    reduced,
+    reductions_of,
     with_reductions,
 )
 from dpro.schema import BUCKETS, CODECS
@@ -80,11 +80,11 @@ class ReductionEdit(Edit):
         """
 
     def apply(self, graph: Graph) -> Graph:
-        return self.changed(reduced(graph))
+        return self.changed(reductions_of(graph))
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
         """Return the changed graph at both ends of sizes and waits that the run does not show."""
-        return tuple(self.changed(reductions) for reductions in alternatives(reduced(graph)))
+        return tuple(self.changed(reductions) for reductions in alternatives(reductions_of(graph)))
 
     def wanted(self, reductions: GradientReductions) -> Sequence[Sequence[Reduction]]:
         """Return the changed reductions of each pass, where they are known without their order; else none.
@@ -96,7 +96,7 @@ class ReductionEdit(Edit):
 
     def bound(self, facts: RunFacts) -> float:
         """Return how much longer the step is than its busiest lane, or than with only calls of reductions."""
-        reductions = reduced(facts.graph)
+        reductions = reductions_of(facts.graph)
         alone_ns = _of_calls_alone(facts, reductions, self.wanted(reductions))
         return min(facts.idle_without_reductions, facts.base_ns - alone_ns)
 
@@ -104,22 +104,22 @@ class ReductionEdit(Edit):
         """Return the gain without any reductions, which bounds that of two changes to them."""
         if not isinstance(other, ReductionEdit):
             return math.inf
-        return facts.base_ns - _without_any(facts, reduced(facts.graph).passes)
+        return facts.base_ns - _without_any(facts, reductions_of(facts.graph).passes)
 
     def bound_on_top(self, before: RunFacts, after: RunFacts) -> float:
         """Return the gain without reductions and their calls, where `after` has the nodes of `before`."""
         if after.graph.nodes.measured_start is not before.graph.nodes.measured_start:
             return self.bound(after)
-        return after.base_ns - _without_any(after, reduced(before.graph).passes)
+        return after.base_ns - _without_any(after, reductions_of(before.graph).passes)
 
     def is_proven(self, graph: Graph) -> bool:
         """Return whether gradients of reductions are recorded, as in all pairs, which are DDP jobs."""
-        reductions = reduced(graph)
+        reductions = reductions_of(graph)
         return super().is_proven(graph) and reductions.is_recorded and not reductions.parameters.closes_before
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """Report the setting in the job's framework, inferred facts, and unknown latencies."""
-        reductions, framework = reduced(graph), framework_of(graph.run)
+        reductions, framework = reductions_of(graph), framework_of(graph.run)
         said = f"in {framework}: {self.setting(reductions)}" if framework else ""
         return (*filter(None, (said,)), *reductions.notes(), *unknown_latencies(graph))
 
@@ -133,7 +133,7 @@ def _of_calls_alone(
 ) -> float:
     """Return the mean step with calls of reductions but no transfers, ns, which transfers only lengthen."""
     graph = facts.graph
-    edges, nodes = once(graph, "no reductions", lambda graph: _without(graph, reduced(graph).passes))
+    edges, nodes = once(graph, "no reductions", lambda graph: _without(graph, reductions_of(graph).passes))
     edges = dataclasses.replace(edges, lag=_with_calls(edges, reductions, wanted))
     alone = dataclasses.replace(graph, nodes=nodes, edges=edges)
     timeline = replay(alone)
@@ -216,7 +216,7 @@ class Bucket(ReductionEdit):
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """Return sizes that may be best, by the gain from fusing or splitting their buckets."""
         require_buckets(facts.graph)
-        return [cls(size) for size in sizes_worth_replaying(reduced(facts.graph))]
+        return [cls(size) for size in sizes_worth_replaying(reductions_of(facts.graph))]
 
     def changed(self, reductions: GradientReductions) -> Graph:
         """Close buckets where DDP would, and reduce each once its last gradient is ready."""
@@ -245,7 +245,7 @@ class Bucket(ReductionEdit):
 
     def setting(self, reductions: GradientReductions) -> str:
         item = ITEM_BYTES.get(dtypes_of(reductions, reductions.passes[0])[0], ITEM_BYTES["float32"])
-        return of_bucket_size(framework_of(reductions.graph.run), round(self.mb * MB / item))
+        return bucket_size_setting(framework_of(reductions.graph.run), round(self.mb * MB / item))
 
     def how(self) -> str:
         return f"DistributedDataParallel(bucket_cap_mb={self.mb:g})"
@@ -516,7 +516,7 @@ class Compress(ReductionEdit):
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """Report the chosen codecs, inferred facts, and unknown latencies."""
-        chosen = [] if self.budget is None else compression_lines(choose(reduced(graph), self.budget))
+        chosen = [] if self.budget is None else compression_lines(choose(reductions_of(graph), self.budget))
         return (*chosen, *super().notes(graph))
 
     def _compressed(
@@ -542,7 +542,7 @@ class Compress(ReductionEdit):
 
     def setting(self, reductions: GradientReductions) -> str:
         framework = framework_of(reductions.graph.run)
-        return of_half_precision(framework, self.to) if self.to else NOT_THERE
+        return half_precision_setting(framework, self.to) if self.to else NOT_THERE
 
     def how(self) -> str:
         if self.to == "bf16":  # DDP refuses PyTorch's hook without NCCL by its name

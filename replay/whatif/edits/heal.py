@@ -28,7 +28,7 @@ from dpro.replay.peers import (
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import check, key
-from dpro.replay.whatif.graph_ops.selected import absent, ranks_at
+from dpro.replay.whatif.graph_ops.selected import absence_reason, ranks_at
 from dpro.replay.whatif.rankwise import RankChanges
 
 _NO_PEER = "rank {} has no peer in the run that calls the same collectives"
@@ -60,7 +60,7 @@ class RanksAt:
         """
         ranks = ranks_at(graph, self.rank, self.host, self.stage)
         if not ranks:
-            raise NothingToChange(absent(graph, self.describe()))
+            raise NothingToChange(absence_reason(graph, self.describe()))
         return ranks
 
     def describe(self) -> str:
@@ -233,7 +233,7 @@ def _healing(graph: Graph, ranks: Sequence[int], work: pl.DataFrame, peers: pl.D
     others = dict(peers.select("rank", "others").iter_rows())
     for rank in ranks:
         if rank not in others:
-            raise Unanswerable(absent(graph, f"rank {rank}"))
+            raise Unanswerable(absence_reason(graph, f"rank {rank}"))
         if not others[rank]:
             raise Unanswerable(_NO_PEER.format(rank))
     phases = once(graph, "typical work of phases", lambda _: _typical(work, PHASE), (work,))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, is_of, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, is_one_of, once
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import scaled
@@ -132,7 +132,7 @@ def free_host(graph: Graph, counts: Counts | None = None) -> Graph:
     calls = launching_calls(graph, launch)
     if not (calls.any() if counts is None else counts[LAUNCHES]):
         raise NothingToChange("the run has no GPU launches: CPU work is the job's own compute")
-    on_cpu = calls | is_of(graph.nodes.kind, CPU_KINDS) & (graph.nodes.step >= 0)
+    on_cpu = calls | is_one_of(graph.nodes.kind, CPU_KINDS) & (graph.nodes.step >= 0)
     lag = np.where(launch, np.minimum(graph.edges.lag, 0), graph.edges.lag)
     return graph.with_durations(np.where(on_cpu, 0, graph.nodes.duration)).with_lags(lag)
 
@@ -162,7 +162,7 @@ class Cpu(RankwiseEdit):
 
     def apply(self, graph: Graph) -> Graph:
         """Divide the durations of all CPU work."""
-        mask = is_of(graph.nodes.kind, (*CPU_KINDS, NodeKind.DELAY)) & (graph.nodes.rank >= 0)
+        mask = is_one_of(graph.nodes.kind, (*CPU_KINDS, NodeKind.DELAY)) & (graph.nodes.rank >= 0)
         if not mask.any():
             raise NothingToChange("the run has no CPU work: record with CPU activities")
         return graph.with_durations(scaled(graph, mask, 1 / self.factor))
@@ -255,7 +255,7 @@ def _order_of_streams(graph: Graph, dropped: Bools) -> Edges:
         dropped: [E] waits of the host.
     """
     nodes, edges = graph.nodes, graph.edges
-    launched = (edges.kind == EdgeKind.LAUNCH) & is_of(nodes.kind[edges.target], GPU_KINDS)
+    launched = (edges.kind == EdgeKind.LAUNCH) & is_one_of(nodes.kind[edges.target], GPU_KINDS)
     call, work = edges.source[launched], edges.target[launched]
     launches = pl.DataFrame(
         {"rank": nodes.rank[work], "lane": nodes.lane[work], "at": nodes.measured_start[call], "work": work}
@@ -313,7 +313,7 @@ def _waits_for_gpu(graph: Graph) -> Bools:
     """Return [E] a mask of edges from work on a GPU stream to the CPU that waits for it."""
     nodes, edges = graph.nodes, graph.edges
     on_stream = np.array([what.startswith("stream ") for _, what in graph.lanes] + [False], np.bool_)
-    works = is_of(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER)) & on_stream[nodes.lane]
+    works = is_one_of(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER)) & on_stream[nodes.lane]
     waits: Bools = (edges.kind == EdgeKind.SYNC) & works[edges.source]
     return waits
 
@@ -324,7 +324,7 @@ def _waiting_calls(graph: Graph) -> Ints:
     before = np.full(graph.num_nodes, -1)
     thread = edges.kind == EdgeKind.THREAD
     before[edges.target[thread]] = edges.source[thread]
-    named = is_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
+    named = is_one_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
     earlier = before[edges.target]
     calls: Ints = np.where((earlier >= 0) & named[earlier], earlier, -1)
     return calls

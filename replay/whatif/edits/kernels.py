@@ -20,7 +20,7 @@ from dpro.arrays import Bools, Ints
 from dpro.classify import classify
 from dpro.errors import NothingToChange, Unanswerable, UsageError
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
-from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_of
+from dpro.replay.graph import EdgeKind, Graph, NodeKind, is_one_of
 from dpro.replay.whatif.choices import DOWN_TO, choose_precisions, precision_lines
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
@@ -103,7 +103,7 @@ class Optimizer(CountedEdit):
             return graph  # foreach loops on CPUs as well
         duration = graph.nodes.duration.astype(np.float64)
         duration[mask & (graph.nodes.kind == NodeKind.CPU)] *= ratio
-        duration[mask & is_of(graph.nodes.kind, (NodeKind.HOST, NodeKind.GAP))] /= operators
+        duration[mask & is_one_of(graph.nodes.kind, (NodeKind.HOST, NodeKind.GAP))] /= operators
         return graph.with_durations(np.rint(duration).astype(np.int64))
 
     def describe(self) -> str:
@@ -136,14 +136,16 @@ def _updated_at_once(graph: Graph, mask: Bools, kernels: Bools, ratio: float, op
     nodes, edges = graph.nodes, graph.edges
     duration = nodes.duration.astype(np.float64)
     duration[kernels] *= ratio
-    duration[mask & is_of(nodes.kind, (NodeKind.HOST, NodeKind.GAP))] /= operators
+    duration[mask & is_one_of(nodes.kind, (NodeKind.HOST, NodeKind.GAP))] /= operators
     calls = np.zeros(graph.num_nodes, np.bool_)
     calls[edges.source[(edges.kind == EdgeKind.LAUNCH) & kernels[edges.target]]] = True
     for rank, window, step in np.unique(np.stack([nodes.rank, nodes.window, nodes.step])[:, calls], axis=1).T:
         of_step = (nodes.rank == rank) & (nodes.window == window) & (nodes.step == step) & mask
         first = nodes.measured_end[np.flatnonzero(of_step & calls)].min()
         later = (
-            of_step & (nodes.measured_start >= first) & is_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
+            of_step
+            & (nodes.measured_start >= first)
+            & is_one_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
         )
         duration[later] = 0
     queued = (edges.kind == EdgeKind.STREAM) & kernels[edges.source] & kernels[edges.target]
@@ -248,7 +250,7 @@ def _runs(graph: Graph, chosen: Bools, fitting: Callable[[str], bool]) -> Ints:
     caller = np.full(graph.num_nodes, -1)
     launch = edges.kind == EdgeKind.LAUNCH
     caller[edges.target[launch]] = nodes.lane[edges.source[launch]]
-    on_stream = np.flatnonzero(is_of(nodes.kind, (NodeKind.KERNEL, NodeKind.COPY, NodeKind.ARRIVE)))
+    on_stream = np.flatnonzero(is_one_of(nodes.kind, (NodeKind.KERNEL, NodeKind.COPY, NodeKind.ARRIVE)))
     order = on_stream[
         np.lexsort((nodes.measured_start[on_stream], nodes.lane[on_stream], nodes.window[on_stream]))
     ]

@@ -36,7 +36,7 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
-from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild, resample
+from dpro.replay.whatif.graph_ops.rebuilt import RebuildPlan, rebuild, resample
 from dpro.replay.whatif.graph_ops.scope import DATA_LOADING, optimizing
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.schema import COUNTERS, STEPS
@@ -381,7 +381,7 @@ class Pipeline(Edit):
             return resample(work, places, batches, ends_stay)
 
         table = table_of(orders, self._chosen.place)
-        wanted = Wanted(table, share, resized, shape.batches / batches)
+        wanted = RebuildPlan(table, share, resized, shape.batches / batches)
         return rebuild(graph, rows, slowness(graph), wanted)
 
     def describe(self) -> str:
@@ -462,7 +462,7 @@ MIN_STEPS = 4  # of a rank whose own tokens differ
 OPEN_SHARE = 0.1  # uncertainty of the share
 
 
-class Handed(NamedTuple):
+class TokenDependence(NamedTuple):
     """Tokens of ranks in each step, and the dependence of their work on them.
 
     Attributes:
@@ -494,7 +494,7 @@ def _curve(tokens: Floats, share: float, power: float) -> Floats:
 
 
 @computed_once
-def handed(graph: Graph) -> Handed:
+def handed(graph: Graph) -> TokenDependence:
     """Return the tokens of ranks, and the dependence of their work on them.
 
     Raises:
@@ -549,7 +549,7 @@ def _tokens_of(graph: Graph) -> pl.DataFrame:
     return tokens.select(pl.col("rank").cast(pl.Int64), pl.col("step").cast(pl.Int64), "tokens")
 
 
-def _fitted(spent: pl.DataFrame, tokens: pl.DataFrame, ahead: int) -> tuple[float, Handed] | None:
+def _fitted(spent: pl.DataFrame, tokens: pl.DataFrame, ahead: int) -> tuple[float, TokenDependence] | None:
     """Fit the growth that explains most of the variation of work; return the rest, and the fit.
 
     None where most of the variation stays unexplained.
@@ -582,7 +582,7 @@ def _fitted(spent: pl.DataFrame, tokens: pl.DataFrame, ahead: int) -> tuple[floa
     if unexplained[best] >= MAX_LEFT * unexplained[0]:
         return None
     grown = spent.join(rows.select("rank", "step", "row"), on=["rank", "step"])
-    return unexplained[best], Handed(
+    return unexplained[best], TokenDependence(
         grown["node"].to_numpy(),
         grown["row"].to_numpy().astype(np.int64),
         rows["tokens"].to_numpy().astype(np.float64),

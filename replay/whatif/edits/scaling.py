@@ -52,7 +52,7 @@ from dpro.replay.graph import (
     Nodes,
     assembled,
     computed_once,
-    is_of,
+    is_one_of,
     once,
     order_of,
     renumbered,
@@ -63,7 +63,7 @@ from dpro.replay.peers import ON_GPU, phase_work
 from dpro.replay.timeline import AFTER_STEPS, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.communication import recorded_algorithm, require_communication
-from dpro.replay.whatif.edits.selected_work import left_out, scaled, times_without
+from dpro.replay.whatif.edits.selected_work import removed_parts, scaled, times_without
 from dpro.replay.whatif.edits.training_loop import fetched_ready
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
@@ -129,7 +129,7 @@ class DataParallelSize(Edit):
     def apply(self, graph: Graph) -> Graph:
         """Scale the transfers, and delay each by how much later the slowest of this many ranks is."""
         (changed,) = self._with_noise(graph, 1.0)
-        on_gpu = bool(is_of(graph.nodes.kind, GPU_KINDS).any())
+        on_gpu = bool(is_one_of(graph.nodes.kind, GPU_KINDS).any())
         return self._with_shards(graph, changed, GPU_KINDS if on_gpu else (NodeKind.CPU,))
 
     def bounds(self, graph: Graph) -> tuple[Graph, ...]:
@@ -143,7 +143,7 @@ class DataParallelSize(Edit):
         scattered = any(of and message.op == SCATTER for of, message in zip(between.tolist(), graph.messages))
         if not scattered:
             return changed
-        updates = optimizing(graph) & is_of(graph.nodes.kind, kinds)
+        updates = optimizing(graph) & is_one_of(graph.nodes.kind, kinds)
         longer = changed.nodes.duration * replicas_of(graph) / self.ranks
         return changed.with_durations(
             np.where(updates, np.rint(longer), changed.nodes.duration).astype(np.int64)
@@ -361,7 +361,7 @@ class Accumulate(Edit):
     def _left_out(self, graph: Graph) -> tuple[Bools, Bools]:
         """Return what all passes but the last leave out: reductions and the optimizer."""
         refuse_operations(graph)
-        return left_out(graph, _gradient_reductions(graph, self.group) | optimizing(graph))
+        return removed_parts(graph, _gradient_reductions(graph, self.group) | optimizing(graph))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
         """Report the number of batches in a step."""
@@ -382,7 +382,7 @@ def refuse_operations(graph: Graph) -> None:
     Raises:
         Unanswerable: it is one.
     """
-    if not (is_of(graph.nodes.kind, CPU_KINDS) & (graph.nodes.rank >= 0)).any():
+    if not (is_one_of(graph.nodes.kind, CPU_KINDS) & (graph.nodes.rank >= 0)).any():
         raise Unanswerable("in an operation-level trace, steps already have micro-batches")
 
 
@@ -720,7 +720,7 @@ def with_copies(graph: Graph, duration: Ints, lag: Ints, unmet: Bools, times: in
     durations = np.concatenate([nodes.duration, duration])[made.nodes.duration]
     between = max(int(made.edges.lag.max(initial=0)) + 1 - 2 * graph.num_edges, 0)
     lags = np.concatenate([edges.lag, lag, np.zeros(between + 1, np.int64)])
-    copied = made.with_durations(durations).with_lags(lags[made.edges.lag]).of_same_job(graph)
+    copied = made.with_durations(durations).with_lags(lags[made.edges.lag]).with_job_of(graph)
     return _with_further_copies(copied, made.edges, 2 * graph.num_edges, times - made_times)
 
 
@@ -785,15 +785,15 @@ def _numbered_with_copies(graph: Graph, unmet: Bools, times: int) -> Graph:
     position = np.full(graph.num_nodes, -1)
     position[picked] = np.arange(picked.size)
     first = graph.num_nodes + picked.size * np.arange(times)  # first node of each copy
-    edges = [_into(copied, step, position + first[0])]
-    edges += [_within(copied, step, position + shift) for shift in first]
-    behind = _behind(graph, step, position, first)
+    edges = [_edges_into_copy(copied, step, position + first[0])]
+    edges += [_edges_within_copy(copied, step, position + shift) for shift in first]
+    behind = _chained_copies(graph, step, position, first)
     if times == MAX_COPIES:
         between = 2 * num_edges + np.arange(behind[-1].lag.size)
         behind[-2:] = [dataclasses.replace(behind[-2], lag=between),
                        dataclasses.replace(behind[-1], lag=between + between.size)]  # fmt: skip
     edges += behind
-    joined = graph.edges.and_also(*edges)
+    joined = graph.edges.extended(*edges)
     del edges
     begins = np.append(graph.nodes.measured_start, np.tile(graph.nodes.measured_start[picked], times))
     order, stuck = order_of(joined, begins)
@@ -842,7 +842,7 @@ def _nodes(copied: Graph, graph: Graph, picked: Ints, times: int, order: Ints) -
     return Nodes(**columns)
 
 
-def _within(graph: Graph, step: Ints, number: Ints) -> Edges:
+def _edges_within_copy(graph: Graph, step: Ints, number: Ints) -> Edges:
     """Return edges within steps, between the nodes of a copy."""
     edges, window = graph.edges, graph.nodes.window
     source, target = edges.source, edges.target
@@ -851,7 +851,7 @@ def _within(graph: Graph, step: Ints, number: Ints) -> Edges:
     return dataclasses.replace(kept, source=number[kept.source], target=number[kept.target])
 
 
-def _into(graph: Graph, step: Ints, number: Ints) -> Edges:
+def _edges_into_copy(graph: Graph, step: Ints, number: Ints) -> Edges:
     """Return edges into a step from before it, redirected to its first copy."""
     edges = graph.edges
     enters = (step[edges.target] >= 0) & (step[edges.source] < step[edges.target])
@@ -859,7 +859,7 @@ def _into(graph: Graph, step: Ints, number: Ints) -> Edges:
     return dataclasses.replace(kept, target=number[kept.target])
 
 
-def _behind(graph: Graph, step: Ints, position: Ints, first: Ints) -> list[Edges]:
+def _chained_copies(graph: Graph, step: Ints, position: Ints, first: Ints) -> list[Edges]:
     """Link, on every lane, the end of each copy to the first node of the next copy, or of the step itself."""
     nodes = graph.nodes
     on_lane = np.flatnonzero((step >= 0) & (nodes.lane >= 0))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Ints
 from dpro.errors import Unanswerable, UsageError
 from dpro.members import members_of
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_of
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_one_of
 from dpro.replay.mesh import (
     MIN_ACTIVATION_BYTES,
     MIN_ACTIVATIONS,
@@ -30,7 +30,7 @@ from dpro.replay.whatif.edits.pipeline import computes
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.scope import calls_only_for, with_descendants
-from dpro.replay.whatif.graph_ops.selected import NodeSelection, absent, ranks_at, selection_of
+from dpro.replay.whatif.graph_ops.selected import NodeSelection, absence_reason, ranks_at, selection_of
 from dpro.replay.whatif.rankwise import OF_TRANSFERS, RankChanges, RankwiseEdit
 from dpro.schema import COLLECTIVES, SPANS
 from dpro.store import Run
@@ -159,7 +159,7 @@ class Replace(RankwiseEdit):
     def apply(self, graph: Graph) -> Graph:
         """Scale the nodes of each span so that together they take the given time."""
         mask = self.selection.chosen(graph)
-        return graph.with_durations(lasting(graph, mask, self.us * NS_PER_US))
+        return graph.with_durations(durations_per_span(graph, mask, self.us * NS_PER_US))
 
     def within_ranks(self) -> RankChanges | None:
         return _changes(self.selection)
@@ -192,7 +192,7 @@ def scaled(graph: Graph, mask: Bools, factor: float | NDArray[np.float64]) -> In
     return duration
 
 
-def lasting(graph: Graph, mask: Bools, span_ns: float) -> Ints:
+def durations_per_span(graph: Graph, mask: Bools, span_ns: float) -> Ints:
     """Return [N] durations that scale the masked nodes of each span to take `span_ns` together.
 
     Args:
@@ -226,12 +226,12 @@ def without(graph: Graph, mask: Bools) -> Graph:
     Args:
         mask: [N] the work.
     """
-    gone, unmet = left_out(graph, mask)
+    gone, unmet = removed_parts(graph, mask)
     duration, lag = times_without(graph, gone)
     return graph.with_durations(duration).with_lags(lag).without_edges(unmet)
 
 
-def left_out(graph: Graph, mask: Bools) -> tuple[Bools, Bools]:
+def removed_parts(graph: Graph, mask: Bools) -> tuple[Bools, Bools]:
     """Return [N] a mask of nodes that take no time, and [E] of edges that disappear, without some work.
 
     Args:
@@ -252,7 +252,7 @@ def times_without(graph: Graph, gone: Bools) -> tuple[Ints, Ints]:
     """Return [N] durations and [E] lags of a graph without some of its nodes.
 
     Args:
-        gone: [N] nodes, as from `left_out`.
+        gone: [N] nodes, as from `removed_parts`.
     """
     lag = graph.edges.lag
     return (
@@ -298,7 +298,7 @@ class Slow(RankwiseEdit):
     def apply(self, graph: Graph) -> Graph:
         """Scale the ranks' work, and lengthen the first work of each step."""
         ranks = self.place.ranks(graph)
-        works = np.isin(graph.nodes.rank, ranks) & is_of(graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))
+        works = np.isin(graph.nodes.rank, ranks) & is_one_of(graph.nodes.kind, (*CPU_KINDS, *GPU_KINDS))
         duration = scaled(graph, works, 1.0 if self.factor is None else self.factor)
         duration[first_work(graph, ranks)] += round((self.ms or 0.0) * NS_PER_MS)
         return graph.with_durations(duration)
@@ -319,7 +319,7 @@ def first_work(graph: Graph, ranks: list[int]) -> Ints:
     """Return the nodes that begin the steps of these ranks: on their main threads, else on their GPUs."""
     nodes = graph.nodes
     main = np.array([what in ("main thread", "compute") for _, what in graph.lanes] + [False], np.bool_)
-    works = is_of(nodes.kind, (*CPU_KINDS, *GPU_KINDS)) & (nodes.step >= 0) & np.isin(nodes.rank, ranks)
+    works = is_one_of(nodes.kind, (*CPU_KINDS, *GPU_KINDS)) & (nodes.step >= 0) & np.isin(nodes.rank, ranks)
     on_main = np.flatnonzero(works & main[nodes.lane])
     rows = pl.DataFrame(
         {name: getattr(nodes, name)[on_main] for name in ("rank", "window", "step", "measured_start")}
@@ -383,7 +383,7 @@ class Drop(Edit):
         ranks = ranks_at(graph, self.rank, dp=self.dp)
         gone, kept = np.isin(nodes.rank, ranks), (nodes.rank >= 0) & ~np.isin(nodes.rank, ranks)
         if not gone.any():
-            raise Unanswerable(absent(graph, self._what()))
+            raise Unanswerable(absence_reason(graph, self._what()))
         if not kept.any():
             raise Unanswerable("the run has no other rank")
         handed = gone[edges.source] & kept[edges.target] | kept[edges.source] & gone[edges.target]

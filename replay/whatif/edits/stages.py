@@ -39,8 +39,8 @@ from dpro.replay.whatif.edits.pipeline import (
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.rebuilt import (
-    Wanted,
-    handed_on,
+    RebuildPlan,
+    message_counts,
     rebuild,
     recorded_orders,
     recorded_place,
@@ -129,7 +129,9 @@ class StageLayers(Edit):
             table = branched_table(branched(shape.stages, shape.batches, branches), branches)
         else:
             table = table_of(recorded_orders(rows), recorded_place(rows))
-        return rebuild(graph, rows, slowness(graph), Wanted(table, share_of_weights(rows) or HALF, resized))
+        return rebuild(
+            graph, rows, slowness(graph), RebuildPlan(table, share_of_weights(rows) or HALF, resized)
+        )
 
     @property
     def _moves_none(self) -> bool:
@@ -145,7 +147,7 @@ class StageLayers(Edit):
                 f"stages: branches={self.branches} must be two or more, of stages in a row before the last "
                 f"of {shape.stages}, of one chunk each"
             )
-        messages = handed_on(graph, rows)
+        messages = message_counts(graph, rows)
         if messages is None:
             raise Unanswerable(
                 "no messages between stages were recorded: dependencies between branches are unknown"
@@ -404,7 +406,7 @@ class Skip(Edit):
                 f"{shape.batches} micro-batches are too few: a stage would be left without work"
             )
         return rebuild(
-            graph, rows, slowness(graph), Wanted(table_of(orders, looped), HALF, lambda work: work)
+            graph, rows, slowness(graph), RebuildPlan(table_of(orders, looped), HALF, lambda work: work)
         )
 
     def notes(self, graph: Graph) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools
 from dpro.errors import Unanswerable
-from dpro.replay.gradient_buckets import NOT_THERE, framework_of, of_no_overlap, spans_in_vain
+from dpro.replay.gradient_buckets import NOT_THERE, framework_of, no_overlap_setting, repeated_reduction_spans
 from dpro.replay.gradient_passes import Launches, Pass
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, computed_once
 from dpro.replay.whatif.edit import Edit
@@ -268,7 +268,7 @@ class LocalUpdates(ReductionEdit):
 
     def changed(self, reductions: GradientReductions) -> Graph:
         """Remove the reductions from backward, and add 1/k of one of all parameters at each step's end."""
-        if reductions.is_scattered or reductions.parameters.is_update_shared_out:
+        if reductions.is_scattered or reductions.parameters.is_update_sharded:
             by = "reduce_scatter" if reductions.is_scattered else "ZeRO"
             raise Unanswerable(
                 f"ranks hold shards of the optimizer's state ({by}): none can update all parameters by itself"
@@ -341,7 +341,7 @@ class ReduceLast(Edit):
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        reduced_in_vain(facts.graph)
+        redundant_reductions(facts.graph)
         return [cls()]
 
     def bound(self, facts: RunFacts) -> float:
@@ -349,7 +349,7 @@ class ReduceLast(Edit):
 
     def apply(self, graph: Graph) -> Graph:
         """Remove the reductions of all passes but the last, and their calls."""
-        return without(graph, reduced_in_vain(graph))
+        return without(graph, redundant_reductions(graph))
 
     def describe(self) -> str:
         return "gradients reduced once in each update"
@@ -361,10 +361,10 @@ class ReduceLast(Edit):
 @computed_once
 def _spans_in_vain(graph: Graph) -> pl.DataFrame:
     assert graph.run is not None
-    return spans_in_vain(graph.run)
+    return repeated_reduction_spans(graph.run)
 
 
-def reduced_in_vain(graph: Graph) -> Bools:
+def redundant_reductions(graph: Graph) -> Bools:
     """Return [N] a mask of reductions of gradients that are reduced again before use, with their descendants.
 
     Raises:
@@ -425,7 +425,7 @@ class Overlap(ReductionEdit):
         )
 
     def setting(self, reductions: GradientReductions) -> str:
-        return of_no_overlap(framework_of(reductions.graph.run)) if self.mode == "off" else NOT_THERE
+        return no_overlap_setting(framework_of(reductions.graph.run)) if self.mode == "off" else NOT_THERE
 
     def how(self) -> str:
         if self.mode == "off":

@@ -217,7 +217,7 @@ class Garbage(Edit):
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         if not paused_ns(facts.graph).any():
-            raise Unanswerable(NO_PAUSES + _outside(facts.graph))
+            raise Unanswerable(NO_PAUSES + _collection_in_all_steps(facts.graph))
         return [cls(100)]
 
     def bound(self, facts: RunFacts) -> float:
@@ -227,7 +227,7 @@ class Garbage(Edit):
         """Remove the pauses from the CPU work around them, and add the planned ones evenly."""
         paused = paused_ns(graph)
         if not paused.any():
-            raise Unanswerable(NO_PAUSES + _outside(graph))
+            raise Unanswerable(NO_PAUSES + _collection_in_all_steps(graph))
         duration = graph.nodes.duration - paused
         if self.every:
             ranks = graph.ranks
@@ -259,7 +259,7 @@ def paused_ns(graph: Graph) -> Ints:
     return paused
 
 
-def _outside(graph: Graph) -> str:
+def _collection_in_all_steps(graph: Graph) -> str:
     """Word the time of garbage collection over all steps, where it was counted."""
     if graph.run is None:
         return ""

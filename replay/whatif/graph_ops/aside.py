@@ -24,7 +24,7 @@ def collecting(graph: Graph) -> Stretches:
         return []
     noted = graph.run.table(COUNTERS, ["rank", "counter", "time_ns", "value"])
     noted = noted.filter(pl.col("counter") == "gc_pause_ns")
-    return _on_clock(graph, noted.select("rank", "time_ns", pl.col("value").cast(pl.Int64)))
+    return _stretches_on_clock(graph, noted.select("rank", "time_ns", pl.col("value").cast(pl.Int64)))
 
 
 def saving(graph: Graph) -> Stretches:
@@ -32,7 +32,7 @@ def saving(graph: Graph) -> Stretches:
     if graph.run is None:
         return []
     saved = graph.run.table(CHECKPOINTS).filter((pl.col("kind") == "save") & (pl.col("stall_ns") > 0))
-    return _on_clock(graph, saved.select("rank", "start_ns", "stall_ns"))
+    return _stretches_on_clock(graph, saved.select("rank", "start_ns", "stall_ns"))
 
 
 def compiling(graph: Graph) -> Stretches:
@@ -42,10 +42,10 @@ def compiling(graph: Graph) -> Stretches:
     spans = graph.run.table(SPANS, ["rank", "kind", "name", "start_ns", "duration_ns"])
     on_host = pl.col("kind").is_in(["cpu_op", "annotation"]) & (pl.col("duration_ns") > 0)
     named = spans.filter(on_host & pl.col("name").str.contains(COMPILER))
-    return _on_clock(graph, named.select("rank", "start_ns", "duration_ns"))
+    return _stretches_on_clock(graph, named.select("rank", "start_ns", "duration_ns"))
 
 
-def _on_clock(graph: Graph, rows: pl.DataFrame) -> Stretches:
+def _stretches_on_clock(graph: Graph, rows: pl.DataFrame) -> Stretches:
     """Merge rows of rank, start and length into stretches without overlap, on the graph's clock."""
     if rows.is_empty():
         return []

@@ -169,7 +169,7 @@ class GraphEditor:
         # All edges go forward now, except those of a cycle, which `make_graph` describes.
         make = assembled if (joined.source < joined.target).all() else make_graph
         nodes = self._nodes(order, place[graph.num_nodes :])
-        return make(nodes, joined, graph.names, graph.lanes, graph.origin_ns).of_same_job(graph)
+        return make(nodes, joined, graph.names, graph.lanes, graph.origin_ns).with_job_of(graph)
 
     def _order(self, added: Ints) -> Ints:
         """Return [N'] the nodes of the new graph: old ones in their order, new ones after what they wait for.

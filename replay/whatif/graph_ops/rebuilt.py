@@ -37,7 +37,7 @@ MESSAGES = ("send", "recv")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RebuildPlan:
     """The pipeline to rebuild.
 
     Attributes:
@@ -87,7 +87,7 @@ def _cut(work: Floats, parts: int) -> Floats:
     return parts_
 
 
-def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: Wanted) -> Graph:
+def rebuild(graph: Graph, rows: pl.DataFrame, slowness: pl.DataFrame, wanted: RebuildPlan) -> Graph:
     """Return the graph with computes in the wanted orders in place of the recorded ones.
 
     Args:
@@ -189,7 +189,7 @@ def recorded_work(pipe: pl.DataFrame, kind: str) -> tuple[Floats, list[int]]:
     return work_ns, [ranks[place_number] for place_number in range(len(work_ns))]
 
 
-def _durations(pipe: RecordedPipe, wanted: Wanted, slow: dict[tuple[int, str], float]) -> Floats:
+def _durations(pipe: RecordedPipe, wanted: RebuildPlan, slow: dict[tuple[int, str], float]) -> Floats:
     """Return [N] ns of each compute."""
     table = wanted.table
     ranks = {stage: rank for rank, stage in pipe.places}
@@ -304,7 +304,7 @@ def _link_times(graph: Graph, rows: pl.DataFrame, passed: Bools, smaller: float)
         smaller: size of the new micro-batches over that of the recorded ones.
     """
     moves = passed & (graph.nodes.kind == NodeKind.TRANSFER)
-    seen = _moved(graph, rows, moves) if moves.any() else _handed(graph, rows)
+    seen = _message_times(graph, rows, moves) if moves.any() else _handover_times(graph, rows)
     usual = float(np.median(seen["ns"].to_numpy())) if seen.height else 0.0
     times = {
         (one, to): ns for one, to, ns in seen.group_by("one", "to").agg(pl.col("ns").median()).iter_rows()
@@ -313,7 +313,7 @@ def _link_times(graph: Graph, rows: pl.DataFrame, passed: Bools, smaller: float)
     return np.array([[round(times.get((one, to), usual) * smaller) for to in stages] for one in stages])
 
 
-def _moved(graph: Graph, rows: pl.DataFrame, moves: Bools) -> pl.DataFrame:
+def _message_times(graph: Graph, rows: pl.DataFrame, moves: Bools) -> pl.DataFrame:
     """Return `one`, `to` (stages) and `ns` of recorded messages, once in each direction."""
     nodes = graph.nodes
     stage = dict(rows.select("rank", "stage").unique().iter_rows())
@@ -329,7 +329,7 @@ def _moved(graph: Graph, rows: pl.DataFrame, moves: Bools) -> pl.DataFrame:
     return pl.concat(pairs)
 
 
-def _handed(graph: Graph, rows: pl.DataFrame) -> pl.DataFrame:
+def _handover_times(graph: Graph, rows: pl.DataFrame) -> pl.DataFrame:
     """Return `one`, `to` (stages) and `ns` of hand-overs without a recorded message."""
     edges = graph.edges
     stage = np.full(graph.num_nodes, -1, np.int64)
@@ -340,7 +340,7 @@ def _handed(graph: Graph, rows: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame({"one": one[handed], "to": to[handed], "ns": ns})
 
 
-def handed_on(graph: Graph, rows: pl.DataFrame) -> Links | None:
+def message_counts(graph: Graph, rows: pl.DataFrame) -> Links | None:
     """Return the number of messages recorded between each two stages; None where none was recorded."""
     nodes = graph.nodes
     moves = _messages(graph) & (nodes.kind == NodeKind.TRANSFER)

@@ -138,7 +138,7 @@ class GradientReductions:
         return tuple(said)
 
 
-def reduced(graph: Graph) -> GradientReductions:
+def reductions_of(graph: Graph) -> GradientReductions:
     """Return the reductions of a graph's gradients, as recorded or inferred.
 
     Raises:
@@ -169,7 +169,7 @@ def _costs(graph: Graph) -> tuple[Any, ...]:
     message = graph.messages[int(graph.nodes.message[transfers[0]])]
     are_bytes_known = bool((graph.nodes.bytes[transfers] > 0).all())
     if not are_bytes_known:
-        passes = [_timed(graph, backward) for backward in passes]
+        passes = [_sized_by_time(graph, backward) for backward in passes]
     line = fit_costs(graph).get((message.op, message.group)) if are_bytes_known else BYTES_ARE_NS
     are_ranks_missing = line is None
     line = line or _fastest(graph, transfers)
@@ -191,7 +191,7 @@ def _costs(graph: Graph) -> tuple[Any, ...]:
 BYTES_ARE_NS = LinkCost(0.0, 1.0, 0.0, 0.0, 0, 0.0, bandwidth_only=True)
 
 
-def _timed(graph: Graph, backward: Pass) -> Pass:
+def _sized_by_time(graph: Graph, backward: Pass) -> Pass:
     """Return a pass sized by the times of its reductions, in proportion to known sizes, else evenly."""
     if backward.parameters.are_sizes_known:
         parts = np.split(backward.parameters.num_bytes, backward.closes[:-1] + 1)

@@ -22,12 +22,12 @@ from dpro.recorders import MODULES, how_to_record
 from dpro.replay.attribution import MODULE
 from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.cost.kernels.roofline import MATMULS, product_of
-from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_of, once
+from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_one_of, once
 from dpro.replay.kept import kept_as
 from dpro.replay.whatif.grammar import nearest
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
 from dpro.store import Run
-from dpro.words import few
+from dpro.words import first_few
 
 # Nesting of spans on their threads, their launches, and their nodes.
 
@@ -110,7 +110,7 @@ class Nesting:
         spans = self.rows("kind", *places)  # read at once
         rank, window, number, thread, ids, start = (spans[name].to_numpy() for name in places)
         numbered = np.flatnonzero((number >= 0) & (spans["kind"] == "cpu_op").to_numpy())
-        asked = _numbered(rank[numbered], window[numbered], number[numbered])
+        asked = _row_numbers(rank[numbered], window[numbered], number[numbered])
         is_forward = thread[numbered] <= 0
         order = np.lexsort((ids[numbered], start[numbered]))
         order = order[is_forward[order]]
@@ -155,8 +155,8 @@ def nesting_of(graph: Graph) -> Nesting:
     )
     kinds, called = spans["kind"], correlation >= 0
     launch = np.full(spans.height, -1)
-    launch[called] = _numbered(rank[called], window[called], correlation[called])
-    lane = _dense(_numbered(rank, window, _dense(spans["tid"].to_numpy())))
+    launch[called] = _row_numbers(rank[called], window[called], correlation[called])
+    lane = _renumbered(_row_numbers(rank, window, _renumbered(spans["tid"].to_numpy())))
     begins = np.full(int(lane.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(begins, lane, start)
     since = start - begins[lane]
@@ -171,19 +171,19 @@ def _with_wide_ranks(spans: pl.DataFrame) -> pl.DataFrame:
     return spans.with_columns(pl.col("^rank$").cast(pl.Int64))
 
 
-def _dense(values: Ints) -> Ints:
+def _renumbered(values: Ints) -> Ints:
     """Replace values, few of which differ, by numbers from 0 on."""
     return np.searchsorted(np.sort(pl.Series(values).unique().to_numpy()), values)
 
 
-def _numbered(*columns: Ints) -> Ints:
+def _row_numbers(*columns: Ints) -> Ints:
     """Return [K] a number for each row, from 0 on, equal where all columns are."""
     columns = tuple(column - column.min(initial=0) for column in columns)
     sizes = [int(column.max(initial=0)) + 1 for column in columns]
     if math.prod(sizes) <= MAX_SPARSE * (columns[0].size + 1):
         return np.ravel_multi_index(columns, sizes)
     if any(size > columns[0].size for size in sizes):
-        return _numbered(*(np.unique(column, return_inverse=True)[1] for column in columns))
+        return _row_numbers(*(np.unique(column, return_inverse=True)[1] for column in columns))
     return np.unique(np.ravel_multi_index(columns, sizes), return_inverse=True)[1]
 
 
@@ -213,7 +213,7 @@ def _rows(nesting: Nesting, rank: Ints, span: Ints) -> Ints:
     """
     have_spans = (rank >= 0) & (span >= 0)
     of, ids = nesting.column("rank"), nesting.column("span_id")
-    keys = _numbered(np.append(of, rank[have_spans]), np.append(ids, span[have_spans]))
+    keys = _row_numbers(np.append(of, rank[have_spans]), np.append(ids, span[have_spans]))
     row = np.full(int(keys.max(initial=-1)) + 1, -1)
     row[keys[: of.size]] = np.arange(of.size)
     row_of = np.full(rank.size, -1)
@@ -286,9 +286,9 @@ def blocks_of(graph: Graph, pattern: str) -> pl.DataFrame:
     """
     nesting = nesting_of(graph)
     calls = _modules(graph, nesting, pattern)
-    again = _run_again(nesting, calls)
+    again = _recomputed_modules(nesting, calls)
     if again:
-        named = few(again, MAX_NAMES)
+        named = first_few(again, MAX_NAMES)
         raise Unanswerable(f"the job already recomputes activations in backward: those of {named}")
     rows, parts = rows_of(graph), []
     for block, outer in enumerate(_outermost(calls)["row"].to_list()):
@@ -344,7 +344,7 @@ def blocks_of_run(run: Run | None) -> dict[str, list[str]]:
     return {pattern: names for pattern, names in blocks.items() if len(names) > 1}
 
 
-def _run_again(nesting: Nesting, calls: pl.DataFrame) -> list[str]:
+def _recomputed_modules(nesting: Nesting, calls: pl.DataFrame) -> list[str]:
     """Return the names of called modules, and of those inside, that also run in backward."""
     spans = nesting.spans
     is_module = (spans["kind"].is_in(RANGES) & spans["name"].str.starts_with(MODULE)).to_numpy()
@@ -398,7 +398,7 @@ def launching_only(graph: Graph, work: Bools) -> Bools:
     idle = np.zeros(nesting.start.size, np.bool_)
     idle[operator] = True
     idle[operator[~gone[launch]]] = False
-    on_cpu = is_of(graph.nodes.kind, CPU_KINDS)
+    on_cpu = is_one_of(graph.nodes.kind, CPU_KINDS)
     return calls | (nodes_of(graph, nesting.inside(idle)) & on_cpu)
 
 
@@ -491,7 +491,7 @@ def calls_only_for(graph: Graph, work: Bools) -> Bools:
     some, others = np.zeros(graph.num_nodes, np.bool_), np.zeros(graph.num_nodes, np.bool_)
     some[source[of_work]] = True
     others[source[~of_work]] = True
-    calls: Bools = some & ~others & is_of(graph.nodes.kind, (NodeKind.RUNTIME, NodeKind.DELAY))
+    calls: Bools = some & ~others & is_one_of(graph.nodes.kind, (NodeKind.RUNTIME, NodeKind.DELAY))
     return calls
 
 

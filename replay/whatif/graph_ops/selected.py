@@ -20,7 +20,7 @@ from dpro.replay.mesh import AXES, BY, axes_of_messages
 from dpro.replay.whatif.grammar import check, key, nearest, text_of
 from dpro.replay.whatif.graph_ops.scope import in_modules
 from dpro.schema import COLLECTIVES, WORKERS
-from dpro.words import few, short_name
+from dpro.words import first_few, short_name
 
 # Kinds of work in users' words, with their kinds of nodes.
 KINDS: dict[str, tuple[NodeKind, ...]] = {
@@ -184,10 +184,10 @@ def ranks_at(
     return ranks
 
 
-def absent(graph: Graph, what: str) -> str:
+def absence_reason(graph: Graph, what: str) -> str:
     """Word that a rank, host or stage is not in the run, with the ranks that are."""
     ranks = ranks_at(graph)
-    return f"{what} is not in the run, which has rank{'s' * (len(ranks) != 1)} {few(ranks, 8)}"
+    return f"{what} is not in the run, which has rank{'s' * (len(ranks) != 1)} {first_few(ranks, 8)}"
 
 
 def hosts_of(graph: Graph) -> dict[int, str]:

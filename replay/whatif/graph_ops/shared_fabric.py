@@ -27,7 +27,7 @@ ROUNDS = 20
 SETTLED_NS = 1000.0
 REFUTED = 1.05  # times the recorded time: above, the transfer must have used other paths
 CONTRADICTED = 1.2  # times the capacity of the cables: above, the topology is not that of the job
-LIMITED = 0.8  # of what paths allow: above, paths are the limit, and headers take the rest
+PATH_LIMITED_SHARE = 0.8  # of what paths allow: above, paths are the limit, and headers take the rest
 NEVER_ENDS = 1e6  # times the bytes of a run
 
 
@@ -110,7 +110,7 @@ def with_fabric(
         return graph
     share = moving_shares(graph)[communications.transfers]
     lasted = nodes.duration[communications.transfers].astype(np.float64)
-    moves = _moves(communications, lasted, share)
+    moves = _latency_and_moving(communications, lasted, share)
     _check(communications, moves, _per_communication(best, communications.kind))
     before = _per_communication(before, communications.kind)
     begin, work, ceiling = _sending(communications, moves, timeline.start, before)
@@ -190,7 +190,9 @@ def sending(graph: Graph, communications: Communications, cables: Cables) -> Sen
     """Return the sending of communications, as recorded."""
     timeline = replay(graph)
     share = moving_shares(graph)[communications.transfers]
-    moves = _moves(communications, graph.nodes.duration[communications.transfers].astype(np.float64), share)
+    moves = _latency_and_moving(
+        communications, graph.nodes.duration[communications.transfers].astype(np.float64), share
+    )
     return _sending(communications, moves, timeline.start, _per_communication(cables, communications.kind))
 
 
@@ -210,7 +212,7 @@ def recorded(graph: Graph, communications: Communications) -> Recorded:
     return Recorded(_begins(communications, timeline.start), end, communications.sent)
 
 
-def _moves(communications: Communications, lasted: Floats, share: Floats) -> _Moves:
+def _latency_and_moving(communications: Communications, lasted: Floats, share: Floats) -> _Moves:
     """Return latency and moving time of the longest transfer of each, with the least moving share of any."""
     longest, part = np.zeros(len(communications.ops)), np.ones(len(communications.ops))
     np.maximum.at(longest, communications.of, lasted)
@@ -264,7 +266,7 @@ def _ceilings(communications: Communications, moves: _Moves, begin: Floats, befo
     for kind, part in zip(kinds, (speed / np.maximum(allowed, 1e-12)).tolist()):
         reached[kind] = max(part, reached.get(kind, 0.0))
     part = np.array([reached[kind] for kind in kinds])
-    limited = (speed > 0) & (part < LIMITED)
+    limited = (speed > 0) & (part < PATH_LIMITED_SHARE)
     ceiling = np.full(part.size, np.inf)
     ceiling[limited] = part[limited] * _alone(before)[limited]
     return ceiling

@@ -44,7 +44,7 @@ def with_shared_links(graph: Graph, changed: Graph) -> Graph:
     demand, work = _queued_shares(changed), changed.nodes.duration.astype(np.float64)
     by_itself = np.full(changed.num_nodes, np.nan)
     node = np.concatenate(links)
-    original = _copied(changed, node, graph, recorded.nodes)
+    original = _originals(changed, node, graph, recorded.nodes)
     node, original = node[original >= 0], original[original >= 0]
     times = work[node] / graph.nodes.duration[recorded.nodes[original]]  # factor on its time by the edit
     demand[node] = recorded.demand[original]
@@ -87,7 +87,7 @@ def _recorded(graph: Graph) -> _Recorded:
     return _Recorded(transfers, demand[transfers], alone[transfers], uncontended[transfers])
 
 
-def _copied(changed: Graph, transfers: Ints, graph: Graph, recorded: Ints) -> Ints:
+def _originals(changed: Graph, transfers: Ints, graph: Graph, recorded: Ints) -> Ints:
     """Return [K] the recorded transfer that each transfer is, or is a copy of; -1 for new ones.
 
     Args:

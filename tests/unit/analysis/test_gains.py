@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from dpro.analysis.summary import (
+    effort_in_words,
     gain_in_words,
     group_of,
     interval_doubts,
     shown_grade,
     step_in_words,
-    takes_in_words,
     what_helps,
 )
 from dpro.replay.fidelity.accuracy import TraceCoverage
@@ -61,8 +61,8 @@ def test_a_prediction_is_in_one_group_and_said_with_its_interval():
     )  # nothing may be left
     assert step_in_words(GRAPHS) == "90.00 ms"
     assert step_in_words(replace(GRAPHS, samples=2.0)) == "90.00 ms for x2 the samples"
-    assert takes_in_words(GRAPHS) == "a line of code; unproven"
-    assert takes_in_words(replace(GRAPHS, proven=True)) == "a line of code; proven on real jobs"
+    assert effort_in_words(GRAPHS) == "a line of code; unproven"
+    assert effort_in_words(replace(GRAPHS, proven=True)) == "a line of code; proven on real jobs"
 
 
 class Fit:

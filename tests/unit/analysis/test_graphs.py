@@ -142,7 +142,7 @@ def in_threads(monkeypatch):
 @pytest.mark.parametrize("options", [(), ("--step", "1"), ("--window", "0")])
 def test_a_large_run_is_replayed_rank_by_rank_with_the_same_answer(run, options, monkeypatch, in_threads):
     whole = documents(run, *options)
-    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 1)
     never(monkeypatch)
     assert documents(run, *options) == whole
     assert documents(run, *options) == whole  # from the cache
@@ -155,14 +155,14 @@ def test_a_large_run_is_replayed_rank_by_rank_with_the_same_answer(run, options,
 )
 def test_edits_of_a_large_run_are_predicted_rank_by_rank(run, edit, monkeypatch, in_threads):
     whole = documents(run, "--edit", edit, command="whatif")
-    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 1)
     never(monkeypatch)
     assert documents(run, "--edit", edit, command="whatif") == whole
 
 
 def test_an_edit_that_needs_the_whole_graph_of_a_large_run_has_it_or_is_refused(run, monkeypatch, in_threads):
     whole = documents(run, "--edit", "batch:factor=2", command="whatif")
-    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 1)
     assert documents(run, "--edit", "batch:factor=2", command="whatif") == whole
     monkeypatch.setattr(graphs, "memory_left", lambda: 1000)
     done = CliRunner().invoke(cli, ["whatif", str(run.path), "--edit", "batch:factor=2"])
@@ -173,7 +173,7 @@ def test_an_edit_that_needs_the_whole_graph_of_a_large_run_has_it_or_is_refused(
 def test_what_needs_the_whole_graph_of_a_large_run_says_so_where_it_does_not_fit(
     run, monkeypatch, in_threads
 ):
-    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 1)
     monkeypatch.setattr(graphs, "memory_left", lambda: 1000)
     with pytest.raises(Unanswerable, match=r"the graph of all .* spans at once takes some .* are left"):
         graph_of(run)
@@ -181,7 +181,7 @@ def test_what_needs_the_whole_graph_of_a_large_run_says_so_where_it_does_not_fit
 
 def test_a_large_run_is_diagnosed_rank_by_rank_with_the_same_answer(run, monkeypatch, in_threads):
     whole = documents(run, command="diagnose")
-    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 1)
     never(monkeypatch)
     assert documents(run, command="diagnose") == whole
 
@@ -189,7 +189,7 @@ def test_a_large_run_is_diagnosed_rank_by_rank_with_the_same_answer(run, monkeyp
 @pytest.mark.slow
 def test_a_large_run_is_searched_by_rank_and_what_is_not_looked_at_is_said(run, monkeypatch, in_threads):
     whole = documents(run, command="whatif")
-    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 1)
     monkeypatch.setattr(graphs, "memory_left", lambda: 1000)
     never(monkeypatch)
     found = documents(run, command="whatif")
@@ -207,7 +207,7 @@ def test_no_room_for_the_ranks_of_a_large_run_is_one_line(run, command, monkeypa
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 1)
     monkeypatch.setattr("dpro.replay.fidelity.by_rank.build_rank", full)
     with pytest.raises(DproError, match=r"No space left on device\): name a folder with more room"):
         CliRunner().invoke(cli, [command, str(run.path)], catch_exceptions=False)
@@ -222,7 +222,7 @@ def test_a_command_builds_each_rank_of_a_large_run_once(run, command, monkeypatc
         built.append(arguments[1].rank)
         return build_rank(*arguments)
 
-    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 1)
     monkeypatch.setattr(graphs, "memory_left", lambda: 1000)
     for module in ("fidelity.by_rank", "whatif.condensed"):
         monkeypatch.setattr(f"dpro.replay.{module}.build_rank", counting)
@@ -233,7 +233,7 @@ def test_a_command_builds_each_rank_of_a_large_run_once(run, command, monkeypatc
 @pytest.mark.slow
 def test_processes_build_the_ranks_of_a_large_run(run, monkeypatch):
     whole = documents(run)
-    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 1)
     never(monkeypatch)
     assert documents(run) == whole
     assert not list((run.path.parent / "cache" / "graphs").glob("shares-*"))

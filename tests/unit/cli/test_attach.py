@@ -26,7 +26,7 @@ def replies(monkeypatch):
     """Have a job reply."""
 
     def give(answers):
-        monkeypatch.setattr(attaching, "stacks", lambda run, timeout_s: answers)
+        monkeypatch.setattr(attaching, "read_stacks", lambda run, timeout_s: answers)
         monkeypatch.setattr(attaching, "ask", lambda run, kind, timeout_s, done, **facts: answers)
 
     return give

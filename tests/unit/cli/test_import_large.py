@@ -19,7 +19,7 @@ def answer(*words: str) -> dict[str, object]:
 
 
 def test_the_last_shard_condenses_the_ranks_of_a_large_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 1)
     condensed = []
     monkeypatch.setattr(graphs, "condensed_of", lambda run, report: condensed.append(run))
     for rank in range(2):

@@ -34,9 +34,9 @@ from dpro.cli import cli
 from dpro.cli.analysis import progress_bar
 from dpro.cli.output import (
     console,
+    escape_output,
     print_json,
     progress,
-    speak_plainly,
     stderr_console,
     warn,
     wrapped,
@@ -44,7 +44,7 @@ from dpro.cli.output import (
 )
 from dpro.documents import DocumentPart
 from dpro.errors import UsageError
-from dpro.stages import shown_by, stage
+from dpro.stages import set_display, stage
 from dpro.words import one_line, printable
 from tests.commands import on_terminal
 from tests.jobs import ROOT
@@ -75,7 +75,7 @@ def said_by(speak: Callable[[], object], monkeypatch) -> list[str]:
     monkeypatch.setenv("COLUMNS", "200")
     streams = Terminal(), Terminal()
     with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
-        speak_plainly()
+        escape_output()
         speak()
     return [stream.getvalue() for stream in streams]
 
@@ -156,7 +156,7 @@ def shown_in_turn(said: str) -> list[str]:
 
 def test_a_stage_inside_another_stands_in_its_place_and_says_how_far_it_is(monkeypatch):
     def speak() -> None:
-        shown_by(progress)
+        set_display(progress)
         with stage("outer") as outer:
             outer(1, 2)
             with stage("inner") as inner:
@@ -178,7 +178,7 @@ def test_a_stage_inside_another_stands_in_its_place_and_says_how_far_it_is(monke
 
 def test_reading_is_named_as_soon_as_it_begins(monkeypatch):
     def speak() -> None:
-        shown_by(progress)
+        set_display(progress)
         with progress_bar() as reading:
             reading(0, 2000)
             reading(2000, 2000)
@@ -190,7 +190,7 @@ def test_reading_is_named_as_soon_as_it_begins(monkeypatch):
 
 def test_stages_of_threads_are_not_shown_and_none_where_stderr_is_no_terminal(monkeypatch, capsys):
     def speak() -> None:
-        shown_by(progress)
+        set_display(progress)
         thread = Thread(target=stage("of a thread").__enter__)
         thread.start()
         thread.join()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.dashboards.command import offer
+from dpro.dashboards.command import offered_runs
 from tests.builders import cpu_job
 
 
@@ -24,4 +24,4 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def several(folder):
-    return offer([str(folder / "after")])
+    return offered_runs([str(folder / "after")])

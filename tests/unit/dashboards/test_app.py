@@ -19,12 +19,12 @@ from dash import dcc
 from dash import html as components
 
 from dpro.dashboards import server
-from dpro.dashboards.app import VIEWS, in_csv, make_app, outside, view_of
+from dpro.dashboards.app import VIEWS, in_csv, make_app, notes_on_selection, view_of
 from dpro.dashboards.command import load
 from dpro.dashboards.guard import MAX_BODY_BYTES, cookie_of, hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import MAX_ROWS, in_few_components, table
+from dpro.dashboards.page import MAX_ROWS, table, write_by_script
 from dpro.dashboards.runs import ShownRun
 from dpro.errors import UsageError
 from dpro.ingest.importer import import_sources
@@ -434,9 +434,9 @@ def test_a_link_keeps_the_selection_from_view_to_view(app):
 
 
 def test_a_selection_that_the_run_does_not_have_is_answered(loaded):
-    assert "No selected rank was recorded" in outside(loaded, Link(ranks=(900,)))
-    assert "No selected step was recorded" in outside(loaded, Link(steps=((900, 901),)))
-    assert outside(loaded, Link(steps=((1, 1), (900, 901)), ranks=(0, 900))) == ""
+    assert "No selected rank was recorded" in notes_on_selection(loaded, Link(ranks=(900,)))
+    assert "No selected step was recorded" in notes_on_selection(loaded, Link(steps=((900, 901),)))
+    assert notes_on_selection(loaded, Link(steps=((1, 1), (900, 901)), ranks=(0, 900))) == ""
 
 
 def test_a_table_has_as_many_rows_as_a_browser_can_bear_and_says_how_many_it_leaves_out():
@@ -447,7 +447,7 @@ def test_a_table_has_as_many_rows_as_a_browser_can_bear_and_says_how_many_it_lea
 
 def test_what_has_no_identity_is_one_component_whose_parts_the_script_writes_as_text():
     cell = dcc.Link("<b>", href="?view=kernels", className="name")
-    made = in_few_components([table(["name", "n"], [[cell, 3]]), components.P("plain")])
+    made = write_by_script([table(["name", "n"], [[cell, 3]]), components.P("plain")])
     assert [part.children for part in made] == [None, "plain"]
     _, [_, _, [row]] = json.loads(getattr(made[0], "data-tree"))
     link = ["a", {"href": "?view=kernels", "className": "name"}, ["<b>"]]
@@ -457,7 +457,7 @@ def test_what_has_no_identity_is_one_component_whose_parts_the_script_writes_as_
 def test_what_has_an_identity_or_is_a_figure_stays_a_component_and_what_is_beside_it_does_not():
     button = components.Button("predict", id="predict")
     rest = components.P([components.B("a"), ["b", [components.I("c")]], None])
-    made = in_few_components(components.Div([button, dcc.Graph(figure={}), rest]))
+    made = write_by_script(components.Div([button, dcc.Graph(figure={}), rest]))
     assert made.children[0] is button
     assert isinstance(made.children[1], dcc.Graph)
     written = [["b", {}, ["a"]], "b", ["i", {}, ["c"]]]

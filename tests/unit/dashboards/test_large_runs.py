@@ -37,7 +37,7 @@ def in_threads(_: Run) -> Iterator[tuple[Executor, Path]]:
 
 def condense(monkeypatch: pytest.MonkeyPatch) -> None:
     """All runs are large from here on, and too large to be held as a whole."""
-    monkeypatch.setattr(graphs, "LARGE", 1)
+    monkeypatch.setattr(graphs, "MIN_LARGE_SPANS", 1)
     monkeypatch.setattr(graphs, "memory_left", lambda: 1)
     monkeypatch.setattr(graphs, "rank_processes", in_threads)
 

@@ -14,7 +14,7 @@ from dpro.cli.runs import latest_in, runs_in
 from dpro.dashboards import command as dashboard
 from dpro.dashboards import runs as module
 from dpro.dashboards.app import make_app
-from dpro.dashboards.command import load, names_of, offer
+from dpro.dashboards.command import load, names_of, offered_runs
 from dpro.dashboards.runs import KEPT, OfferedRun, Runs, ShownRun
 from dpro.errors import DproError, InputError, Unanswerable, UsageError
 from tests.builders import cpu_job
@@ -157,7 +157,7 @@ def test_a_closed_run_is_followed_no_longer(tmp_path):
 
 
 def test_a_folder_of_runs_shows_the_latest_and_offers_all(folder):
-    runs = offer([str(folder)])
+    runs = offered_runs([str(folder)])
     assert runs.name in ("after", "before")
     assert sorted(each.name for each in runs.offers()) == ["after", "before", "broken"]
     assert latest_in(folder / "after") is None
@@ -165,19 +165,19 @@ def test_a_folder_of_runs_shows_the_latest_and_offers_all(folder):
 
 
 def test_a_run_to_compare_with_is_in_the_first_link_and_one_given_twice_is_refused(folder):
-    runs = offer([str(folder / "after")], str(folder / "before"))
+    runs = offered_runs([str(folder / "after")], str(folder / "before"))
     assert runs.against == "before"
     assert module.first_link(runs) == "?against=before"
     assert names_of(["x/run", "y/run", "z"]) == {"x/run": "x/run", "y/run": "y/run", "z": "z"}
     with pytest.raises(UsageError, match="twice"):
-        offer([str(folder / "after")] * 2)
+        offered_runs([str(folder / "after")] * 2)
     with pytest.raises(DproError, match="not a run manifest"):
-        offer([str(folder / "after"), str(folder / "broken")])
+        offered_runs([str(folder / "after"), str(folder / "broken")])
 
 
 def test_a_run_that_is_being_recorded_is_offered_as_such_and_the_page_then_polls(folder, monkeypatch):
     monkeypatch.setattr(dashboard, "is_live", lambda path: path.name == "broken")
-    runs = offer([str(folder / "after")])
+    runs = offered_runs([str(folder / "after")])
     app = make_app(runs)
     (live,) = [each for each in options(navigate(app, ""), "pick-run") if each["value"] == "broken"]
     assert (live["children"], live["disabled"]) == ("broken (being recorded)", False)
@@ -216,7 +216,7 @@ def test_a_chosen_run_that_is_being_recorded_shows_its_latest_copy(tmp_path, mon
 
     monkeypatch.setattr(dashboard, "copies", copies)
     monkeypatch.setattr(dashboard, "is_live", lambda path: path.name == "live")
-    runs = offer([str(done.path)])
+    runs = offered_runs([str(done.path)])
     app = make_app(runs)
     assert [(each.name, each.lives, each.why) for each in runs.offers()] == [
         ("done", False, ""), ("live", True, ""),

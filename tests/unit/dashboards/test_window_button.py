@@ -105,5 +105,5 @@ def test_only_a_job_that_records_windows_can_be_asked(run, monkeypatch, takes_wi
     run.manifest.options["windows"] = takes_windows
     monkeypatch.setattr(command, "_lives", lambda _: True)
     monkeypatch.setattr(command, "copies", lambda _: iter((run, run)))
-    shown = command._show(str(run.path), lambda _: run)
+    shown = command._shown_run(str(run.path), lambda _: run)
     assert isinstance(shown.window, RequestedWindow) is takes_windows

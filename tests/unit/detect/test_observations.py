@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dpro
-from dpro.detect.findings import CodePlace, Finding, finding_document
+from dpro.detect.findings import CodeLocation, Finding, finding_document
 from dpro.detect.findings_log import BEGINS, Notice, finding_of
 from dpro.detect.observations import observation_documents, observations_of, observe
 from dpro.detect.words import describe, describe_all, join_hangs
@@ -70,7 +70,7 @@ def test_figures_that_json_cannot_hold_are_null():
 def test_a_finding_of_a_log_is_the_one_that_was_written():
     finding = Finding(
         "slow.host", "rank", "1", (1,), 0.2, 0.9, 5e6, (observe("waits", "{x_ns}", x_ns=5e6),), "a lock",
-        place=CodePlace.of("/a/b/train.py(12): step"), remedy="take it out",
+        place=CodeLocation.of("/a/b/train.py(12): step"), remedy="take it out",
     )  # fmt: skip
     assert finding_of(Notice(BEGINS, 1, 5, 3, finding).document()) == finding
     document = finding_document(finding)
@@ -110,14 +110,14 @@ def test_hangs_of_several_ranks_in_one_operation_are_one_finding_in_words():
 @pytest.mark.parametrize(
     ("name", "place", "words"),
     [
-        ("/a/b/train.py(12): step", CodePlace("step", "/a/b/train.py", 12), "step (train.py:12)"),
-        ("/a/b/train.py:12 step", CodePlace("step", "/a/b/train.py", 12), "step (train.py:12)"),
-        ("aten::mm", CodePlace("aten::mm"), "aten::mm"),
-        ("nn.Module: layers.3", CodePlace("nn.Module: layers.3"), "nn.Module: layers.*"),
+        ("/a/b/train.py(12): step", CodeLocation("step", "/a/b/train.py", 12), "step (train.py:12)"),
+        ("/a/b/train.py:12 step", CodeLocation("step", "/a/b/train.py", 12), "step (train.py:12)"),
+        ("aten::mm", CodeLocation("aten::mm"), "aten::mm"),
+        ("nn.Module: layers.3", CodeLocation("nn.Module: layers.3"), "nn.Module: layers.*"),
     ],
 )
 def test_a_place_is_read_from_the_name_of_a_span_or_a_line_of_a_stack(name, place, words):
-    assert CodePlace.of(name) == place
+    assert CodeLocation.of(name) == place
     assert place.in_words == words
 
 

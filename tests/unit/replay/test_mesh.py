@@ -12,7 +12,7 @@ from dpro.replay.mesh import (
     Overlay,
     RankGroup,
     axis_of_group,
-    in_words,
+    mesh_in_words,
     mesh_of,
     named_axes,
     places_along,
@@ -46,7 +46,7 @@ def test_megatrons_descriptions_name_the_axes_of_64_ranks():
     groups = [each for name, axis in named for each in groups_along(places, axis, MEGATRON[name])]
     groups.append(RankGroup("default_pg", frozenset(range(64))))
     mesh = mesh_of(groups, {}, 64)
-    assert in_words(mesh) == "64 ranks = dp 8 x pp 4 x tp 2"
+    assert mesh_in_words(mesh) == "64 ranks = dp 8 x pp 4 x tp 2"
     assert (mesh.source, mesh.ambiguity) == ("descriptions", ())
     assert mesh.coordinates[0] == (0, 0, 0)
     assert mesh.coordinates[1] == (0, 0, 1)
@@ -60,7 +60,7 @@ def test_context_parallelism_inside_of_data_parallelism_is_an_axis_of_its_own():
     groups = [RankGroup("DATA_PARALLEL_GROUP_WITH_CP", frozenset({t, t + 2, t + 4, t + 6})) for t in range(2)]
     for axis, name in enumerate(("dp", "cp", "tp")):
         groups += groups_along(places, axis, MEGATRON[name])
-    assert in_words(mesh_of(groups, {}, 8)) == "8 ranks = dp 2 x cp 2 x tp 2"
+    assert mesh_in_words(mesh_of(groups, {}, 8)) == "8 ranks = dp 2 x cp 2 x tp 2"
 
 
 def test_experts_are_laid_over_the_ranks_of_data_parallelism():
@@ -69,7 +69,7 @@ def test_experts_are_laid_over_the_ranks_of_data_parallelism():
     groups += groups_along(experts, 1, "EXPERT_MODEL_PARALLEL_GROUP")
     groups += groups_along(experts, 0, "EXPERT_DATA_PARALLEL_GROUP")
     mesh = mesh_of(groups, {}, 16)
-    assert in_words(mesh) == "16 ranks = dp 8 x pp 2, ep 4 over dp"
+    assert mesh_in_words(mesh) == "16 ranks = dp 8 x pp 2, ep 4 over dp"
     assert axis_of_group(mesh, range(0, 16, 2), "DATA_PARALLEL_GROUP") == "dp"
     assert axis_of_group(mesh, {0, 2, 4, 6}, "EXPERT_MODEL_PARALLEL_GROUP") == "ep"
     assert axis_of_group(mesh, {0, 2, 4, 6}) == "ep"
@@ -82,7 +82,7 @@ def test_experts_over_all_of_an_axis_are_known_by_their_description():
     groups = groups_along(places, 0, "EXPERT_MODEL_PARALLEL_GROUP")
     groups += groups_along(places, 0, MEGATRON["dp"]) + groups_along(places, 1, MEGATRON["tp"])
     mesh = mesh_of(groups, {}, 8)
-    assert in_words(mesh) == "8 ranks = dp 4 x tp 2, ep 4 over dp"
+    assert mesh_in_words(mesh) == "8 ranks = dp 4 x tp 2, ep 4 over dp"
     assert axis_of_group(mesh, {0, 2, 4, 6}, MEGATRON["dp"]) == "dp"
     assert axis_of_group(mesh, {0, 2, 4, 6}, "EXPERT_MODEL_PARALLEL_GROUP") == "ep"
 
@@ -91,7 +91,7 @@ def test_experts_over_all_of_an_axis_are_known_by_their_description():
 def test_coordinates_of_experts_beside_those_of_a_grid_are_laid_over_it(expert, group):
     recorded = {rank: {"dp": dp, "tp": tp, "ep": expert(dp)} for rank, (dp, tp) in grid((4, 2)).items()}
     mesh = mesh_of([], recorded, 8)
-    assert in_words(mesh) == "8 ranks = dp 4 x tp 2, ep 2 over dp"
+    assert mesh_in_words(mesh) == "8 ranks = dp 4 x tp 2, ep 2 over dp"
     assert mesh.ambiguity == ()
     assert axis_of_group(mesh, group) == "ep"
     assert axis_of_group(mesh, {0, 2, 4, 6}) == "dp"
@@ -127,7 +127,7 @@ def test_a_group_along_an_axis_without_a_name_has_none():
 def test_coordinates_of_a_device_mesh_come_before_groups():
     recorded = {rank: {"dp": dp, "tp": tp} for rank, (dp, tp) in grid((2, 2)).items()}
     mesh = mesh_of([RankGroup("", frozenset(range(4)))], recorded, 4)
-    assert in_words(mesh) == "4 ranks = dp 2 x tp 2"
+    assert mesh_in_words(mesh) == "4 ranks = dp 2 x tp 2"
     assert mesh.coordinates == {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1)}
     assert (mesh.source, mesh.ambiguity) == ("mesh", ())
 
@@ -140,7 +140,7 @@ def test_axes_of_a_mesh_that_hold_too_few_ranks_are_said():
 def test_axes_are_as_long_as_meshes_say_where_ranks_are_missing():
     recorded = {0: {"dp": 0, "tp": 0}, 9: {"dp": 1, "tp": 1}}
     mesh = mesh_of([], recorded, 16, {"dp": 2, "tp": 8, "pp": -1})
-    assert in_words(mesh) == "16 ranks = dp 2 x tp 8"
+    assert mesh_in_words(mesh) == "16 ranks = dp 2 x tp 8"
     assert mesh.ambiguity == ()
     # Of both orders of the axes only one gives rank 9 its place, and so those of all others.
     assert mesh.coordinates == {rank: (rank // 8, rank % 8) for rank in range(16)}
@@ -168,7 +168,7 @@ def test_two_axes_of_equal_size_and_use_stay_ambiguous():
     places = grid((2, 2))
     groups = [each for axis in range(2) for each in groups_along(places, axis, "", {"all_reduce"})]
     mesh = mesh_of(groups, {}, 4)
-    assert in_words(mesh) == "4 ranks = axis of 2 x axis of 2"
+    assert mesh_in_words(mesh) == "4 ranks = axis of 2 x axis of 2"
     assert (
         "Unnamed axes of the same size can be distinguished only by the ranks of their groups."
         in mesh.ambiguity
@@ -177,19 +177,19 @@ def test_two_axes_of_equal_size_and_use_stay_ambiguous():
 
 def test_an_axis_that_no_group_shows_is_said():
     mesh = mesh_of(groups_along(grid((4, 2)), 1, MEGATRON["tp"]), {}, 8)
-    assert in_words(mesh) == "8 ranks = tp 2 x axis of 4"
+    assert mesh_in_words(mesh) == "8 ranks = tp 2 x axis of 4"
     assert mesh.coordinates[5] == (1, 2)
     assert mesh.ambiguity == ("No group shows the axis of size 4: ranks are taken in order.",)
 
 
 def test_a_job_of_unknown_size_has_no_layout():
-    assert in_words(mesh_of([RankGroup(MEGATRON["tp"], frozenset({0, 1}))], {}, 0)) == ""
+    assert mesh_in_words(mesh_of([RankGroup(MEGATRON["tp"], frozenset({0, 1}))], {}, 0)) == ""
 
 
 @pytest.mark.parametrize("groups", [[], [RankGroup("", frozenset({0, 1}))]])
 def test_no_layout_is_named_where_groups_leave_ranks_out(groups):
     mesh = mesh_of(groups, {}, 4)
-    assert (in_words(mesh), mesh.coordinates, mesh.source) == ("", {}, "")
+    assert (mesh_in_words(mesh), mesh.coordinates, mesh.source) == ("", {}, "")
 
 
 SIZES = st.lists(st.integers(2, 4), min_size=1, max_size=3)

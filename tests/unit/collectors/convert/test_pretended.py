@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from dpro.collectors.convert.pretended import outside_windows
+from dpro.collectors.convert.pretended import calls_outside_windows
 
 CALL = {
     "op": "all_reduce",
@@ -27,7 +27,7 @@ def test_each_call_that_lists_its_ranks_is_read_as_one_whose_group_does(tmp_path
     ):
         (tmp_path / version).mkdir()
         (tmp_path / version / "pretended.json").write_text(json.dumps(saved))
-    rows, before = (outside_windows(tmp_path / version, 1) for version in ("now", "before"))
+    rows, before = (calls_outside_windows(tmp_path / version, 1) for version in ("now", "before"))
     assert rows["group_ranks"].to_list() == ["0-3"] * 2
     assert before.equals(rows)
-    assert outside_windows(tmp_path, 1).is_empty()
+    assert calls_outside_windows(tmp_path, 1).is_empty()

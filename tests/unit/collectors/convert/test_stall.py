@@ -7,7 +7,7 @@ import json
 import polars as pl
 
 from dpro.collectors.convert.calls import (
-    delivered,
+    as_delivered,
     keep_groups,
     message_rows,
     messages_in_window,
@@ -110,7 +110,7 @@ def test_a_message_whose_handle_went_while_it_stood_still_is_unfinished_only_if_
 
 def test_a_message_that_a_process_waited_for_has_come_if_it_ended_well(tmp_path):
     (tmp_path / "stall.json").write_text(json.dumps({"groups": GROUPS, "messages": [MESSAGE], "stack": []}))
-    assert delivered(message_rows(tmp_path, 5))["state"].to_list() == ["completed"]
+    assert as_delivered(message_rows(tmp_path, 5))["state"].to_list() == ["completed"]
 
 
 def test_a_stack_from_before_the_last_step_is_ignored(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dpro.collectors.inside.main_thread import MainThreadCall, is_of_a_handler
+from dpro.collectors.inside.main_thread import MainThreadCall, is_from_signal_handler
 from tests.jobs import wait_until
 
 
@@ -121,7 +121,7 @@ def test_exceptions_of_handlers_are_known_by_their_traceback(handler, function):
     handler(function)
     with pytest.raises(Preempted) as raised:
         busy_until(lambda: os.kill(os.getpid(), signal.SIGUSR1))
-    assert is_of_a_handler(raised.value)
+    assert is_from_signal_handler(raised.value)
     with pytest.raises(ZeroDivisionError) as other:
         1 / 0  # noqa: B018
-    assert not is_of_a_handler(other.value)
+    assert not is_from_signal_handler(other.value)

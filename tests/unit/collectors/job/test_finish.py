@@ -19,7 +19,7 @@ from dpro.collectors.convert import windows
 from dpro.collectors.convert.recorded import Readers
 from dpro.collectors.finish import convert_waiting, finish
 from dpro.collectors.inside import records
-from dpro.collectors.inside.kernel import name_of
+from dpro.collectors.inside.kernel import process_identity
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.detect.hang.memory import HOST_KILL
@@ -231,11 +231,11 @@ def test_processes_on_other_hosts_are_waited_for_until_they_write_no_more(launch
                 file.write(b"more")
 
     monkeypatch.setattr(sidecar, "time", SimpleNamespace(sleep=sleep))
-    sidecar._outlast_elsewhere(launch)
+    sidecar._wait_for_other_hosts(launch)
     assert len(looks) == 3
     looks.clear()
     monkeypatch.setattr(sidecar.socket, "gethostname", lambda: "host")
-    sidecar._outlast_elsewhere(launch)
+    sidecar._wait_for_other_hosts(launch)
     assert looks == []
 
 
@@ -454,7 +454,7 @@ def test_a_log_of_requests_is_added_and_one_that_is_missing_costs_a_line(launch,
 def test_of_commands_that_read_one_unfinished_recording_one_finishes_it_and_the_others_wait(
     launch, monkeypatch
 ):
-    gone = name_of(os.getpid()) | {"start_ticks": 1}
+    gone = process_identity(os.getpid()) | {"start_ticks": 1}
     facts = recorded(launch) / "facts.json"
     facts.write_text(json.dumps(json.loads(facts.read_text()) | gone))
     launch.marker.write_text(json.dumps(json.loads(launch.marker.read_text()) | gone))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpro.collectors.launch.start import difference, part
+from dpro.collectors.launch.start import job_difference, launcher_identity
 
 WORDS = ["--nnodes", "2", "--master-addr", "n0", "train.py"]
 MEETING = {"MASTER_ADDR": "n0", "MASTER_PORT": "1"}
@@ -10,7 +10,7 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
 
 
 def of(command: list[str], host: str = "n0", **environment: str) -> dict[str, object]:
-    return part(command, environment) | {"host": host}
+    return launcher_identity(command, environment) | {"host": host}
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def of(command: list[str], host: str = "n0", **environment: str) -> dict[str, ob
     ],
 )
 def test_launchers_of_one_job_may_share_a_run(mine, theirs):
-    assert difference(mine, theirs) == difference(theirs, mine) == ""
+    assert job_difference(mine, theirs) == job_difference(theirs, mine) == ""
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_launchers_of_one_job_may_share_a_run(mine, theirs):
     ],
 )
 def test_launchers_of_two_jobs_differ_in_a_word(mine, theirs, why):
-    assert why in difference(mine, theirs)
+    assert why in job_difference(mine, theirs)

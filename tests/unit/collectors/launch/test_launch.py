@@ -10,21 +10,21 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.collectors import liveness
-from dpro.collectors.inside.kernel import name_of
+from dpro.collectors.inside.kernel import process_identity
 from dpro.collectors.launch.recording import Launch, launches
 from dpro.collectors.launch.start import (
     TIMING,
     RecordOptions,
     claim,
     job_environment,
-    of_this_start,
-    say_where,
+    print_run,
+    run_of_this_start,
 )
-from dpro.collectors.liveness import is_running, unseen, wait_until_finished
+from dpro.collectors.liveness import is_running, unseen_end_warning, wait_until_finished
 from dpro.errors import InputError, UsageError
 
-GONE = {"host": socket.gethostname(), **name_of(os.getpid()), "pid": 2**22 - 1, "start_ticks": 5}
-HERE = GONE | name_of(os.getpid())
+GONE = {"host": socket.gethostname(), **process_identity(os.getpid()), "pid": 2**22 - 1, "start_ticks": 5}
+HERE = GONE | process_identity(os.getpid())
 ELSEWHERE = GONE | {"host": "far-away", "clock": "another boot"}
 
 
@@ -55,14 +55,14 @@ class ClosedTerminal(io.StringIO):
 
 def test_a_job_starts_where_the_terminal_is_closed_or_the_folder_is_gone(tmp_path, monkeypatch):
     with redirect_stderr(ClosedTerminal()):
-        say_where(tmp_path)
+        print_run(tmp_path)
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     with redirect_stderr(terminal):
-        say_where(tmp_path)
+        print_run(tmp_path)
     assert terminal.getvalue() == ""
     monkeypatch.chdir(tmp_path)
 
@@ -145,7 +145,7 @@ def test_run_whose_sidecar_was_killed_is_left_to_its_job_while_a_process_of_it_l
     (recording.raw / "host-7" / "facts.json").write_text(json.dumps(facts | GONE))
     assert not is_running(recording)
     assert wait_until_finished(recording.run) == [recording]
-    assert unseen(recording) == []
+    assert unseen_end_warning(recording) == []
 
 
 def test_run_whose_processes_cannot_be_seen_is_over_when_it_has_not_changed_for_long(recording):
@@ -158,7 +158,7 @@ def test_run_whose_processes_cannot_be_seen_is_over_when_it_has_not_changed_for_
     for path in (recording.marker, changing, changing.parent):
         os.utime(path, (0, 86400))
     assert wait_until_finished(recording.run) == [recording]
-    assert "their work after 1970-01-02 00:00:00 UTC is missing" in unseen(recording)[0]
+    assert "their work after 1970-01-02 00:00:00 UTC is missing" in unseen_end_warning(recording)[0]
 
 
 def test_removing_a_recording_leaves_nothing_and_spares_the_others(recording):
@@ -206,8 +206,8 @@ def test_a_job_that_slurm_starts_again_is_recorded_beside_its_earlier_start(
         other.marker.write_text(json.dumps(HERE | {"job": {"ids": {"SLURM_JOB_ID": "7"}}}))
     monkeypatch.setenv("SLURM_JOB_ID", job)
     monkeypatch.setenv("SLURM_RESTART_COUNT", start)
-    assert of_this_start(run) == tmp_path / name
-    assert of_this_start(tmp_path / "elsewhere") == tmp_path / "elsewhere"
+    assert run_of_this_start(run) == tmp_path / name
+    assert run_of_this_start(tmp_path / "elsewhere") == tmp_path / "elsewhere"
 
 
 def test_nccl_times_collectives_only_where_asked_to(tmp_path, monkeypatch):

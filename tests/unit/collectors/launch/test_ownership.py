@@ -233,7 +233,7 @@ def test_removing_what_was_recorded_spares_what_the_recorder_did_not_make(run, t
 
 
 def test_copy_of_a_recording_keeps_what_others_put_there_meanwhile(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("dpro.collectors.attach.training", lambda _: [])
+    monkeypatch.setattr("dpro.collectors.attach.training_processes", lambda _: [])
     to = tmp_path / "copy"
 
     def finish_late(launch: Launch) -> None:

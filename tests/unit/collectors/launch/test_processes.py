@@ -6,7 +6,7 @@ import time
 import pytest
 
 from dpro.collectors.launch import processes
-from dpro.collectors.launch.processes import LaunchedProcess, changes_in, start_ticks, wait_for_any
+from dpro.collectors.launch.processes import LaunchedProcess, start_ticks, wait_for_any, watch_folder
 
 
 @pytest.mark.parametrize(("end", "code"), [("exit 7", 7), ("kill -9 $$", -signal.SIGKILL)])
@@ -47,7 +47,7 @@ def test_waiting_stops_at_the_timeout():
 
 
 def test_waiting_stops_once_something_is_made_in_a_folder(tmp_path):
-    changes = changes_in(tmp_path)
+    changes = watch_folder(tmp_path)
     living = [LaunchedProcess(os.getpid())]
     (tmp_path / "made").mkdir()
     (tmp_path / "other").write_text("")
@@ -59,5 +59,5 @@ def test_waiting_stops_once_something_is_made_in_a_folder(tmp_path):
 
 
 def test_a_folder_that_cannot_be_watched_is_looked_at_all_the_same(tmp_path):
-    assert changes_in(tmp_path / "none") == -1
+    assert watch_folder(tmp_path / "none") == -1
     wait_for_any([LaunchedProcess(os.getpid())], 0.01, -1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.dashboards.timeline.detail import DetailLevel, Segments, chosen, levels, segments
+from dpro.dashboards.timeline.detail import DetailLevel, Segments, levels, segments, select_spans
 
 A, B = 4, 5  # kinds
 
@@ -63,7 +63,7 @@ def test_rows_are_those_that_were_asked_for_in_their_order():
 
 
 def test_chosen_spans_are_drawn_alone_and_keep_their_numbers():
-    level = chosen(_level([(0, 50, A), (50, 100, A), (100, 150, B)]), np.array([True, False, True]))
+    level = select_spans(_level([(0, 50, A), (50, 100, A), (100, 150, B)]), np.array([True, False, True]))
     drawn = segments(levels(level, 200), [0], 0, 200, 1)
     assert drawn.start.tolist() == [0, 100]
     assert drawn.item.tolist() == [0, 2]

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from plotly.utils import PlotlyJSONEncoder
 
 from dpro.cli import cli
-from dpro.dashboards.command import load, offer
+from dpro.dashboards.command import load, offered_runs
 from dpro.dashboards.links import Link
 from dpro.dashboards.views.difference import (
     OTHERS,
@@ -29,7 +29,7 @@ def slower(tmp_path_factory):
     """A job compared with the same one without its late rank."""
     before = cpu_job(extra=0).write(tmp_path_factory.mktemp("before"))
     after = cpu_job().write(tmp_path_factory.mktemp("after"))
-    return offer([str(after.path)], str(before.path)).opened.loaded
+    return offered_runs([str(after.path)], str(before.path)).opened.loaded
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_contributions_add_up_to_the_difference(slower, before):
 
 def test_the_summary_says_what_the_command_says(repository):
     runs = [str(repository / "sample_traces" / name) for name in ("healthy", "slow_rank")]
-    loaded = offer([runs[1]], runs[0]).opened.loaded
+    loaded = offered_runs([runs[1]], runs[0]).opened.loaded
     (other,) = (each.name for each in loaded.others.__self__.offers() if each.name.startswith("healthy"))
     summary = VIEW.sections["difference-summary"](loaded, Link(view="difference", against=other))
     shown = json.dumps(summary, cls=PlotlyJSONEncoder)

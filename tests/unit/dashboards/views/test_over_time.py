@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from dpro.dashboards.app import make_app
-from dpro.dashboards.command import offer
+from dpro.dashboards.command import offered_runs
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.runs import OfferedRun
 from dpro.dashboards.views import over_time
@@ -129,7 +129,7 @@ def test_the_verdict_is_that_of_explain(tmp_path):
 
 def test_a_page_of_one_run_says_how_to_see_several_and_one_of_several_links_to_them(several, tmp_path):
     write(tmp_path / "alone", 1000, 100)
-    alone = offer([str(tmp_path / "alone")])
+    alone = offered_runs([str(tmp_path / "alone")])
     assert "One run is offered" in VIEW.missing(alone.opened.loaded, Link())
     assert not VIEW.missing(several.opened.loaded, Link())
     end = time.monotonic() + PATIENCE_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.detect.findings import CodePlace, Finding
+from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.hang.case import lost_peer
 from dpro.detect.hang.evidence import verdict_in_words
 from dpro.detect.hang.stacks import calls_in_words
@@ -402,7 +402,7 @@ def test_where_a_single_stuck_rank_stands_is_its_place(job):
     job.ended(2, 61, number=15)
     job.workers[2]["stack"] = "/venv/site-packages/lib.py:3 f\njob.py:31 step"
     (finding,) = job.findings()
-    assert (finding.class_, finding.place) == ("hang.host", CodePlace("step", "job.py", 31))
+    assert (finding.class_, finding.place) == ("hang.host", CodeLocation("step", "job.py", 31))
 
 
 @pytest.mark.parametrize(("other_s", "class_"), [(60.02, "hang.host"), (63, "dead.rank")])

@@ -16,8 +16,8 @@ from dpro.detect.hang.memory import (
     OUTSIDE,
     UNHELD,
     UNKNOWN,
+    describe_survivors,
     filled_by,
-    went_on,
     with_memory,
 )
 from dpro.detect.observations import Observation, observe
@@ -121,7 +121,7 @@ def test_other_deaths_are_left_as_they_are_but_for_what_the_kernel_killed():
 
 def test_a_rank_that_went_on_is_a_note_with_how_often_it_was_refused():
     rows = pl.concat([refused(rank=0), refused(rank=0, time_ns=9, requested_bytes=GB, refused=40)])
-    (line,) = went_on(pl.concat([rows, refused(rank=1)]), workers("", ERROR))
+    (line,) = describe_survivors(pl.concat([rows, refused(rank=1)]), workers("", ERROR))
     assert line.startswith("rank 0 was refused memory 40 times and continued")
     assert "1.0 GB were requested by layers.7.mlp MLP" in line
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.detect.findings import CodePlace, Finding
+from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.hang.evidence import advice_in_words, verdict_in_words, verdicts_in_words
 from dpro.detect.hang.stacks import (
     doing_of,
@@ -225,7 +225,7 @@ def test_py_spy_is_advised_of_a_living_process_alone(end):
     finding = finding_of(main_threads([1], BUSY, "is"))
     assert "py-spy dump" in advice_in_words(finding, worker())
     assert "py-spy" not in advice_in_words(finding, worker(**end))
-    placed = replace(finding, place=CodePlace("tokenize", "job.py", 6))
+    placed = replace(finding, place=CodeLocation("tokenize", "job.py", 6))
     assert advice_in_words(placed, worker(**end)).startswith("see what rank 1 does in tokenize (job.py:6)")
 
 
@@ -283,7 +283,7 @@ def test_both_sides_of_a_mismatch_are_said_with_their_places(job):
         "0 waits in DDP's broadcast of buffers, in validate (job.py:15); ranks 1-2 wait in barrier, at "
         "job.py:20"
     )
-    assert finding.place == CodePlace("validate", "/home/me/job.py", 15)
+    assert finding.place == CodeLocation("validate", "/home/me/job.py", 15)
     assert "model.module" in advice_in_words(finding, WORKERS.empty())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from dpro.detect.findings import CodePlace, Finding
+from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.findings_log import BEGINS, ENDS, FILE, FOLDER, JOB_ENDED
 from dpro.detect.hang.find import merge_watched
 from dpro.detect.hang.stacks import main_threads
@@ -63,7 +63,7 @@ def test_the_stacks_that_were_kept_are_evidence(tmp_path):
     (tmp_path / FOLDER / "hang-1" / "stacks.json").write_text(json.dumps(stacks))
     (finding,) = merge_watched([], run.path, NO_STEPS)
     assert "the main thread of rank 2 was in job.py:7 load < job.py:30 main" in finding.evidence
-    assert finding.place == CodePlace("load", "job.py", 7)
+    assert finding.place == CodeLocation("load", "job.py", 7)
     there = (main_threads([2], ["job.py:7 load", "job.py:30 main"], "is"),)
     (finding,) = merge_watched([replace(finding, confidence=1.0, observations=there)], run.path, NO_STEPS)
     assert [one.kind for one in finding.observations] == ["main-thread", "seen-by-watch"]

@@ -11,10 +11,10 @@ from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
 from dpro.detect.machine.gpu_state import (
     AFTER,
-    DO,
     HARDWARE,
     HOLDS,
     PROGRAM,
+    REMEDIES,
     XIDS,
     error_of,
     remedy_of,
@@ -236,14 +236,14 @@ def test_a_hardware_error_of_a_rank_that_is_not_named_is_marked_as_such():
     assert line.startswith(
         "possibly the cause, though not named as such: the GPU of rank 3 (g6 on n1): XID 74"
     )
-    assert line.endswith(f"; do: {DO[HARDWARE]}")
+    assert line.endswith(f"; do: {REMEDIES[HARDWARE]}")
 
 
 @pytest.mark.parametrize(
     ("rows", "remedy"),
     [
-        ([("g1", "xid", [(END, 79.0)])], DO[HARDWARE]),
-        ([("g1", "xid", [(END, 45.0), (END + 1, 31.0)])], DO[PROGRAM]),
+        ([("g1", "xid", [(END, 79.0)])], REMEDIES[HARDWARE]),
+        ([("g1", "xid", [(END, 45.0), (END + 1, 31.0)])], REMEDIES[PROGRAM]),
         ([("g1", "xid", [(END, 45.0)])], ""),
         ([("g6", "xid", [(END, 79.0)])], ""),
     ],

@@ -9,8 +9,8 @@ import pytest
 
 from dpro.detect.findings import Finding
 from dpro.detect.machine.gpu_state import (
-    DO,
     HARDWARE,
+    REMEDIES,
     needed_for_errors,
     with_broken_links,
     with_gpus,
@@ -132,7 +132,7 @@ def test_an_nvlink_xid_is_evidence_of_a_slow_network() -> None:
     steps, counters, workers = tables(("n2", "g5", "xid", [(50, 74.0)]))
     (found,) = with_gpus([slow()], steps, counters, workers)
     assert "XID 74" in found.evidence[-1]
-    assert found.remedy == DO[HARDWARE]
+    assert found.remedy == REMEDIES[HARDWARE]
 
 
 def test_a_port_that_went_down_is_evidence_of_a_hang() -> None:

@@ -13,9 +13,9 @@ from dpro.detect.machine.oversubscribed import (
     CONTENTION,
     crowds_of,
     find_crowded_hosts,
-    not_crowding,
     shared_hosts,
     with_throttling,
+    without_crowded,
 )
 from dpro.detect.observations import observe
 from dpro.detect.stragglers.causes import CPU
@@ -115,7 +115,7 @@ def test_a_run_that_does_not_count_waiting_for_a_core_shows_nothing():
 
 def left(finding: Finding, cpu_ms: Mapping[int, float] | None = None) -> list[Finding]:
     steps, counters, workers = tables({0: 30.0, 1: 45.0, 2: 30.0}, cpu_ms=cpu_ms)
-    return not_crowding([finding], crowds_of(steps, counters, workers), steps, counters)
+    return without_crowded([finding], crowds_of(steps, counters, workers), steps, counters)
 
 
 def test_a_rank_that_waits_longer_for_a_core_is_not_named_beside_its_host():
@@ -124,7 +124,7 @@ def test_a_rank_that_waits_longer_for_a_core_is_not_named_beside_its_host():
 
 def test_a_rank_that_waits_far_longer_for_a_core_than_any_other_is_named():
     steps, counters, workers = tables({0: 30.0, 1: 60.0, 2: 12.0})
-    assert not_crowding([LATE], crowds_of(steps, counters, workers), steps, counters) == [LATE]
+    assert without_crowded([LATE], crowds_of(steps, counters, workers), steps, counters) == [LATE]
 
 
 def test_a_job_of_one_rank_that_waits_for_a_core_most_of_the_time_starves():

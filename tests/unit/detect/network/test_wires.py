@@ -13,7 +13,7 @@ import pytest
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.network.degradation import find_slower_transfers
-from dpro.detect.network.traffic import Traffic, at_most, traffic_of
+from dpro.detect.network.traffic import Traffic, max_savings, traffic_of
 from dpro.detect.network.transfers import find_slow_network
 from dpro.detect.network.wires import components_of, wires_of
 from dpro.replay.cost.fabric.network import fabric_of
@@ -147,7 +147,7 @@ def test_what_became_slow_while_the_job_ran_is_named_on_the_wires(tmp_path: Path
     lasted = [200 * MS if step < 30 else 220 * MS for step in range(60)]
     steps = pl.DataFrame({"step": range(60), "duration_ns": lasted})
     hosts = {rank: f"h{rank}" for rank in range(HOSTS)}
-    traffic = Traffic(transfers, hosts, partial(at_most, transfers, steps), replayed=False, run=graph.run)
+    traffic = Traffic(transfers, hosts, partial(max_savings, transfers, steps), replayed=False, run=graph.run)
     (finding,) = find_slower_transfers(traffic)
     assert finding.evidence[0].startswith("since step 30")
     if known:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from dpro.detect.findings import CodePlace, Finding
+from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.observations import observe
 from dpro.detect.stragglers.phases import PHASES, phase_times, phases_with_collectives, with_phases
 from dpro.schema import COLLECTIVES, PASSES, STEPS, conform
@@ -63,7 +63,7 @@ def placed(longer, ahead=(), **job):
 @pytest.mark.parametrize("on_device", [False, True])
 def test_late_rank_is_late_in_the_phase_that_takes_longer_though_steps_are_equal(phase, on_device):
     finding = placed({phase: 30}, on_device=on_device)
-    assert finding.place == CodePlace(PHASES[phase])
+    assert finding.place == CodeLocation(PHASES[phase])
     assert finding.evidence == (f"rank 1 takes 30 ms more; all of it in {PHASES[phase]}",)
     assert finding.observations[0].values["phase_ns"] == 30 * MS
 
@@ -80,12 +80,12 @@ def test_lateness_that_is_spread_over_the_step_is_in_no_phase():
 def test_where_two_phases_have_collectives_what_takes_longer_in_either_is_in_no_phase():
     of_fsdp = ("before", "backward")
     assert placed({"backward": 30}, calls_in=of_fsdp).place is None
-    assert placed({"after": 30}, calls_in=of_fsdp).place == CodePlace(PHASES["after"])
+    assert placed({"after": 30}, calls_in=of_fsdp).place == CodeLocation(PHASES["after"])
 
 
 def test_host_that_is_ahead_of_its_device_is_compared_by_its_own_clock():
-    assert placed({"backward": 30}, ahead=(1,), on_device=True).place == CodePlace(PHASES["backward"])
-    assert placed({"before": 30}, ahead=(1,), on_device=True).place == CodePlace(PHASES["backward"])
+    assert placed({"backward": 30}, ahead=(1,), on_device=True).place == CodeLocation(PHASES["backward"])
+    assert placed({"before": 30}, ahead=(1,), on_device=True).place == CodeLocation(PHASES["backward"])
 
 
 def test_other_findings_and_runs_without_passes_stay_as_they_are():

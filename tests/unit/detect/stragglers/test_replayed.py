@@ -65,7 +65,7 @@ def test_healing_saves_what_a_replay_of_the_whole_graph_with_healed_ranks_does(t
 @pytest.mark.parametrize("few", [0, 8])
 @pytest.mark.parametrize("ranks", [[1], [1, 3], [0, 1, 2, 3, 4]])
 def test_sets_left_out_because_they_cannot_save_enough_do_not(few, ranks, tmp_path, monkeypatch):
-    monkeypatch.setattr(baselines, "FEW", few)
+    monkeypatch.setattr(baselines, "MAX_SETS_UNCONDENSED", few)
     baseline = Baseline(
         graph_of(tmp_path / "run", slower(noisy(equal_work(6), 3, 0.1), "compute", ranks, plus=6))
     )

@@ -14,7 +14,7 @@ import pytest
 from dpro.documents import plain
 from dpro.errors import UsageError
 from dpro.extensions.check import workers as started
-from dpro.extensions.check.answer import CheckDocument, RunBandwidth, Seen, check_document, slow_units
+from dpro.extensions.check.answer import CheckDocument, CheckState, RunBandwidth, check_document, slow_units
 from dpro.extensions.check.search import Exchanged, Fault, NetworkChecked, Reduced
 from dpro.extensions.check.workers import HostToCheck, Unit, launcher_words, take_turns
 from tests.commands import dpro, refused
@@ -31,7 +31,7 @@ def test_a_slow_gpu_a_silent_host_and_a_slow_port_each_have_their_verdict_and_ev
     figures = {Unit(host, device): 700.0 for host in range(3) for device in range(2)} | {Unit(1, 1): 500.0}
     exchanged = {(0, 1): Exchanged(20.0), (0, 2): Exchanged(10.0), (1, 2): Exchanged(10.0)}
     network = NetworkChecked(exchanged, [Reduced((0, 1, 2), 10.0, 1 << 20)], {2: Fault(2.0)}, num_rounds=3)
-    seen = Seen(
+    seen = CheckState(
         NAMES, frozenset({"n2"}), hosts(devices=2), {3: "does not answer"}, {"matmul": figures}, network
     )
     answer = check_document(seen, 12.34)
@@ -52,7 +52,7 @@ def test_a_link_is_at_fault_and_its_hosts_are_not() -> None:
     exchanged = {(0, 1): Exchanged(20.0), (0, 2): Exchanged(5.0), (1, 2): Exchanged(0.0, error="Timeout: x")}
     links = {(0, 2): Fault(4.0), (1, 2): Fault(error="Timeout: x")}
     answer = check_document(
-        Seen(NAMES[:3], hosts=hosts(), network=NetworkChecked(exchanged, links=links)), 1.0
+        CheckState(NAMES[:3], hosts=hosts(), network=NetworkChecked(exchanged, links=links)), 1.0
     )
     assert [each.verdict for each in answer.hosts] == ["PASS"] * 3
     assert [(each.hosts, each.verdict) for each in answer.links] == [
@@ -66,7 +66,7 @@ def test_an_all_reduce_is_compared_with_the_run_and_with_groups_as_large() -> No
     fast, slow = (Reduced(group, gbps, 1) for group, gbps in (((0, 1), 20.0), ((2, 3), 10.0)))
     network = NetworkChecked(reduced=[fast, slow, Reduced((0, 1, 2, 3), 10.0, 1)])
     of_run = COMPARABLE._replace(num_ranks=9)
-    answer = check_document(Seen(NAMES, hosts=hosts(), network=network, of_run=of_run), 1.0)
+    answer = check_document(CheckState(NAMES, hosts=hosts(), network=network, of_run=of_run), 1.0)
     assert answer.passed
     assert answer.notes == [
         "an all-reduce of 2 hosts from n2 to n3 is slow: others as large are 2.00 times as fast",
@@ -83,7 +83,7 @@ def against(of_run: RunBandwidth, gbps: float) -> CheckDocument:
         gbps: that they reach.
     """
     network = NetworkChecked(reduced=[Reduced((0, 1, 2, 3), gbps, 1)])
-    return check_document(Seen(NAMES, hosts=hosts(), network=network, of_run=of_run), 1.0)
+    return check_document(CheckState(NAMES, hosts=hosts(), network=network, of_run=of_run), 1.0)
 
 
 def test_all_hosts_together_are_slow_where_the_run_was_faster_for_certain() -> None:
@@ -116,7 +116,7 @@ def test_what_the_run_cannot_say_for_certain_is_a_note(changed: dict[str, Any], 
 def test_processors_have_to_be_far_slower_than_gpus() -> None:
     figures = {Unit(host, 0): 10.0 for host in range(3)} | {Unit(3, 0): 8.0}
     for model, verdict in (("CPU", "PASS"), ("NVIDIA H100", "SLOW")):
-        seen = Seen(NAMES, hosts=hosts(model), figures={"matmul": figures})
+        seen = CheckState(NAMES, hosts=hosts(model), figures={"matmul": figures})
         assert check_document(seen, 1.0).hosts[3].verdict == verdict
 
 

@@ -104,7 +104,7 @@ def test_workers_that_can_do_the_work_are_sent_it():
 
 
 def test_a_worker_looks_for_each_path(tmp_path):
-    assert workers._look_for([str(tmp_path), str(tmp_path / "no")]) == (
+    assert workers._version_and_missing([str(tmp_path), str(tmp_path / "no")]) == (
         workers.__version__,
         [str(tmp_path / "no")],
     )

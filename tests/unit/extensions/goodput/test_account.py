@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpro.extensions.goodput.account import account, totals
 from dpro.extensions.goodput.attempts import attempts_of
 from dpro.extensions.goodput.life import life_of
-from dpro.extensions.goodput.stages import seen_failures
+from dpro.extensions.goodput.stages import observed_failures
 from dpro.store import open_run
 from tests.lives import S, WrittenAttempt, job, ns
 
@@ -242,7 +242,7 @@ def test_import_does_not_say_how_it_started_and_ended(tmp_path):
     attempt.starts = []
     life = life_of([attempt.written(tmp_path)])
     assert life.attempts[0].ended_well is None
-    assert seen_failures(life).count == 0
+    assert observed_failures(life).count == 0
     assert not {"repeated", "hang"} & set(life.pieces["class"])
     assert life.notes == [
         "attempt 0 has no record of how it started: all before its first step counts as launch"

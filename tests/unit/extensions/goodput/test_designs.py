@@ -23,7 +23,7 @@ from dpro.extensions.goodput.simulate import Recovery
 from dpro.extensions.goodput.stages import (
     PRESETS,
     FailureRate,
-    SeenFailures,
+    ObservedFailures,
     own_rate,
     rate_of_log,
     rate_per_gpu,
@@ -176,8 +176,8 @@ def test_rate_by_gpus_counts_those_of_a_host():
 
 def test_few_failures_of_its_own_are_no_rate():
     with pytest.raises(Unanswerable, match="2 failures in 10 h do not show"):
-        own_rate(SeenFailures(2, 36_000, 4))
-    assert own_rate(SeenFailures(5, 36_000, 4)).host == pytest.approx(5 / 10 / 4)
+        own_rate(ObservedFailures(2, 36_000, 4))
+    assert own_rate(ObservedFailures(5, 36_000, 4)).host == pytest.approx(5 / 10 / 4)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.extensions.goodput.attempts import attempts_of, end_of_attempt, missing_attempts, set_forward
+from dpro.extensions.goodput.attempts import attempts_of, clock_jumps, end_of_attempt, missing_attempts
 from dpro.extensions.goodput.life import life_of
 from dpro.schema import CLOCK_SAMPLES, conform
 from dpro.store import write_part
@@ -73,7 +73,7 @@ def test_clock_that_was_set_forward_is_said(tmp_path, jump_s, said):
         for at in range(9)
     ]
     write_part(run.path, CLOCK_SAMPLES, "rank00000", conform(CLOCK_SAMPLES, pl.DataFrame(samples)))
-    notes = set_forward(attempts_of([run]))
+    notes = clock_jumps(attempts_of([run]))
     assert len(notes) == said
     assert all("set forward by 60 min" in note for note in notes)
 

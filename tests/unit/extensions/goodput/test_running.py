@@ -14,7 +14,7 @@ from dpro.collectors.inside.records import ANCHOR, UPDATE
 from dpro.collectors.launch.recording import MARKERS, RAW
 from dpro.errors import InputError
 from dpro.extensions.goodput import running as life
-from dpro.extensions.goodput.running import MAX_RANKS, LifeWatch, account_so_far, run_so_far
+from dpro.extensions.goodput.running import MAX_RANKS, LiveAccount, account_so_far, run_so_far
 from dpro.schema import STEPS
 from tests.recorder_output import FlushedWriter
 
@@ -89,7 +89,7 @@ def test_account_is_made_aside_and_what_cannot_be_read_is_no_account(tmp_path, m
         return account_so_far(_run)
 
     monkeypatch.setattr(life, "account_so_far", account)
-    watch = LifeWatch(tmp_path)
+    watch = LiveAccount(tmp_path)
     assert not watch.look()  # begins
     assert asked.wait(PATIENCE_S)
     assert not watch.look()  # does not wait for it

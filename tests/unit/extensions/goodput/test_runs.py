@@ -10,7 +10,7 @@ from dpro.extensions.goodput.account import CLASSES
 from dpro.extensions.goodput.command import IN_WORDS
 from dpro.extensions.goodput.outlook import DESIGNS
 from dpro.extensions.goodput.running import account_so_far
-from dpro.extensions.watch.command import _seen
+from dpro.extensions.watch.command import _after_look
 from dpro.extensions.watch.watcher import Watcher
 from tests.commands import dpro, refused
 from tests.lives import WrittenAttempt, job
@@ -120,7 +120,7 @@ def test_watch_says_the_account_where_the_job_began_again_and_gives_prometheus_i
 
     said: list[str] = []
     server = Server()
-    seen = _seen(server, Made(), said.append)
+    seen = _after_look(server, Made(), said.append)
     watcher = Watcher(tmp_path)
     process(tmp_path, 0, 0, 10, 5)
     seen(watcher)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpro.extensions.plan.layout import SCHEDULE_NAMES, layouts
-from dpro.extensions.plan.memory import KINDS, in_flight, memory_of, runs, verdicts
+from dpro.extensions.plan.memory import KINDS, in_flight, memory_of, refusals, verdicts
 from dpro.extensions.plan.model import Model, Software
 from dpro.replay.cost.machine import machine_of
 from dpro.replay.pipeline.schedules import SCHEDULES, most_in_flight
@@ -97,7 +97,7 @@ def test_stages_without_layers_are_refused() -> None:
     rows = layouts(
         [{"pp": 32, "micro_batches": 64}, {"pp": 16, "micro_batches": 64}, {"pp": 8, "micro_batches": 2}]
     )
-    reasons = runs(MODEL, rows, Software())
+    reasons = refusals(MODEL, rows, Software())
     assert "stages empty" in reasons[0]
     assert not reasons[1]
     assert "too few" in reasons[2]

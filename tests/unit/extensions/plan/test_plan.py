@@ -15,7 +15,7 @@ from dpro.extensions.plan.layout import (
     in_words,
     layouts,
     parse_layout,
-    undividable,
+    why_undividable,
 )
 from dpro.extensions.plan.model import Model, Software
 from dpro.extensions.plan.plan import MeasuredLayout, plan
@@ -75,7 +75,7 @@ def test_no_pipeline_has_more_stages_than_can_be_replayed() -> None:
     deep = replace(MODEL, layers=16384)
     rows = candidates(deep, 262_144, 8, 262_144, {"tp": 1})
     assert rows["pp"].to_numpy().max() == 128
-    assert "more than 128 stages" in undividable(deep, {"pp": 256})
+    assert "more than 128 stages" in why_undividable(deep, {"pp": 256})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dpro.errors import Unanswerable
 from dpro.extensions.plan.layout import layouts
 from dpro.extensions.plan.model import Model, Software
-from dpro.extensions.plan.plan import beliefs, sensitivities
+from dpro.extensions.plan.plan import calibrate, sensitivities
 from dpro.extensions.plan.step import job_of, layers_of_chunks, step_times
 from dpro.replay.cost.machine import Machine, machine_of, one_way_us
 
@@ -105,7 +105,7 @@ def test_a_measured_row_moves_others_less_than_itself_and_narrows_their_interval
     machine = machine_of("H100")
     rows = layouts([{"dp": 8}, {"dp": 8}, {"dp": 2, "tp": 4}])
     slopes = sensitivities(job_of(MODEL, rows, machine, Software()), machine)
-    before, after = beliefs(rows, slopes, {}), beliefs(rows, slopes, {0: np.log(1.2)})
+    before, after = calibrate(rows, slopes, {}), calibrate(rows, slopes, {0: np.log(1.2)})
     assert before.factor.tolist() == [1.0, 1.0, 1.0]
     assert 1.2 > after.factor[1] > after.factor[2] > 1.0
     assert (after.deviation < before.deviation).all()
@@ -116,5 +116,5 @@ def test_a_row_far_from_what_is_expected_counts_less() -> None:
     machine = machine_of("H100")
     rows = layouts([{"dp": 8}, {"dp": 2, "tp": 4}])
     slopes = sensitivities(job_of(MODEL, rows, machine, Software()), machine)
-    usual, odd = (beliefs(rows, slopes, {0: missed}).factor[1] for missed in (0.1, 1.5))
+    usual, odd = (calibrate(rows, slopes, {0: missed}).factor[1] for missed in (0.1, 1.5))
     assert np.log(odd) / 1.5 < np.log(usual) / 0.1

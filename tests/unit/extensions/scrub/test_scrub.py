@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dpro.detect.findings import CodePlace, Finding
+from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.findings_log import BEGINS, FindingsLog, Notice
 from dpro.detect.observations import observe
 from dpro.errors import UsageError
@@ -107,7 +107,7 @@ def planted(folder: Path) -> Run:
     finding = Finding("slow.host", "host", "zebra-1.corp", (1,), 0.1, 0.9, 1e6, (
         observe("late", "{hosts} are late", hosts="10.77.0.2 and 10.77.9.9"),
         observe("stack", "rank 1 is in {calls}", calls="/opt/alice/zebra2.py:7 zebra_wait < zebra/x.py:9 z"),
-    ), place=CodePlace("zebra_wait", "/opt/alice/zebra2.py", 7))  # fmt: skip
+    ), place=CodeLocation("zebra_wait", "/opt/alice/zebra2.py", 7))  # fmt: skip
     log.write(Notice(BEGINS, 1, 5, 3, finding))
     return open_run(folder)
 

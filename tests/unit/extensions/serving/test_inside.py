@@ -18,7 +18,7 @@ from dpro.extensions.serving.changes import (
     changed_iterations,
 )
 from dpro.extensions.serving.engine import Engine, IterationCost
-from dpro.extensions.serving.predict import answered
+from dpro.extensions.serving.predict import served_requests
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import TinyRun
@@ -78,7 +78,7 @@ def test_requests_are_scheduled_again_with_the_changed_iterations() -> None:
     requests = pl.DataFrame({"arrival_ns": [0], "prompt_tokens": [10], "output_tokens": [3]})
     server = Server(requests, Engine(), replace(cost, per_decode=0.0))
     faster = replace(server, given=GivenFacts(inside=ChangedIterations(0.5, 0.25, 0.1)))
-    assert answered(server, 0.0)["end_ns"].item() == 4_000_000_000
+    assert served_requests(server, 0.0)["end_ns"].item() == 4_000_000_000
     changed = changed_by_all(faster, ["replicas:count=1"])
-    assert answered(changed, 0.0)["end_ns"].item() == 1_500_000_000
+    assert served_requests(changed, 0.0)["end_ns"].item() == 1_500_000_000
     assert changed.doubt == pytest.approx(0.1)

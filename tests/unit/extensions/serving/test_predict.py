@@ -25,11 +25,11 @@ from dpro.extensions.serving.fit import FORM_ERROR, FittedCost, fit_requests
 from dpro.extensions.serving.predict import (
     FIGURES,
     Goal,
-    answered,
     ensure_served_as_recorded,
     figures_of,
     most_requests,
     predict,
+    served_requests,
 )
 from dpro.extensions.serving.sized import ServedModel, cost_of, scaled
 from dpro.replay.cost.machine import machine_of
@@ -69,7 +69,7 @@ def test_every_change_is_applied_as_its_example_says(name: str) -> None:
     before = Server(arrivals(10, 5.0), Engine(kv_tokens=90_000), cost, given=given)
     after = changed(before, CHANGES[name].example)
     assert after is not before
-    assert answered(after, 0.0)["end_ns"].min() > 0
+    assert served_requests(after, 0.0)["end_ns"].min() > 0
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,16 @@ def test_bad_change_is_refused_in_one_line(text: str, what: str) -> None:
 
 def test_pools_send_keys_and_values_before_decoding() -> None:
     # One iteration for the prompt; 100 tokens of 1e9 bytes over 100 GB/s take a second; then two decodes.
-    served = answered(changed(one(100, 3), "pools:prefill=1,decode=1,gbps=100,kv=1e9"), 0.0)
+    served = served_requests(changed(one(100, 3), "pools:prefill=1,decode=1,gbps=100,kv=1e9"), 0.0)
     assert served.select(pl.col("first_token_ns", "end_ns") / S).row(0) == (1, 4)
 
 
 def test_guessed_tokens_multiply_more_and_need_fewer_iterations() -> None:
     after = changed(one(10, 8), "speculate:tokens=3,acceptance=1")
     assert after.cost.per_decode == 4
-    assert answered(after, 0.0)["end_ns"].item() == 3 * S  # the prompt with one token, then four, then three
+    assert (
+        served_requests(after, 0.0)["end_ns"].item() == 3 * S
+    )  # the prompt with one token, then four, then three
 
 
 def test_any_number_of_tokens_may_be_guessed() -> None:
@@ -122,13 +124,13 @@ def test_tree_of_guesses_verifies_all_branches_and_begins_right_more_often() -> 
 
 def test_requests_of_one_token_have_no_time_per_token() -> None:
     with pytest.raises(Unanswerable, match="no time per token"):
-        figures_of(answered(one(10, 1), 0.0))
+        figures_of(served_requests(one(10, 1), 0.0))
 
 
 def test_cached_share_of_a_prompt_is_not_computed() -> None:
     server = replace(one(10, 1), cost=IterationCost(0.0, 0.0, 1.0))  # a second a token
-    assert answered(server, 0.0)["first_token_ns"].item() == 10 * S
-    assert answered(changed(server, "prefix:share=0.25"), 0.0)["first_token_ns"].item() == 8 * S
+    assert served_requests(server, 0.0)["first_token_ns"].item() == 10 * S
+    assert served_requests(changed(server, "prefix:share=0.25"), 0.0)["first_token_ns"].item() == 8 * S
 
 
 def test_requests_come_closer_together_and_are_longer_by_their_factors() -> None:
@@ -155,19 +157,21 @@ def test_faster_parts_take_less_and_chunks_take_their_turn() -> None:
     cost = IterationCost(1.0, 4.0, 2.0, power=99.0)
     server = replace(one(10, 2), cost=cost)
     # The prompt takes 1 + 20 s, a decode 1 + 4; twice as fast a host, and products, take half of their parts.
-    assert answered(server, 0.0)["end_ns"].item() / S == pytest.approx(21 + 5)
+    assert served_requests(server, 0.0)["end_ns"].item() / S == pytest.approx(21 + 5)
     faster = changed(server, "faster:compute=2,host=2")
-    assert answered(faster, 0.0)["end_ns"].item() / S == pytest.approx(10.5 + 4.5)
+    assert served_requests(faster, 0.0)["end_ns"].item() / S == pytest.approx(10.5 + 4.5)
     # Chunks of 4, 4 and 2 tokens: 1 + 8, 1 + 8, and 1 + 4 s, in which weights and tokens take as long.
     chunks = changed(server, "chunked-prefill:tokens=4")
-    assert answered(chunks, 0.0)["first_token_ns"].item() / S == pytest.approx(9 + 9 + 1 + 4 * 2 ** (1 / 99))
+    assert served_requests(chunks, 0.0)["first_token_ns"].item() / S == pytest.approx(
+        9 + 9 + 1 + 4 * 2 ** (1 / 99)
+    )
 
 
 def test_requests_of_another_log_come_at_its_distances_with_its_lengths() -> None:
     server = replace(one(10, 3), requests=one(10, 3).requests + 7, given=GivenFacts(logs={"conv": AZURE}))
     after = changed(server, "requests:file=conv,count=2")
     assert after.requests.select(pl.exclude("cached_tokens")).rows() == [(7, 374, 44), (7 + 4 * S, 396, 109)]
-    assert answered(after, 0.0)["output_tokens"].to_list() == [44, 109]
+    assert served_requests(after, 0.0)["output_tokens"].to_list() == [44, 109]
 
 
 def test_log_without_lengths_is_refused() -> None:
@@ -276,7 +280,7 @@ def test_half_batches_hide_the_shorter_of_products_and_attention() -> None:
     cost = IterationCost(0.0, 2.0, 0.0, context_s=0.01)
     server = replace(one(100, 2), cost=cost)
     whole, halves = (
-        answered(each, 0.0)["end_ns"].item() / S for each in (server, changed(server, "nano-batches"))
+        served_requests(each, 0.0)["end_ns"].item() / S for each in (server, changed(server, "nano-batches"))
     )
     assert (whole, halves) == (5.0, 4.0)
 

@@ -14,7 +14,7 @@ from dpro.extensions.serving.answers import ServerDiagnosis, ServerReport, sent_
 from dpro.extensions.serving.document import ServingDocument, part_of, parts_of_iterations, serving_document
 from dpro.extensions.serving.findings import (
     ExpertWaits,
-    SeenServer,
+    ServerFacts,
     expert_waits,
     findings_of,
     gain_of_blocks,
@@ -144,7 +144,7 @@ def test_batches_with_those_that_wait_for_blocks_would_make_more_tokens():
         served.with_columns(kv_waiting=pl.Series([lacking for _, lacking in rows], dtype=pl.Int64))
     )[0]
     nothing = durations(requests((0, 0, 10, 80, 8)))
-    seen = SeenServer(nothing, nothing, {0: engine}, {}, None, capacity=1000.0)
+    seen = ServerFacts(nothing, nothing, {0: engine}, {}, None, capacity=1000.0)
     share = 5 * 14 / (5 * (11 + 12 + 14))  # of the time, with batches of 4; those of 7 would take 17 ms
     assert gain_of_blocks(seen) == pytest.approx(1000 * share * (7 / 17 / (4 / 14) - 1))
 
@@ -157,7 +157,7 @@ def test_the_lack_of_blocks_is_not_a_small_batch():
 
     def classes(lacking):
         engine = engines(served.with_columns(kv_waiting=pl.lit(lacking, pl.Int64)))
-        found = findings_of(SeenServer(asked, none, engine, {}, None, 100.0))
+        found = findings_of(ServerFacts(asked, none, engine, {}, None, 100.0))
         return [each.class_ for each in found]
 
     assert classes(0) == ["small_batch"]
@@ -166,7 +166,7 @@ def test_the_lack_of_blocks_is_not_a_small_batch():
 
 def test_costs_of_what_windows_show_are_shares_of_a_token():
     timed = durations(requests((0, 0, 10, 80, 8)))  # 10 ms per token
-    seen = SeenServer(timed, waits(timed, {}), {}, {"host": 30.0, "matmul": 10.0, "idle": 5.0}, None, 100.0)
+    seen = ServerFacts(timed, waits(timed, {}), {}, {"host": 30.0, "matmul": 10.0, "idle": 5.0}, None, 100.0)
     (host,) = findings_of(seen)
     assert (host.class_, host.cost_tpot_ms) == ("host_bound", pytest.approx(7.5))
     assert host.gain_tokens_per_s == pytest.approx(300)
@@ -176,7 +176,7 @@ def test_costs_of_what_windows_show_are_shares_of_a_token():
 def test_help_with_communication_is_for_what_most_of_it_is(exchanged_ms, helps):
     timed = durations(requests((0, 0, 10, 80, 8)))
     parts, experts = {"communication": 20.0, "matmul": 20.0}, ExpertWaits(1.0, exchanged_ms, 0, 1.0)
-    found = findings_of(SeenServer(timed, waits(timed, {}), {}, parts, experts, None))
+    found = findings_of(ServerFacts(timed, waits(timed, {}), {}, parts, experts, None))
     assert [helps in each.help for each in found] == [True]
 
 

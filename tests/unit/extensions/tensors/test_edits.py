@@ -11,7 +11,7 @@ from dpro.errors import Unanswerable
 from dpro.extensions.tensors.edits import gradient_names
 from dpro.extensions.tensors.plan_file import PlannedReduction, TensorPlan, write_plan
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.whatif.graph_ops.reductions import reduced
+from dpro.replay.whatif.graph_ops.reductions import reductions_of
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import TinyRun
 from tests.ddp import KB, ddp_job, gpu_ddp_job
@@ -111,11 +111,11 @@ def test_on_gpus_a_bucket_waits_for_its_kernels(tmp_path):
 
 
 def test_names_are_those_of_the_buckets_and_positions_where_there_are_none(tmp_path, three):
-    assert gradient_names(reduced(three)) == ("layer2", "layer1", "layer0")
+    assert gradient_names(reductions_of(three)) == ("layer2", "layer1", "layer0")
     unnamed = ddp_job((KB, KB, KB), (2,))
     for row in unnamed.rows["buckets"]:
         row["names"] = []
-    assert gradient_names(reduced(unnamed.build(tmp_path / "unnamed").graph)) == ("#0", "#1", "#2")
+    assert gradient_names(reductions_of(unnamed.build(tmp_path / "unnamed").graph)) == ("#0", "#1", "#2")
 
 
 def _of_two_types() -> TinyRun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpro.extensions.tensors.edits import gradient_names
-from dpro.replay.whatif.graph_ops.reductions import reduced
+from dpro.replay.whatif.graph_ops.reductions import reductions_of
 from tests.builders import TinyRun
 from tests.ddp import ACCUMULATE, KB, ddp_job
 
@@ -21,7 +21,7 @@ def with_a_table(run: TinyRun, *, at: float = 50) -> TinyRun:
 
 def test_gradients_of_ddp_keep_their_names_beside_others(tmp_path):
     graph = with_a_table(ddp_job(SIZES_KB, (1, 3))).build(tmp_path / "run").graph
-    reductions = reduced(graph)
+    reductions = reductions_of(graph)
     assert not reductions.is_recorded
     assert gradient_names(reductions) == NAMES
 
@@ -31,7 +31,7 @@ def test_gradients_of_other_bytes_than_recorded_have_no_names(tmp_path):
     for row in run.rows["buckets"]:
         row["parameter_bytes"] = [2 * size for size in row["parameter_bytes"]]
         row["bytes"] *= 2
-    names = gradient_names(reduced(run.build(tmp_path / "run").graph))
+    names = gradient_names(reductions_of(run.build(tmp_path / "run").graph))
     assert all(name.startswith("#") for name in names)
 
 
@@ -39,5 +39,5 @@ def test_gradients_of_two_modules_have_no_names(tmp_path):
     run = with_a_table(ddp_job(SIZES_KB, (1, 3)))
     for row in run.rows["buckets"]:
         row["module"] = row["bucket"]
-    names = gradient_names(reduced(run.build(tmp_path / "run").graph))
+    names = gradient_names(reductions_of(run.build(tmp_path / "run").graph))
     assert all(name.startswith("#") for name in names)

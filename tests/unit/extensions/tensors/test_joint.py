@@ -11,7 +11,7 @@ import pytest
 from dpro.analysis.analysis import Analysis
 from dpro.errors import Unanswerable
 from dpro.extensions.tensors import joint
-from dpro.extensions.tensors.joint import PlanSearch, freeing, make_plan
+from dpro.extensions.tensors.joint import PlanSearch, make_plan, ways_to_free_memory
 from dpro.extensions.tensors.plan_file import read_plan
 from dpro.replay.gradient_passes import MB
 from dpro.replay.whatif.edits.gradients import Bucket
@@ -127,12 +127,12 @@ def test_a_fusion_that_helps_is_part_of_the_plan(tmp_path):
 def test_memory_that_is_short_is_freed_first(tmp_path):
     run = remembered(ddp_job(), free=1 << 30)
     graph = run.build(tmp_path / "run").graph
-    assert freeing(graph, None) == [()]
-    assert freeing(graph, 1e3) == [()]
+    assert ways_to_free_memory(graph, None) == [()]
+    assert ways_to_free_memory(graph, 1e3) == [()]
     with pytest.raises(Unanswerable, match="neither recomputing modules nor half the batch"):
-        freeing(graph, 1e-9)
+        ways_to_free_memory(graph, 1e-9)
     peak = max(joint.peaks_of(graph.run).values())
-    ways = freeing(graph, (peak - 1) / 1e9)
+    ways = ways_to_free_memory(graph, (peak - 1) / 1e9)
     assert ("accumulate", "batch") in [tuple(edit.name for edit in way) for way in ways]
     for way in ways:
         samples = 1.0
@@ -144,7 +144,7 @@ def test_memory_that_is_short_is_freed_first(tmp_path):
 def test_a_run_that_says_nothing_of_memory_is_refused(tmp_path):
     graph = ddp_job().build(tmp_path / "run").graph
     with pytest.raises(Unanswerable, match="record --memory"):
-        freeing(graph, 80.0)
+        ways_to_free_memory(graph, 80.0)
 
 
 def test_half_precision_of_gradients_that_have_few_bits_is_refused(tmp_path):

@@ -18,14 +18,14 @@ from dpro.extensions.tensors.search import (
     Part,
     Replays,
     all_divisions,
-    closes_of,
     ends_of,
+    last_gradients,
     repeated,
     search_division,
     uniform_divisions,
 )
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.graph_ops.reductions import reduced
+from dpro.replay.whatif.graph_ops.reductions import reductions_of
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import baseline_steps
 from tests.ddp import KB, ddp_job, gpu_ddp_job
@@ -110,7 +110,7 @@ def test_half_precision_is_kept_only_where_it_shortens_the_step(tmp_path):
     assert halved.best_ns < 0.98 * plain.best_ns
     by_gradient = {
         number: part.reduce_in
-        for part, first in zip(halved.best, (0, *(end + 1 for end in closes_of(halved.best))))
+        for part, first in zip(halved.best, (0, *(end + 1 for end in last_gradients(halved.best))))
         for number in range(first, part.last + 1)
     }
     assert by_gradient[3] == "bf16"
@@ -120,11 +120,11 @@ def test_half_precision_is_kept_only_where_it_shortens_the_step(tmp_path):
 def test_gradients_of_two_types_are_never_in_one_bucket(tmp_path):
     replays = replays_of(_of_two_types().build(tmp_path / "run").graph)
     search_division(replays)
-    assert all(0 in closes_of(division) for division in replays.steps_ns)
+    assert all(0 in last_gradients(division) for division in replays.steps_ns)
 
 
 def test_passes_that_reduce_other_numbers_of_gradients_are_refused(tmp_path):
-    reductions = reduced(ddp_job((KB, KB, KB), (0, 2)).build(tmp_path / "run").graph)
+    reductions = reductions_of(ddp_job((KB, KB, KB), (0, 2)).build(tmp_path / "run").graph)
     require_equal_passes(reductions)
     first, *others = reductions.passes
     sizes = replace(first.parameters, num_bytes=first.parameters.num_bytes[:-1])
@@ -144,7 +144,7 @@ def test_the_buckets_that_decide_when_a_step_ends_are_found(tmp_path):
 def test_uniform_sizes_that_make_the_same_buckets_are_one(tmp_path):
     graph = ddp_job().build(tmp_path / "run").graph
     sizes = uniform_divisions(replays_of(graph).reductions)
-    assert {closes_of(division): mb for division, mb in sizes.items()} == {
+    assert {last_gradients(division): mb for division, mb in sizes.items()} == {
         (0, 1, 2, 3): 0.25,
         (1, 3): 2.0,
         (3,): 4.0,

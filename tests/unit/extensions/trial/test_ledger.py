@@ -14,9 +14,9 @@ from dpro.extensions.trial.ledger import (
     LedgerEntry,
     Ratio,
     append,
-    held,
     joint_kind,
     ledger_path,
+    mostly_inside,
     read,
     usual_error,
     widened,
@@ -140,8 +140,8 @@ def test_changes_made_together_are_of_one_kind_in_any_order():
 
 def test_tries_of_a_kind_prove_it_where_most_took_as_long_as_was_predicted():
     good, bad = ENTRY, replace(ENTRY, measured=Ratio(1.1, 1.0, 1.2))
-    assert held([good], "bucket:mb")
-    assert held([good, good, bad], "bucket:mb")
+    assert mostly_inside([good], "bucket:mb")
+    assert mostly_inside([good, good, bad], "bucket:mb")
     for entries in ([], [bad], [good, bad], [replace(ENTRY, predicted=None)]):
-        assert not held(entries, "bucket:mb")
-    assert not held([good], "compile")
+        assert not mostly_inside(entries, "bucket:mb")
+    assert not mostly_inside([good], "compile")

@@ -15,13 +15,13 @@ from dpro.detect.findings import Finding
 from dpro.detect.observations import observe
 from dpro.errors import Unanswerable
 from dpro.extensions.watch import deep
-from dpro.extensions.watch.command import _seen
+from dpro.extensions.watch.command import _after_look
 from dpro.extensions.watch.deep import (
     SETTLED_S,
     DeepState,
     DeepWatch,
     DeepWatchPhase,
-    looked,
+    after_look,
     next_state,
     saved_windows,
 )
@@ -55,12 +55,14 @@ def test_a_window_is_looked_at_when_its_calls_have_had_time_to_come():
     again = next_state(settling, 4, 100.0 + 0.9 * SETTLED_S)  # another one is saved: its calls are to come
     assert next_state(again, 4, 100.0 + SETTLED_S).phase is DeepWatchPhase.SETTLING
     looking = next_state(settling, 3, 100.0 + SETTLED_S)
-    assert (looking.phase, looking.looked) == (DeepWatchPhase.LOOKING, 3)
+    assert (looking.phase, looking.after_look) == (DeepWatchPhase.LOOKING, 3)
     assert next_state(looking, 4, 200.0) == looking  # one look at a time
 
 
 def test_a_window_is_looked_at_once_and_looks_take_a_share_of_the_time():
-    state = looked(DeepState(DeepWatchPhase.LOOKING, newest=3, newest_s=100.0, looked=3), 110.0, took_s=5.0)
+    state = after_look(
+        DeepState(DeepWatchPhase.LOOKING, newest=3, newest_s=100.0, after_look=3), 110.0, took_s=5.0
+    )
     assert (state.phase, state.due_s) == (DeepWatchPhase.WAITING, 210.0)
     assert next_state(state, 3, 300.0) == state
     assert next_state(state, 4, 150.0).phase is DeepWatchPhase.SETTLING
@@ -132,7 +134,7 @@ def test_of_windows_as_many_are_looked_at_as_can_be_and_one_that_is_too_large_is
 def test_what_limits_the_job_is_said_when_it_is_known_and_another_one():
     lines: list[str] = []
     life = SimpleNamespace(look=lambda: False, latest=None)
-    seen = _seen(None, life, lines.append)
+    seen = _after_look(None, life, lines.append)
     for kind, limit in (
         ("", ""),
         ("host", "the host (9 launches). 2 ms"),

@@ -14,25 +14,25 @@ from dpro.extensions.watch.hang import (
     LONGER,
     MIN_PATIENCE_S,
     STARTING_S,
+    HangObservation,
     HangState,
     HangWatchPhase,
-    Standstill,
+    after_search,
     may_go_on,
     next_state,
     patience_of,
-    searched,
 )
 
 STUCK = Finding("hang.host", "rank", "1", (1,), 1.0, 0.98, 0.0, ())
 PATIENCE_S = 10.0
 
 
-def still(still_s: float, num_answers: int = 0, is_awaited: bool = False) -> Standstill:
+def still(still_s: float, num_answers: int = 0, is_awaited: bool = False) -> HangObservation:
     """A job whose latest step ended at the time 1000."""
-    return Standstill(1000 + still_s, still_s, PATIENCE_S, num_answers, is_awaited)
+    return HangObservation(1000 + still_s, still_s, PATIENCE_S, num_answers, is_awaited)
 
 
-def after(*looks: Standstill) -> HangState:
+def after(*looks: HangObservation) -> HangState:
     """The state after some looks at a job that moved."""
     state = HangState()
     for seen in looks:
@@ -83,8 +83,8 @@ def test_a_step_ends_whatever_the_watch_does(looks):
 
 
 def test_after_a_search_the_same_job_is_asked_again_when_a_share_of_the_time_has_passed():
-    assert searched(1012.0, took_s=0.1).due_s == 1014.0
-    state = searched(1012.0, took_s=3.0)
+    assert after_search(1012.0, took_s=0.1).due_s == 1014.0
+    state = after_search(1012.0, took_s=3.0)
     assert state == HangState(HangWatchPhase.PATIENT, due_s=1018.0)
     assert next_state(state, still(17.9)) == state
     assert next_state(state, still(18)) == HangState(HangWatchPhase.ASKED, asked_s=1018.0)

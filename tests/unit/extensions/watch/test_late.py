@@ -11,10 +11,10 @@ from dpro.extensions.watch.late import (
     MIN_AGAIN,
     LateState,
     LateWatchPhase,
+    look_since,
     looked,
     next_state,
-    num_again,
-    since_of,
+    num_steps_again,
 )
 
 ASKED = LateState(LateWatchPhase.ASKED, asked_s=100.0, asked_at=8)
@@ -51,10 +51,10 @@ def made(num_steps: int, calls_per_step: int) -> tuple[pl.DataFrame, pl.DataFram
 
 def test_calls_of_fewer_steps_are_looked_at_again_where_there_are_many(monkeypatch):
     steps, calls = made(50, 10)
-    assert num_again(steps, calls) == MAX_AGAIN
-    assert since_of(steps, calls).rows() == [(0, 10_000)]
+    assert num_steps_again(steps, calls) == MAX_AGAIN
+    assert look_since(steps, calls).rows() == [(0, 10_000)]
     monkeypatch.setattr("dpro.extensions.watch.late.MAX_ROWS", 200)
-    assert num_again(steps, calls) == 19
+    assert num_steps_again(steps, calls) == 19
     monkeypatch.setattr("dpro.extensions.watch.late.MAX_ROWS", 10)
-    assert num_again(steps, calls) == MIN_AGAIN
-    assert since_of(steps.clear(), calls).is_empty()
+    assert num_steps_again(steps, calls) == MIN_AGAIN
+    assert look_since(steps.clear(), calls).is_empty()

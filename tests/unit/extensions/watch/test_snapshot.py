@@ -84,7 +84,7 @@ def test_a_host_whose_clock_is_behind_does_not_look_as_if_its_processes_stood_st
 def test_a_process_that_stands_still_is_known_by_its_clock_whatever_that_shows(tmp_path):
     stopped = process(tmp_path, 1, 3, -60, beats=True)
     tails = [process(tmp_path, 0, 4, 0), stopped, process(tmp_path, 2, 4, 0)]
-    stopped.behind_ns = tails[0].behind_ns + 60 * S - 10 * S  # its last second came ten seconds ago
+    stopped.least_age_ns = tails[0].least_age_ns + 60 * S - 10 * S  # its last second came ten seconds ago
     assert "no thread of rank 1 has run since" in found(tails)[2]
 
 

@@ -67,8 +67,8 @@ def test_the_compiled_loop_counts_tuples_as_the_expression_does(opcodes: bytes):
 
 
 def test_a_process_that_has_read_much_loads_the_compiled_loop(monkeypatch):
-    monkeypatch.setattr(plain_pickle, "_looked_at", 0)
-    monkeypatch.setattr(plain_pickle, "_MUCH", 100)
+    monkeypatch.setattr(plain_pickle, "_checked_bytes", 0)
+    monkeypatch.setattr(plain_pickle, "_LOOP_WORTH_BYTES", 100)
     asked = []
     monkeypatch.setattr(plain_pickle, "_loop", lambda: asked.append(True))
     pickled = pickle.dumps(list(range(20)), 2)

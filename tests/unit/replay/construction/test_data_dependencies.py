@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpro.replay.construction.graph_builder import build_graph
-from dpro.replay.fidelity.accuracy import EdgeCounts, count_starts, in_shares
+from dpro.replay.fidelity.accuracy import EdgeCounts, count_starts, evidence_of
 from dpro.replay.graph import EdgeKind, Graph
 from dpro.replay.timeline import replay
 from dpro.schema import DEPENDENCIES
@@ -116,7 +116,7 @@ def test_work_waits_for_the_work_elsewhere_whose_result_it_reads_where_an_execut
     assert seen.edges(EdgeKind.EVENT) == ([("make", "use")] if is_recorded else [])
     late = seen.lasting("make", 1000)
     assert late.start("use") == (1300 if is_recorded else 825)
-    counted = in_shares(count_starts(replay(seen.graph))).edges
+    counted = evidence_of(count_starts(replay(seen.graph))).edges
     event = [each for each in counted if each.kind == "event"]
     assert event == ([EdgeCounts("event", 1, 0)] if is_recorded else [])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.replay.fidelity.accuracy import StreamPairs, count_starts, in_shares, share, unexplained_ns
+from dpro.replay.fidelity.accuracy import StreamPairs, count_starts, evidence_of, share, unexplained_ns
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.replay.timeline import (
     replay,
@@ -183,7 +183,7 @@ def test_what_is_recorded_and_what_inferred_is_decided_by_pair_of_streams(tmp_pa
     event = seen.graph.edges.kind == EdgeKind.EVENT
     assert seen.edges(EdgeKind.EVENT) == [("a", "b"), ("b", "ncclDevKernel")]
     assert seen.graph.edges.inferred[event].tolist() == [False, True]
-    evidence = in_shares(count_starts(replay(seen.graph)))
+    evidence = evidence_of(count_starts(replay(seen.graph)))
     assert evidence.stream_pairs == StreamPairs(1, 1)
     assert seen.lasting("b", 100).start("ncclDevKernel") == seen.start("ncclDevKernel") + 100
 
@@ -227,7 +227,7 @@ def test_work_that_waits_for_room_starts_when_kernels_of_that_sort_leave_room_ho
     seen = Seen(built.graph)
     assert seen.edges(EdgeKind.CONTENTION) == [("two waves", "other")] * 3
     assert [seen.start("other", rank) for rank in range(3)] == [2006] * 3
-    evidence = in_shares(count_starts(seen.timeline)).starts
+    evidence = evidence_of(count_starts(seen.timeline)).starts
     assert (evidence.inferred, evidence.fitted, evidence.anchored) == (0.5, 0, 0)
     assert seen.lasting("two waves", 500, rank=1).start("other", rank=1) == 2506
 
@@ -237,7 +237,7 @@ def test_work_that_waits_for_a_kernel_seen_too_seldom_is_fitted_and_said_to_be(t
     _crowded(run, 0, 0, 2600)
     seen = Seen(run.build(tmp_path / "r").graph)
     assert seen.start("other") == 2006
-    evidence = in_shares(count_starts(seen.timeline)).starts
+    evidence = evidence_of(count_starts(seen.timeline)).starts
     assert (evidence.inferred, evidence.fitted) == (0, 0.5)
 
 

@@ -29,7 +29,7 @@ from dpro.replay.construction.recording_cost import (
     find_recording_cost,
     profiler_of,
 )
-from dpro.replay.graph import CPU_KINDS, Graph, is_of
+from dpro.replay.graph import CPU_KINDS, Graph, is_one_of
 from dpro.replay.steps import steps_of
 from dpro.replay.timeline import replay, step_ends, step_lengths
 from dpro.schema import STEPS
@@ -217,7 +217,7 @@ def test_no_work_becomes_negative_and_no_more_is_taken_than_asked_for(lengths, s
     assert (left <= graph.nodes.duration).all()
     taken = float((graph.nodes.duration - left).sum())
     assert taken <= scale * work.prior.sum() + work.node.size
-    untouched = ~is_of(graph.nodes.kind, CPU_KINDS)
+    untouched = ~is_one_of(graph.nodes.kind, CPU_KINDS)
     assert (left[untouched] == graph.nodes.duration[untouched]).all()
 
 

@@ -13,14 +13,14 @@ from dpro.replay.fidelity.accuracy import (
     count_starts,
     counted,
     counted_starts,
-    in_shares,
+    evidence_of,
     judged_starts,
+    min_share_from_trace,
     rank_errors,
     rank_start_errors,
     start_errors,
     start_misses,
     step_errors,
-    surely_taken,
 )
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.replay.timeline import (
@@ -50,7 +50,9 @@ KERNELS = [int(NodeKind.KERNEL)] * 4
 )
 def test_of_few_starts_the_share_that_is_taken_from_the_trace_is_not_known_to_be_large(taken, of, least):
     set_by = np.array([of - taken, 0, taken, 0])
-    assert surely_taken(StartCounts(np.zeros(2), np.zeros(2), set_by)) == pytest.approx(least, rel=0.01)
+    assert min_share_from_trace(StartCounts(np.zeros(2), np.zeros(2), set_by)) == pytest.approx(
+        least, rel=0.01
+    )
 
 
 def test_errors_of_starts_are_how_far_the_replay_is_from_the_trace():
@@ -130,14 +132,14 @@ def test_starts_are_counted_by_what_set_them(tmp_path):
     run.call(10, 20, 2)
     run.kernel("k2", 101, 140, 2, stream=8)  # nothing else explains 101 than the end of k1
     run.kernel("k4", 5, 12, stream=9)
-    evidence = in_shares(count_starts(replay(run.build(tmp_path).graph))).starts
+    evidence = evidence_of(count_starts(replay(run.build(tmp_path).graph))).starts
     assert (evidence.derived, evidence.inferred, evidence.anchored) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
 
 
 @pytest.mark.parametrize("job", [cpu_job, gpu_job])
 def test_edges_are_counted_by_kind_and_evidence(job, tmp_path):
     graph = job().build(tmp_path).graph
-    edges = in_shares(count_starts(replay(graph))).edges
+    edges = evidence_of(count_starts(replay(graph))).edges
     for row in edges:
         mine = graph.edges.kind == EdgeKind[row.kind.upper()]
         assert row.inferred == graph.edges.inferred[mine].sum()

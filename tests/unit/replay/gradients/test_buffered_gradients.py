@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
-from dpro.replay.gradient_buckets import Buffers, buffers_of, gradient_moments, gradient_passes, turns_of
+from dpro.replay.gradient_buckets import Buffers, buffers_of, calls_by_pass, gradient_moments, gradient_passes
 from dpro.replay.whatif.graph_ops.reductions import closing
 from dpro.schema import BUCKETS
 from tests.builders import TinyRun
@@ -59,12 +59,12 @@ def test_a_pass_with_other_gradients_than_recorded_is_refused():
 
 def test_passes_are_the_recorded_buffers_one_after_the_other():
     twice = pl.concat([calls((1, 2, 24), (3, 4, 16)), calls((5, 6, 24), (7, 8, 16))])
-    assert [turn["start_ns"].to_list() for turn in turns_of(twice, IN_BACKWARD)] == [[1, 3], [5, 7]]
+    assert [turn["start_ns"].to_list() for turn in calls_by_pass(twice, IN_BACKWARD)] == [[1, 3], [5, 7]]
     half = calls((1, 2, 12), (3, 4, 8))  # the same in another type
-    assert len(turns_of(half, IN_BACKWARD)) == 1
+    assert len(calls_by_pass(half, IN_BACKWARD)) == 1
     for other in (calls((1, 2, 16), (3, 4, 24)), calls((1, 2, 24))):
         with pytest.raises(Unanswerable, match="do not match the recorded buffers"):
-            turns_of(other, IN_BACKWARD)
+            calls_by_pass(other, IN_BACKWARD)
 
 
 def bucket(number, source, module=0):
@@ -105,8 +105,8 @@ def test_passes_of_a_job_are_those_that_a_ddp_job_of_the_same_buckets_has(tmp_pa
         assert ours.parameters.num_bytes.tolist() == theirs.parameters.num_bytes.tolist()
         assert ours.closes.tolist() == theirs.closes.tolist()
         assert ours.transfer.tolist() == theirs.transfer.tolist()
-        assert ours.parameters.is_update_shared_out
-        assert not theirs.parameters.is_update_shared_out
+        assert ours.parameters.is_update_sharded
+        assert not theirs.parameters.is_update_sharded
 
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=40), st.integers(1, 256))

@@ -15,7 +15,15 @@ from dpro.replay.graph import Graph
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.registry import parse_edit
-from dpro.replay.whatif.search import MIN_GAIN, NEAR, EditSets, best_pair, bounds_of, candidates, goes_with
+from dpro.replay.whatif.search import (
+    EQUAL_SHARE,
+    MIN_GAIN,
+    EditSets,
+    best_pair,
+    bounds_of,
+    can_combine,
+    candidates,
+)
 from tests.unit.replay.whatif.test_every_edit import NAMES, TABLES, job  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # of durations that are no numbers
@@ -35,7 +43,7 @@ def _sets(graph: Graph, edits: Sequence[Edit]) -> tuple[EditSets, list[Edit]]:
 def _left(tried: EditSets, edits: Sequence[Edit]) -> float:
     """The least that is left by one of the edits, or by two."""
     sets = [[edit] for edit in edits]
-    sets += [list(pair) for pair in combinations(edits, 2) if goes_with(pair[1], [pair[0]])]
+    sets += [list(pair) for pair in combinations(edits, 2) if can_combine(pair[1], [pair[0]])]
     gains = [gain for each in sets if (gain := tried.together(each)) is not None]
     return tried.facts.base_ns - max(gains, default=0.0)
 
@@ -53,7 +61,7 @@ def _found(graph: Graph, edits: Sequence[Edit]) -> tuple[float, float]:
 @given(st.sampled_from(NAMES), st.lists(st.sampled_from(TEXTS), min_size=3, max_size=7, unique=True))
 def test_no_pair_leaves_less_than_the_one_that_is_found(job, name, texts):  # noqa: F811
     found, least = _found(job(name), [parse_edit(text) for text in texts])
-    assert found <= least / (1 - NEAR) ** 2 + 1
+    assert found <= least / (1 - EQUAL_SHARE) ** 2 + 1
 
 
 @pytest.mark.slow
@@ -61,11 +69,11 @@ def test_no_pair_leaves_less_than_the_one_that_is_found(job, name, texts):  # no
 @given(st.sampled_from(NAMES), st.lists(st.sampled_from(TEXTS), min_size=3, max_size=9, unique=True))
 def test_no_pair_of_many_leaves_less_than_the_one_that_is_found(job, name, texts):  # noqa: F811
     found, least = _found(job(name), [parse_edit(text) for text in texts])
-    assert found <= least / (1 - NEAR) ** 2 + 1
+    assert found <= least / (1 - EQUAL_SHARE) ** 2 + 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_of_all_candidates_of_a_job_no_pair_leaves_less_than_the_one_that_is_found(job, name):  # noqa: F811
     found, least = _found(job(name), candidates(facts_of(job(name)))[0])
-    assert found <= least / (1 - NEAR) ** 2 + 1
+    assert found <= least / (1 - EQUAL_SHARE) ** 2 + 1

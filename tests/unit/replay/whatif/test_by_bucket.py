@@ -9,7 +9,7 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.whatif.choices import Codec, choose, codec_of
 from dpro.replay.whatif.edits.gradients import Compress
 from dpro.replay.whatif.facts import facts_of
-from dpro.replay.whatif.graph_ops.reductions import reduced
+from dpro.replay.whatif.graph_ops.reductions import reductions_of
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 from tests.ddp import KB, ddp_job
@@ -37,7 +37,7 @@ def graph_of(folder, measured, sizes=SIZES):
 
 
 def codecs(graph, budget):
-    return [each.option.codec for each in choose(reduced(graph), budget)]
+    return [each.option.codec for each in choose(reductions_of(graph), budget)]
 
 
 def test_only_the_bucket_that_the_step_waits_for_is_compressed(tmp_path):

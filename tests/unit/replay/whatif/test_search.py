@@ -24,13 +24,13 @@ from dpro.replay.whatif.facts import MAX_RANKS, facts_of
 from dpro.replay.whatif.predict import Prediction, Refusal, ranked
 from dpro.replay.whatif.registry import EDITS, parse_edit
 from dpro.replay.whatif.search import (
-    ADDS,
     MIN_GAIN,
+    MIN_MARGINAL_GAIN,
     EditSets,
     bounds_of,
+    can_combine,
     candidates,
     explore,
-    goes_with,
     in_order,
     replayed_gains,
 )
@@ -72,7 +72,7 @@ def test_search_finds_the_best_of_all_pairs_of_candidates(job):
     facts = facts_of(graph)
     bounds, _ = bounds_of(facts, candidates(facts)[0])
     advice = [edit for edit in bounds if edit.is_advice]
-    pairs = [in_order(pair) for pair in combinations(advice, 2) if goes_with(pair[1], [pair[0]])]
+    pairs = [in_order(pair) for pair in combinations(advice, 2) if can_combine(pair[1], [pair[0]])]
     best = max(speedup(facts, pair) for pair in [*pairs, *([edit] for edit in advice)])
     found = max(speedup(facts, each.edits) for each in search(graph, trust)[0] if each.is_advice)
     assert found >= best / (1 + WITHIN_PCT / 100)
@@ -118,7 +118,7 @@ def test_no_edit_of_a_real_job_gains_more_than_its_bound_and_the_best_go_togethe
     advice = [each for each in search(graph, trust)[0] if each.is_advice and each.proven]
     several = [each.gain_ns for each in advice if len(each.edits) > 1]
     alone = max(each.gain_ns for each in advice if len(each.edits) == 1)
-    assert not several or max(several) > alone + ADDS * facts.base_ns
+    assert not several or max(several) > alone + MIN_MARGINAL_GAIN * facts.base_ns
 
 
 def test_search_is_the_same_each_time(job):

@@ -14,7 +14,7 @@ from dpro.collectors.inside.apply.probes import (  # noqa: E402  # noqa: E402  #
     PRECISIONS,
     STEPS,
     _Bucket,
-    rounded,
+    round_to,
     traces,
 )
 
@@ -109,9 +109,9 @@ def test_the_trace_of_a_full_hessian_is_found_on_average():
 
 def test_rounding_keeps_what_the_precision_can_hold():
     weight = torch.tensor([[1.0, -0.5, 127.0], [0.01, 0.02, 1.27]])
-    assert torch.allclose(rounded(weight, "int8"), torch.tensor([[1.0, 0.0, 127.0], [0.01, 0.02, 1.27]]))
-    assert torch.equal(rounded(torch.tensor([[448.0, 1.0, 1.06]]), "fp8"), torch.tensor([[448.0, 1.0, 1.0]]))
-    assert torch.equal(rounded(torch.tensor([[1 + 2**-9, 2.0]]), "bf16"), torch.tensor([[1.0, 2.0]]))
+    assert torch.allclose(round_to(weight, "int8"), torch.tensor([[1.0, 0.0, 127.0], [0.01, 0.02, 1.27]]))
+    assert torch.equal(round_to(torch.tensor([[448.0, 1.0, 1.06]]), "fp8"), torch.tensor([[448.0, 1.0, 1.0]]))
+    assert torch.equal(round_to(torch.tensor([[1 + 2**-9, 2.0]]), "bf16"), torch.tensor([[1.0, 2.0]]))
 
 
 class Net(torch.nn.Module):

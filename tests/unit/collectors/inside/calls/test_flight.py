@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dpro.collectors.inside.calls.flight import last_record, shortened
+from dpro.collectors.inside.calls.flight import last_record, shorten_dump
 
 
 def dump(first: int, last: int, unfinished: int = -1) -> bytes:
@@ -23,7 +23,7 @@ def dump(first: int, last: int, unfinished: int = -1) -> bytes:
 
 
 def shown(content: bytes, last: int) -> list[int]:
-    document = json.loads(shortened(content, last))
+    document = json.loads(shorten_dump(content, last))
     assert document["pg_config"] == {"0": {"name": "0"}}
     return [entry["record_id"] for entry in document["entries"]]
 
@@ -43,7 +43,7 @@ def test_what_is_unfinished_is_shown_however_old_with_all_that_follows():
 
 def test_a_dump_that_is_not_as_usual_is_shown_as_it_is():
     for content in (b"{}", dump(3, 2)):
-        assert shortened(content, 5) == content
+        assert shorten_dump(content, 5) == content
 
 
 def pickled(content: bytes) -> bytes:

@@ -9,22 +9,22 @@ import sys
 import pytest
 
 from dpro.collectors.inside import kernel
-from dpro.collectors.inside.kernel import lives, name_of
+from dpro.collectors.inside.kernel import is_alive, process_identity
 
 
 def test_process_lives_until_it_has_ended_whoever_has_its_pid_then():
     child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    named = name_of(child.pid)
-    assert lives(named)
-    assert lives(named | {"start_ticks": named["start_ticks"] - 1}) is False
+    named = process_identity(child.pid)
+    assert is_alive(named)
+    assert is_alive(named | {"start_ticks": named["start_ticks"] - 1}) is False
     child.communicate()
-    assert lives(named) is False
-    assert lives(named | {"start_ticks": -1}) is False
+    assert is_alive(named) is False
+    assert is_alive(named | {"start_ticks": -1}) is False
 
 
 @pytest.mark.parametrize("facts", [{}, {"clock": "another boot"}])
 def test_process_of_another_host_cannot_be_seen(facts):
-    assert lives({"pid": os.getpid(), "start_ticks": 1} | facts) is None
+    assert is_alive({"pid": os.getpid(), "start_ticks": 1} | facts) is None
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare")
@@ -42,9 +42,9 @@ def test_process_in_a_container_is_seen_from_its_host_and_not_from_within_anothe
         pytest.skip("no namespace of pids can be made here")
     named = json.loads(line)
     if kernel.pid_namespace() == kernel.ALL_PROCESSES:
-        assert lives(named)
+        assert is_alive(named)
     monkeypatch.setattr(kernel, "ALL_PROCESSES", "another")
-    assert lives(named) is None
+    assert is_alive(named) is None
     monkeypatch.undo()
     container.communicate()
-    assert not lives(named)
+    assert not is_alive(named)

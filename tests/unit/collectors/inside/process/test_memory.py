@@ -215,6 +215,6 @@ def test_what_a_method_frees_once_it_has_caught_the_error_is_freed_and_its_own_l
 
 
 def test_a_module_whose_parameters_raise_costs_what_holds_the_memory_and_not_the_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "filled", lambda device: {}[device])
+    monkeypatch.setattr(memory, "describe_memory", lambda device: {}[device])
     (row,) = refused_in(Refusing(), Process(tmp_path))
     assert (row["module"], row["kinds"], row["allocated_bytes"]) == ("Refusing", [], 60 << 30)

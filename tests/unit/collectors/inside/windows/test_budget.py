@@ -10,8 +10,8 @@ import pytest
 from dpro.collectors.inside.budget import (
     BLOCK,
     GUESSED_NS,
-    LASTING,
     MIN_BEFORE,
+    MIN_SLOW_BLOCKS,
     REMEMBERED,
     SETTLED,
     WARM_UP,
@@ -66,7 +66,7 @@ def test_one_more_waits_for_as_long_as_it_is_not_affordable():
 
 def test_none_is_ever_paid_where_windows_have_stopped():
     budget = after_a_window(before=REMEMBERED + WARM_UP)
-    assert [change.stops for _, change in steps(budget, BLOCK * (LASTING + 1), 200)] == [True]
+    assert [change.stops for _, change in steps(budget, BLOCK * (MIN_SLOW_BLOCKS + 1), 200)] == [True]
     assert budget.wait_ns(10**9) is None
 
 
@@ -150,7 +150,7 @@ def test_step_of_a_host_that_runs_ahead_of_its_device_is_the_mean_over_its_waits
     hurried = [10, 10, 10, 10, 10, 10, 10, 10, 10, 410]
     for duration in [90_000] * WARM_UP + hurried * 5:
         budget.step(duration)
-    assert (budget.step_ns, budget.hurried_ns) == (50, 10)
+    assert (budget.step_ns, budget.median_step_ns) == (50, 10)
     window(budget, 2000, [50], 50)
     for duration in hurried * (SETTLED // 10):
         budget.step(duration)
@@ -169,7 +169,7 @@ def test_same_waits_of_a_host_that_runs_ahead_are_no_lasting_cost():
 
 def test_steps_that_stay_slower_end_automatic_windows_and_that_is_said_once():
     budget = after_a_window(own=0, inside=(100, 100), after=100, before=WARM_UP + REMEMBERED)
-    slow = LASTING * BLOCK
+    slow = MIN_SLOW_BLOCKS * BLOCK
     elapsed = (WARM_UP + REMEMBERED + 3) * 100 + slow * 127
     assert steps(budget, 20_000, 127) == [
         (slow, WindowsChange(True, slow * 27, elapsed, pytest.approx(0.27)))
@@ -179,7 +179,7 @@ def test_steps_that_stay_slower_end_automatic_windows_and_that_is_said_once():
 
 def test_slow_spell_that_ends_is_paid_for_and_then_windows_go_on():
     budget = after_a_window(0, (100, 100), 100, share=0.1, before=WARM_UP + REMEMBERED)
-    assert LASTING * BLOCK == 200
+    assert MIN_SLOW_BLOCKS * BLOCK == 200
     elapsed = (WARM_UP + REMEMBERED + 3) * 100 + 200 * 150
     assert elapsed == 35_600
     assert steps(budget, 200, 150) == [(200, WindowsChange(True, 10_000, elapsed, 0.5))]
@@ -202,7 +202,7 @@ def test_steps_that_became_faster_pay_for_nothing():
     steps(budget, 1000, 50)
     [(_, change)] = steps(budget, 1000, 200)
     window_cost = 3 * (100 - (40 * 100 + SETTLED * 50) // REMEMBERED)
-    assert change.spent_ns == window_cost + LASTING * BLOCK * 100
+    assert change.spent_ns == window_cost + MIN_SLOW_BLOCKS * BLOCK * 100
 
 
 @pytest.mark.parametrize("known", [MIN_BEFORE - 1, MIN_BEFORE])
@@ -302,7 +302,7 @@ def test_exactly_one_automatic_window_where_its_cost_never_ends(lasting, seed):
     assert found.windows == [60]
     [(step, change)] = found.changes
     assert change.stops
-    assert 60 + LASTING * BLOCK <= step < 1000
+    assert 60 + MIN_SLOW_BLOCKS * BLOCK <= step < 1000
     assert change.longer == pytest.approx(lasting, abs=0.2)
 
 
@@ -350,7 +350,7 @@ def test_slow_spell_of_a_job_that_varies_delays_windows():
     assert plain.changes == []
     assert [change.stops for _, change in slowed.changes] == [True, False]
     (stop, _), (resume, _) = slowed.changes
-    assert 2000 + (LASTING - 1) * BLOCK <= stop < 2500 + BLOCK
+    assert 2000 + (MIN_SLOW_BLOCKS - 1) * BLOCK <= stop < 2500 + BLOCK
     assert resume > 2500
     assert not [each for each in slowed.windows if stop + 5 < each < resume]
     assert max(slowed.windows) > 19_000

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
 from dpro.extensions.fabric.fabrics import FabricSize, fat_tree
-from dpro.extensions.fabric.planning import evenly_split, planned
+from dpro.extensions.fabric.planning import evenly_split, plan_paths
 from dpro.replay.cost.fabric.flows import Flows, Load, flows_of, loaded, sprayed
 from dpro.replay.cost.fabric.network import SWITCH, Fabric, Routes, fabric_of, hashed, routes_of
 from dpro.topology.file import HostEntry, TopologyFile
@@ -91,7 +91,7 @@ def test_planned_paths_of_a_permutation_meet_nowhere(order: list[int]) -> None:
     """As many spines as a leaf has hosts: one path for each flow reaches what spraying does (2407.00550)."""
     fabric, routes = _made(hosts=16, gpus=1)
     flows = _pairs(fabric, order)
-    plan = planned(flows, routes, fabric.gbps)
+    plan = plan_paths(flows, routes, fabric.gbps)
     assert _fullest(fabric, loaded(flows, routes, plan.choice())) <= 1.0
     assert _fullest(fabric, sprayed(flows, routes)) <= 1.0
 
@@ -102,7 +102,7 @@ def test_planned_paths_are_as_good_as_spraying_but_for_rounding(data: st.DataObj
     fabric, routes = _made(hosts=8, gpus=2)
     to = data.draw(st.lists(st.integers(0, 15), min_size=16, max_size=16))
     flows = _pairs(fabric, to)
-    plan = planned(flows, routes, fabric.gbps)
+    plan = plan_paths(flows, routes, fabric.gbps)
     ideal = _fullest(fabric, sprayed(flows, routes))
     assert _fullest(fabric, loaded(flows, routes, plan.choice())) <= np.ceil(ideal - 1e-9)
 
@@ -140,7 +140,7 @@ def test_a_plan_around_a_failed_cable_uses_all_that_are_left() -> None:
     routes = routes_of(fabric, np.array(up[:1]))
     gpus = [gpu for own in fabric.gpus for gpu in own]
     flows = flows_of(fabric, [[gpus[at], gpus[at + 8]] for at in range(8)], ["send"] * 8)
-    load = loaded(flows, routes, planned(flows, routes, fabric.gbps).choice())
+    load = loaded(flows, routes, plan_paths(flows, routes, fabric.gbps).choice())
     carried = np.bincount(load.links, load.share, fabric.source.size)
     ups = [link for link in range(carried.size) if fabric.link_name(link).startswith("leaf0 > spine")]
     assert sorted(carried[ups].tolist()) == [0, 1, 1, 1, 1, 1, 1, 2]
@@ -150,7 +150,7 @@ def test_planned_paths_avoid_most_of_what_hashes_collide_in_three_tiers() -> Non
     fabric = fabric_of(fat_tree(FabricSize(16, gpus=1, nics=1, ports=4)))
     routes = routes_of(fabric)
     flows = _pairs(fabric, [(at + 8) % 16 for at in range(16)])
-    plan = planned(flows, routes, fabric.gbps)
+    plan = plan_paths(flows, routes, fabric.gbps)
     chosen = _fullest(fabric, loaded(flows, routes, plan.choice()))
     by_hash = [_fullest(fabric, loaded(flows, routes, hashed(flows.key, seed))) for seed in range(20)]
     assert chosen <= 2 < np.mean(by_hash)

@@ -19,7 +19,7 @@ from dpro.replay.whatif.graph_ops.divisions import (
     reductions_end,
     sizes_worth_replaying,
 )
-from dpro.replay.whatif.graph_ops.reductions import reduced
+from dpro.replay.whatif.graph_ops.reductions import reductions_of
 from dpro.replay.whatif.registry import parse_edit
 from tests.ddp import ddp_job
 
@@ -86,7 +86,7 @@ def test_the_best_size_by_replay_is_among_those_that_are_left(
     assume(speed * 30 + latency < layer * (count - 1))
     run = ddp_job(sizes, (0, count - 1), layer=layer, latency=latency, us_per_kb=speed, num_steps=3)
     graph = run.build(tmp_path_factory.mktemp("sizes") / "run").graph
-    left = sizes_worth_replaying(reduced(graph))
+    left = sizes_worth_replaying(reductions_of(graph))
     assert 1 <= len(left) <= MAX_SIZES
     ends = {mb: int(replay(parse_edit(f"bucket:mb={mb}").apply(graph)).end.max()) for mb in SIZES_MB}
     assert min(ends[mb] for mb in left) <= 1.02 * min(ends.values())
@@ -94,4 +94,4 @@ def test_the_best_size_by_replay_is_among_those_that_are_left(
 
 def test_without_latency_the_smallest_are_as_good_as_any(tmp_path):
     graph = ddp_job().build(tmp_path / "run").graph
-    assert sizes_worth_replaying(reduced(graph))[0] == pytest.approx(min(SIZES_MB))
+    assert sizes_worth_replaying(reductions_of(graph))[0] == pytest.approx(min(SIZES_MB))

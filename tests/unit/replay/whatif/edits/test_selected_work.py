@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.edits.selected_work import Remove, Replace, Scale, lasting, times_without
+from dpro.replay.whatif.edits.selected_work import Remove, Replace, Scale, durations_per_span, times_without
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, messages_fitting
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import COMM, US, Seen, TinyRun, cpu_job, gpu_job, tiny_graph
@@ -155,7 +155,7 @@ def test_spans_that_last_as_long_as_they_do_are_left_alone(durations):
     for span in (0, 1):
         mask = graph.nodes.span == span
         total = graph.nodes.duration[mask].sum()
-        assert (lasting(graph, mask, float(total)) == graph.nodes.duration).all()
+        assert (durations_per_span(graph, mask, float(total)) == graph.nodes.duration).all()
 
 
 def test_a_kernel_replaced_by_one_as_long_changes_nothing(gpu):

@@ -9,7 +9,7 @@ import pytest
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.whatif.edits.synchronisation import reduced_in_vain
+from dpro.replay.whatif.edits.synchronisation import redundant_reductions
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import WORKER, TinyRun, cpu_job
 from tests.ddp import ACCUMULATE, ddp_job
@@ -156,12 +156,12 @@ def test_gradients_of_an_update_are_reduced_in_its_last_pass(tmp_path: Path):
 )
 def test_gradients_that_are_reduced_once_are_left_alone(tmp_path: Path, job):
     with pytest.raises(Unanswerable, match="gradients are reduced once in each update"):
-        reduced_in_vain(accumulated(**job).build(tmp_path / "run").graph)
+        redundant_reductions(accumulated(**job).build(tmp_path / "run").graph)
 
 
 def test_two_modules_that_each_reduce_twice_could_once(tmp_path: Path):
     graph = accumulated(4, modules=2).build(tmp_path / "run").graph
-    vain = reduced_in_vain(graph) & (graph.nodes.kind == NodeKind.TRANSFER)
+    vain = redundant_reductions(graph) & (graph.nodes.kind == NodeKind.TRANSFER)
     assert vain.sum() == 2 * 2 * 3  # passes, ranks, steps
 
 
@@ -180,7 +180,7 @@ def test_what_is_reduced_tensor_by_tensor_behind_backward_is_one_pass(tmp_path: 
             )  # as a forward operator
         run.step(step, at, at + 5000, rank)
     with pytest.raises(Unanswerable, match="once in each update"):
-        reduced_in_vain(run.build(tmp_path / "run").graph)
+        redundant_reductions(run.build(tmp_path / "run").graph)
 
 
 def test_a_job_without_fsdp_is_refused(tmp_path: Path):

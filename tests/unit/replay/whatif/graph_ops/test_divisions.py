@@ -16,7 +16,7 @@ from dpro.replay.whatif.graph_ops.divisions import (
     gradients_of,
     reductions_end,
 )
-from dpro.replay.whatif.graph_ops.reductions import reduced
+from dpro.replay.whatif.graph_ops.reductions import reductions_of
 from tests.ddp import KB, ddp_job, gpu_ddp_job
 
 parts = st.lists(st.tuples(st.integers(0, 100), st.integers(1, 100)), min_size=1, max_size=7)
@@ -76,7 +76,7 @@ def test_on_one_worker_no_buckets_of_others_than_neighbours_end_earlier(parts, l
 
 def test_gradients_are_ready_on_the_last_rank_and_without_the_calls_that_were_recorded(tmp_path):
     graph = ddp_job((KB,) * 3, (0, 1, 2), late=500, call=40, latency=5).build(tmp_path / "run").graph
-    gradients = gradients_of(reduced(graph))
+    gradients = gradients_of(reductions_of(graph))
     first, second, third = gradients.ready.tolist()
     assert second - first == pytest.approx(1e6, rel=0.01)
     assert third - second == pytest.approx(1e6, rel=0.01)
@@ -85,6 +85,6 @@ def test_gradients_are_ready_on_the_last_rank_and_without_the_calls_that_were_re
 
 
 def test_on_gpus_gradients_are_ready_when_their_kernels_end(tmp_path):
-    gradients = gradients_of(reduced(gpu_ddp_job((0, 1, 2, 3)).build(tmp_path / "run").graph))
+    gradients = gradients_of(reductions_of(gpu_ddp_job((0, 1, 2, 3)).build(tmp_path / "run").graph))
     assert np.diff(gradients.ready) == pytest.approx([1e6] * 3, rel=0.01)
     assert gradients.call_ns == 0

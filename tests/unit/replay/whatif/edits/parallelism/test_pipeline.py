@@ -16,7 +16,7 @@ from dpro.replay.pipeline.schedules import FORWARD, HALF, SCHEDULES, looped, tab
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.edits.pipeline import Pipeline, computes, shape_of, slowness
 from dpro.replay.whatif.facts import facts_of
-from dpro.replay.whatif.graph_ops.rebuilt import Wanted, rebuild
+from dpro.replay.whatif.graph_ops.rebuilt import RebuildPlan, rebuild
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import candidates
 from tests.builders import cpu_job
@@ -180,7 +180,9 @@ def _rebuilt(graph: Graph, schedule: str) -> Graph:
     rows = computes(graph)
     shape = shape_of(rows)
     orders = SCHEDULES[schedule].orders(shape.stages, shape.batches, shape.chunks)
-    return rebuild(graph, rows, slowness(graph), Wanted(table_of(orders, looped), HALF, lambda work: work))
+    return rebuild(
+        graph, rows, slowness(graph), RebuildPlan(table_of(orders, looped), HALF, lambda work: work)
+    )
 
 
 @pytest.mark.parametrize(("file", "schedule", "bar"), REAL)
