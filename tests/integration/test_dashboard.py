@@ -256,7 +256,10 @@ def test_what_is_of_the_whole_run_says_so_and_stays_while_steps_are_selected_and
     wait(browser, "return location.search.includes('steps=31')")
     settle(browser)
     assert browser.execute_script(notes) == 4  # in short, what was found, what to try, how far to believe it
-    wait(browser, "return document.querySelector('#verdict-run').innerText.includes('one step was marked')")
+    wait(
+        browser,
+        "return document.querySelector('#verdict-run').innerText.includes('only one step was recorded')",
+    )
     assert browser.execute_script("return document.querySelector('#verdict-findings .card').dataset.kept")
     browser.find_element("link text", "what if").click()
     wait(browser, "return new URLSearchParams(location.search).get('edit') === 'heal:rank=1'")
@@ -499,7 +502,7 @@ def test_a_browser_that_is_led_in_sees_the_run_and_keeps_no_token_in_its_address
         assert browser.execute_script("return document.cookie") == ""  # out of reach of scripts
         browser.delete_all_cookies()
         browser.get(address.partition("?")[0])
-        assert "not for you" in browser.find_element("css selector", "body").text
+        assert "access denied" in browser.find_element("css selector", "body").text
     finally:
         server.shutdown()
         server.server_close()

@@ -114,5 +114,5 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path):
 def test_a_loop_of_links_is_a_path_like_another(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     refuse_undecodable(tmp_path / "loop" / "run")
-    with pytest.raises(InputError, match="not UTF-8"):
+    with pytest.raises(InputError, match="must be UTF-8"):
         refuse_undecodable(tmp_path / "loop" / "run\udcff")

@@ -100,7 +100,7 @@ def test_commands_take_a_layout():
     asked = ("whatif", SAMPLE, "-e", "accumulate:steps=2")
     assert "not answered" not in answer(*asked)
     assert "no reduction in the run is between data-parallel ranks" in answer(*asked, "--layout", "tp=2")
-    with pytest.raises(UsageError, match="micro_batch is no axis"):
+    with pytest.raises(UsageError, match="micro_batch is not an axis"):
         answer("explain", SAMPLE, "--layout", "micro_batch=2")
 
 
