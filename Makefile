@@ -117,7 +117,7 @@ MUTATION_SAMPLE ?= 0
 mutation: $(VENV)/mutation.stamp  ## change the code a little: do the tests notice? (slow)
 	$(BIN)/python -m tests.mutation --sample $(MUTATION_SAMPLE)
 
-lock: $(VENV)/dev.stamp  ## resolve the development environment anew, and pin it in constraints.txt
+lock: $(VENV)/dev.stamp  ## resolve the development environment again, and pin it in constraints.txt
 	$(PYTHON) -m venv --clear build/lock
 	build/lock/bin/python -m pip install -qq --disable-pip-version-check $(TORCH_FROM) -e '.[dev,docs,mutation]' torch
 	{ grep '^#' constraints.txt; build/lock/bin/python -m pip freeze --exclude-editable | \

@@ -1,4 +1,4 @@
-"""Commands as a shell runs them, in this process: importing dpro anew takes longer than most of them do."""
+"""Commands as a shell runs them, in this process: importing dpro again takes longer than most of them do."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _copied_code(kept: Path, to: Path) -> None:
 
 @pytest.fixture(scope="session")
 def make_cache() -> Callable[[Path], Path]:
-    """Makes a cache without imports and graphs, but with machine code of loops, else compiled anew."""
+    """Makes a cache without imports and graphs, but with machine code of loops, else compiled again."""
 
     def make(cache: Path) -> Path:
         _copied_code(Path(os.environ["DPRO_CACHE"]) / "loops", cache / "loops")

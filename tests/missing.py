@@ -1,4 +1,4 @@
-"""A library that is not installed, as long as a test runs; modules of dpro are imported anew without it."""
+"""A library that is not installed, as long as a test runs; modules of dpro are imported again without it."""
 
 from __future__ import annotations
 

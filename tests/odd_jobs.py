@@ -46,7 +46,7 @@ def state():
     """What training led to, and whether anybody else drew random numbers."""
     weights = [p.detach().tolist() for p in model.parameters()]
     drawn = [torch.get_rng_state().tolist()]
-    if os.getpid() == started:  # Python seeds it anew in each child
+    if os.getpid() == started:  # Python seeds it again in each child
         drawn.append(random.getstate())
     say("weights", digest(weights), "random", digest(drawn))
 

@@ -70,7 +70,7 @@ def small_jobs(train: Path, data: Path) -> dict[str, Any]:
     parts = {" -> ".join(pair): part for pair, part in pairs.items() if part is not None}
     note = "learned from jobs of other configurations" if parts else "no job on two machines of the chain"
     if sheets := [name for name, part in parts.items() if not part.learned]:
-        note += f"; {', '.join(sheets)} from the sheets, for want of jobs on both"
+        note += f"; {', '.join(sheets)} from the sheets, for lack of jobs on both"
     return _figures(list(parts.values()), note)
 
 

@@ -167,7 +167,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--bucket-mb", type=float, default=25.0, help="0 for DDP's own")
     parser.add_argument("--outputs", type=int, default=0, help="tokens of a GPT, classes of a ResNet")
     parser.add_argument("--optimizer", default="sgd", choices=("sgd", "adamw"))
-    parser.add_argument("--objects", type=int, default=0, help="Python objects that each step makes anew")
+    parser.add_argument("--objects", type=int, default=0, help="Python objects that each step makes")
     parser.add_argument("--first", action="store_true", help="run before all other programs, as root")
     return parser.parse_args()
 

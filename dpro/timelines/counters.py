@@ -267,7 +267,7 @@ QUANTITIES = {
     "disk_free_bytes": _held("disk free"),
     "swapped_in_pages": _per_second("pages swapped in"),
     "swapped_out_pages": _per_second("pages swapped out"),
-    "oom_kills": Quantity("processes killed for want of memory"),
+    "oom_kills": Quantity("processes killed for lack of memory"),
     "pressure_cpu_some_s": _share("some processes wait for a core"),
     "pressure_cpu_full_s": _share("all processes wait for a core"),
     "pressure_io_some_s": _share("some processes wait for a disk"),

@@ -3,7 +3,7 @@
 python -m tests.formats.keep
 
 It goes into `tests/formats/N`: `job`, a recording of two ranks; `rows`, a run with a row of every table; and
-`read.json`, what is read of both. Later versions are held to read the same. A sample is never made anew:
+`read.json`, what is read of both. Later versions are held to read the same. A sample is never made again:
 it is what runs of users are.
 """
 

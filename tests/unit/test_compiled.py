@@ -46,7 +46,7 @@ def _compilations(loop: CompiledLoop) -> int:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Of kept code; processes that begin later look into it anew."""
+    """Of kept code; processes that begin later look into it again."""
     monkeypatch.setenv("DPRO_CACHE", str(tmp_path / "cache"))
     trusted_folder.cache_clear()
     yield tmp_path / "cache" / "loops"

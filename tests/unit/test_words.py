@@ -21,6 +21,8 @@ BANNED = {
     "hurt": "slow, delay",
     "rhythm": "synchronisation schedule",
     "riddle": "say it plainly",
+    "anew": "again",
+    "thereby": "so",
 }
 PHRASES = {
     "handed out": "distributed, rebalanced",
@@ -29,6 +31,9 @@ PHRASES = {
     "longer way": "added network latency",
     "in a circle": "deadlock, cyclic wait",
     "of what nature": "of which kind",
+    "for want of": "for lack of",
+    "in vain": "without effect",
+    "be it ": "whether it is",
     "so many ": "this many, this number of, once per",
 }
 CONSTANTS = re.compile(r"\b_?(LEAST|MOST|FEWEST)(_[A-Z]|\b(?! ))")  # MIN_ and MAX_

@@ -134,7 +134,7 @@ DESIGNS: Mapping[str, KnownChange[Recovery]] = {
     ),
     "neighbour": KnownChange(
         _neighbour, [count_key("steps", "of training that a failure costs", 0, 1)], "neighbour:steps=1",
-        "No checkpoints: a failed stage is made anew from its neighbours. What that costs in steps of "
+        "No checkpoints: a failed stage is rebuilt from its neighbours. What that costs in steps of "
         "training is not known here: give it as `steps`.", "CheckFree (arXiv 2506.15461)",
     ),
     "spares": KnownChange(

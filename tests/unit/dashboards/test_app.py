@@ -184,7 +184,7 @@ def test_a_selection_leaves_all_that_surrounds_the_view_as_it_is(app):
     assert navigate(app, "?steps=1&view=kernels", shown).keys() == {"steps", "title", "outside"}
     other = navigate(app, "?view=verdict", shown)
     assert other.keys() == {"content", "shown", "title", "outside"}
-    assert navigate(app, "", other["shown"]["data"]).keys() == other.keys()  # sections begin anew
+    assert navigate(app, "", other["shown"]["data"]).keys() == other.keys()  # sections begin again
 
 
 def test_a_section_of_another_view_is_left_alone(app):

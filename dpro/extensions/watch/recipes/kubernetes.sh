@@ -1,12 +1,12 @@
-# Kubernetes: cordon a node, and have its pod made anew; or stop or restart the Job.
+# Kubernetes: cordon a node, and have its pod replaced; or stop or restart the Job.
 #
 #   dpro watch RUN --on-finding "$(dpro recipe kubernetes)"
 #
 # NAMESPACE  of the pods  [that of the context]
-# JOB        the Job that is stopped (suspended) or restarted (its pods are made anew)
+# JOB        the Job that is stopped (suspended) or restarted (its pods are replaced)
 #
 # A host is the pod's name, unless the pod uses the host's network: then it is the node's. What made the pods
-# (a Job, PyTorchJob, JobSet) has to make one anew, and the job to go on from its checkpoint. The account needs
+# (a Job, PyTorchJob, JobSet) has to make a new one, and the job to continue from its checkpoint. The account needs
 # to patch nodes, and to get and delete pods.
 set -eu
 in=${NAMESPACE:+--namespace=$NAMESPACE}

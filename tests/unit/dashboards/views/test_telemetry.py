@@ -42,7 +42,7 @@ def test_values_stand_on_the_clock_of_the_timeline_and_counts_are_rates():
         ("tx_bytes/s", "b eth0", 0.0, 100.0),
         ("memory_bytes", "b rank 3", 0.0, 7.0),
         ("memory_bytes", "b rank 3", 1000.0, 8.0),
-    ]  # what began anew at 14 s has no rate
+    ]  # what began again at 14 s has no rate
 
 
 def test_processes_of_other_ranks_are_left_out_and_hosts_are_not():

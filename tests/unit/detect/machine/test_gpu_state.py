@@ -137,7 +137,7 @@ def test_what_a_host_is_slow_at_stays_the_cause_beside_the_clocks_of_its_gpu():
         [("g1", "clocks_sw_power_cap", [(0, 1.0)])],
         # Those of another job.
         [("g0", counter, values) for _, counter, values in HEAT],
-        # For want of work.
+        # For lack of work.
         [("g1", "clocks_gpu_idle", [(0, 1.0)]), ("g1", "sm_clock_mhz", [(0, 345.0)])],
         # Of a peer, which is not slow.
         [("g2", counter, values) for _, counter, values in HEAT[:3]],

@@ -104,8 +104,8 @@ def test_iteration_that_evicts_admits_none() -> None:
 def test_evicted_request_finds_its_first_blocks_again() -> None:
     engine = Engine(kv_tokens=8, block_tokens=1, keeps_blocks=True)
     again = serve(requests((0, 3, 4), (0, 3, 4)), engine, SECOND).iterations["prefill_tokens"].to_list()
-    anew = serve(requests((0, 3, 4), (0, 3, 4)), Engine(kv_tokens=8, block_tokens=1), SECOND)
-    assert sum(again) < anew.iterations["prefill_tokens"].sum()
+    afresh = serve(requests((0, 3, 4), (0, 3, 4)), Engine(kv_tokens=8, block_tokens=1), SECOND)
+    assert sum(again) < afresh.iterations["prefill_tokens"].sum()
 
 
 def test_clients_send_the_next_request_when_the_one_before_has_ended() -> None:
