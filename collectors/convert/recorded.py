@@ -91,13 +91,13 @@ def attempts(processes: Sequence[RecordedProcess]) -> list[list[RecordedProcess]
     """
     trainings: list[dict[int, RecordedProcess]] = []
     for process in sorted(processes, key=lambda process: int(process.facts["started_ns"])):
-        if not trainings or _begins_anew(process, trainings[-1]):
+        if not trainings or _begins_again(process, trainings[-1]):
             trainings.append({})
         trainings[-1][process.rank] = process
     return [[attempt[rank] for rank in sorted(attempt)] for attempt in trainings]
 
 
-def _begins_anew(process: RecordedProcess, attempt: Mapping[int, RecordedProcess]) -> bool:
+def _begins_again(process: RecordedProcess, attempt: Mapping[int, RecordedProcess]) -> bool:
     """Return whether a process cannot have trained together with those of an attempt."""
     if process.rank in attempt:
         return True

@@ -78,7 +78,7 @@ def test_pages_and_reports_show_what_the_command_finds_of_the_usual_steps(run, m
     assert any(words is analysis.baseline for words in made_with)
 
 
-def test_another_budget_other_steps_and_a_measured_network_are_searched_anew(run, made, tmp_path):
+def test_another_budget_other_steps_and_a_measured_network_are_searched_again(run, made, tmp_path):
     (tmp_path / "network.csv").write_text(
         "op,num_ranks,bytes,time_ns\n" + "".join(f"all_reduce,2,{1 << at},{9 << at}\n" for at in range(8, 26))
     )
@@ -88,7 +88,7 @@ def test_another_budget_other_steps_and_a_measured_network_are_searched_anew(run
     assert len(made) == 4
 
 
-def test_a_run_to_which_a_topology_or_paths_come_is_searched_anew(run, made):
+def test_a_run_to_which_a_topology_or_paths_come_is_searched_again(run, made):
     ask(run)
     write(fat_tree(FabricSize(2)), run / TOPOLOGY)
     ask(run)
@@ -97,7 +97,7 @@ def test_a_run_to_which_a_topology_or_paths_come_is_searched_anew(run, made):
     assert len(made) == 3
 
 
-def test_a_run_whose_tables_change_is_searched_anew(run, made):
+def test_a_run_whose_tables_change_is_searched_again(run, made):
     ask(run)
     part = next((run / "spans").glob("*.parquet"))
     pl.read_parquet(part).head(-1).write_parquet(part)

@@ -150,7 +150,7 @@ def test_renamed_checkpoint_is_known_by_its_inode_and_an_overwritten_one_by_its_
     assert [each.first_step for each in attempts_of([run])] == [0, 6]
 
 
-def test_attempt_that_loaded_nothing_begins_anew_and_says_so(tmp_path):
+def test_attempt_that_loaded_nothing_begins_again_and_says_so(tmp_path):
     first, second = two_attempts()
     second.checkpoints.clear()
     attempts = attempts_of([job(tmp_path, [first, second])])

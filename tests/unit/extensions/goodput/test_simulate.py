@@ -91,7 +91,7 @@ def test_neighbours_keep_all_steps_but_one():
     assert run(recovery, [5 + 20.5], 60)["repeated"] == pytest.approx(1.5)
 
 
-def test_job_without_checkpoints_begins_anew():
+def test_job_without_checkpoints_begins_again():
     found = run(replace(PLAIN, every=0), [100], 200)
     assert found["steps"] == 200 - 100 - 4 - 3 - 5
 

@@ -471,7 +471,7 @@ def test_torchrun_leaves_the_job_alone_where_too_few_hosts_would_be_left(tmp_pat
     assert restart(tmp_path, 3, "n0 n1 n2", MIN_NODES="2", NNODES="3")[0].stdout.endswith("on n0 n2\n")
 
 
-def test_kubernetes_cordons_the_node_of_the_pod_and_has_it_made_anew(tmp_path) -> None:
+def test_kubernetes_cordons_the_node_of_the_pod_and_has_it_made_again(tmp_path) -> None:
     fake(tmp_path, "kubectl", 'case "$1" in get) echo node-7;; esac')
     done, calls = cooked(tmp_path, "kubernetes", NAMESPACE="train")
     assert done.returncode == 0, done.stderr

@@ -106,7 +106,7 @@ def test_a_rank_that_one_watch_has_found_another_does_not_report_once_more(watch
     assert [*watcher.look()] == []
 
 
-def test_a_job_that_begins_again_ends_all_findings_and_is_looked_at_anew(watcher):
+def test_a_job_that_begins_again_ends_all_findings_and_is_looked_at_again(watcher):
     watcher.late.found = [slow(1)]
     [*watcher.look()]
     before, watcher.job.begins_again = watcher.late, True

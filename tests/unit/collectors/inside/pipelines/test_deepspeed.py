@@ -65,7 +65,7 @@ def test_a_backward_is_of_the_micro_batch_that_is_in_its_buffer(hooked):
     assert seen.described == [("DeepSpeed TrainSchedule", 1, {1: 0}, 2)]
 
 
-def test_micro_batches_are_counted_anew_in_each_batch_and_not_in_a_validation(hooked):
+def test_micro_batches_are_counted_again_in_each_batch_and_not_in_a_validation(hooked):
     engine, seen = hooked
     engine()._exec_schedule(BATCH)
     engine()._exec_schedule(InferenceSchedule([("forward", 0), ("forward", 1)]))

@@ -261,7 +261,7 @@ def test_time_between_events_of_different_streams_is_unknown(device):
     assert [step for step, time in enumerate(times, start=1) if time < 0] == [9]
 
 
-def test_events_that_never_answer_are_bounded_given_up_and_tried_anew(device):
+def test_events_that_never_answer_are_bounded_given_up_and_tried_again(device):
     job = Job(device)
     device.answers = False
     for _ in range(PATIENCE + 10):

@@ -37,7 +37,7 @@ class Recorder:
         return True
 
 
-def test_a_thread_with_the_number_of_one_that_has_ended_is_followed_anew(tmp_path):
+def test_a_thread_with_the_number_of_one_that_has_ended_is_followed_again(tmp_path):
     recorder = Recorder(tmp_path)
     host, failed = HostFacts(recorder), []
 

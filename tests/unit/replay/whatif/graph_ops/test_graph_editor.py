@@ -86,7 +86,7 @@ def test_old_nodes_that_wait_for_nothing_behind_them_keep_their_order():
     assert made.nodes.duration.tolist() == [1, 1, 7, 1, 1, 1]
 
 
-def test_only_what_lies_between_the_ends_of_a_backward_edge_is_ordered_anew():
+def test_only_what_lies_between_the_ends_of_a_backward_edge_is_ordered_again():
     editor = GraphEditor(tiny_graph([1] * 8, []))
     editor.link(4, 2, EdgeKind.SYNC)
     spans = editor.finish().nodes.span
