@@ -60,7 +60,7 @@ LEFT_OUT = ("limit", "first advice")  # checks that constants decide
 WITHIN = 5.0  # %: how much lower the share of right traces may be with one left out
 DECIDING = (advice, facts, ledger, limits)  # modules whose constants decide a verdict
 NOT_FITTED = (
-    "MAX_ADVICE", "MUCH", "NOTHING_LEFT", "FREE", "LONGEST", "NS_PER_MS", "NO_SPAN", "NO_STEP", "ON_GPU",
+    "MAX_ADVICE", "MAX_GAIN", "NOTHING_LEFT", "FREE", "LONGEST", "NS_PER_MS", "NO_SPAN", "NO_STEP", "ON_GPU",
 )  # fmt: skip
 
 

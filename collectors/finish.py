@@ -128,9 +128,8 @@ def finish(
         notes = []
         for process in recorded:
             doubt = f"rank {process.rank}: not all of .raw was converted"
-            notes.append(
-                _note_or_warning(doubt, _convert_one, folder, process, readers, statuses, launched_ns)
-            )
+            given = (folder, process, readers, statuses, launched_ns)
+            notes.append(_note_or_warning(doubt, _convert_one, *given))
         notes.append({"warnings": [*other, *disagreement(folder)]})
         if folder == launch.run:
             doubt = "not all NCCL Inspector logs were converted"

@@ -194,7 +194,7 @@ def test_a_file_that_was_repaired_is_read_when_its_shard_is_run_again(source, tm
     assert RANKS in open_run(tmp_path / "run").manifest.ranks
 
 
-@pytest.mark.parametrize("where", ["read_notes", "_place", "_manifest", "write_manifest"])
+@pytest.mark.parametrize("where", ["read_notes", "_place_parts", "_manifest", "write_manifest"])
 def test_a_crash_while_the_run_is_put_together_is_mended_by_any_shard(
     where, source, expected, tmp_path, monkeypatch
 ):

@@ -16,7 +16,7 @@ METHODS = [
     "windows:Windows._start", "windows:Windows.close",
     "windows:Windows.on_profiler", "windows:Windows.on_fork", "calls.flight:Flight.save",
     "windows:OpenWindow.end_step", "windows:Ranges.finish",
-    "windows:UserProfilers.are_there", "windows:Windows.on_step",
+    "windows:UserProfilers.are_active", "windows:Windows.on_step",
     "windows:Windows.on_second", "kineto:Recording.stop", "plan:WindowPlan.take", "budget:Budget.step",
     "recorder:JobStore.leave", "process.requests:Requests.on_second", "process.requests:Requests.on_open",
     "process.stacks:Stacks.on_open", "process.stacks:Stacks.on_second", "process.stacks:Stacks.on_fork",

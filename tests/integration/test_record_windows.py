@@ -193,8 +193,8 @@ def test_options_of_windows_are_refused_where_there_are_none(tmp_path, option):
 @pytest.mark.parametrize(
     ("option", "why"),
     [
-        (["--every", "9"], b"--every is for automatic deep windows, which --on-request turns off"),
-        (["--skip", "5"], b"--skip is for automatic deep windows, which --on-request turns off"),
+        (["--every", "9"], b"--every applies to automatic deep windows, which --on-request turns off"),
+        (["--skip", "5"], b"--skip applies to automatic deep windows, which --on-request turns off"),
         (["--no-windows"], b"--on-request is for deep windows, which --no-windows turns off"),
     ],
 )

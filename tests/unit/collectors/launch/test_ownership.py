@@ -37,7 +37,7 @@ OTHER = 54321  # a user that is not this one
 @pytest.fixture(autouse=True)
 def long_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """No recorded process lives."""
-    monkeypatch.setattr(liveness, "lives", lambda _: False)
+    monkeypatch.setattr(liveness, "is_alive", lambda _: False)
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_why_a_process_does_not_answer_is_what_the_kernel_knows_of_it(started):
 
 def test_dumps_and_stacks_of_a_hang_are_kept_and_name_the_ranks_that_do_not_answer(tmp_path, monkeypatch):
     answers = Answers({0: {"rank": 0, "threads": []}}, [1])
-    monkeypatch.setattr("dpro.extensions.watch.evidence.stacks", lambda *_: answers)
+    monkeypatch.setattr("dpro.extensions.watch.evidence.read_stacks", lambda *_: answers)
     tails = [process(tmp_path, 0, "n0"), process(tmp_path, 1, "n1")]
     (tails[0].process.folder / "flight-fr-000001.json").write_text("{}")
     kept = tmp_path / "findings" / "hang-1"

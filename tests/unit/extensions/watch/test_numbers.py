@@ -52,7 +52,7 @@ class PlayedRank:
 
 @pytest.fixture
 def ranks(tmp_path, monkeypatch):
-    monkeypatch.setattr(numbers, "POLL_S", 0.0)
+    monkeypatch.setattr(numbers, "LOOK_S", 0.0)
     monkeypatch.setattr(numbers, "SHARE", math.inf)
     return [PlayedRank(tmp_path, rank) for rank in range(2)]
 

@@ -50,8 +50,8 @@ def test_what_was_asked_before_a_process_began_is_not_asked_of_it(tmp_path, seen
 
 
 def test_requests_that_are_long_over_are_forgotten(tmp_path, seen):
-    for number in range(3 * attaching.KEPT):
+    for number in range(3 * attaching.KEPT_REQUESTS):
         send(tmp_path, number, "stacks")
         seen.look()
-    assert len(seen.kinds) == 3 * attaching.KEPT
-    assert (tmp_path / "control.json").read_text().count("id") == attaching.KEPT
+    assert len(seen.kinds) == 3 * attaching.KEPT_REQUESTS
+    assert (tmp_path / "control.json").read_text().count("id") == attaching.KEPT_REQUESTS

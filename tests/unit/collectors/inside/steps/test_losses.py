@@ -183,7 +183,7 @@ class Queue(Delivered):
     """A device whose copies happen when the test says so."""
 
     @staticmethod
-    def _made():
+    def _pinned_memory():
         return torch.full((module.SLOTS,), NONE_YET, dtype=torch.int32)  # nothing is pinned without a GPU
 
     def __init__(self):

@@ -120,10 +120,12 @@ def test_branches_that_hand_nothing_to_each_other_work_side_by_side(tmp_path, mo
     edit = parse_edit("stages:branches=1/2")
     with pytest.raises(Unanswerable, match="stages 1 and 2 exchanged 4 messages"):
         edit.apply(graph)
-    monkeypatch.setattr(stages, "handed_on", lambda graph, rows: None)
+    monkeypatch.setattr(stages, "message_counts", lambda graph, rows: None)
     with pytest.raises(Unanswerable, match="are unknown"):
         edit.apply(graph)
-    monkeypatch.setattr(stages, "handed_on", lambda graph, rows: {(0, 1): 4, (0, 2): 4, (1, 3): 4, (2, 3): 4})
+    monkeypatch.setattr(
+        stages, "message_counts", lambda graph, rows: {(0, 1): 4, (0, 2): 4, (1, 3): 4, (2, 3): 4}
+    )
     # Two micro-batches of 30 on each stage, and 4 around; the pipeline is three stages deep, not four.
     assert _steps(graph) == pytest.approx([4 + 2 * 30 + 3 * 30], abs=0.01)
     assert _steps(edit.apply(graph)) == pytest.approx([4 + 2 * 30 + 2 * 30], abs=0.01)
