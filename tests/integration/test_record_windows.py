@@ -195,7 +195,7 @@ def test_options_of_windows_are_refused_where_there_are_none(tmp_path, option):
     [
         (["--every", "9"], b"--every applies to automatic deep windows, which --on-request turns off"),
         (["--skip", "5"], b"--skip applies to automatic deep windows, which --on-request turns off"),
-        (["--no-windows"], b"--on-request is for deep windows, which --no-windows turns off"),
+        (["--no-windows"], b"--on-request applies to deep windows, which --no-windows turns off"),
     ],
 )
 def test_options_that_contradict_windows_on_request_are_refused(tmp_path, option, why):
