@@ -9,7 +9,7 @@ arrive is the cause: it may itself have waited elsewhere.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,7 +17,6 @@ import polars as pl
 
 from dpro.arrays import Ints
 from dpro.replay.condense import condense_both, with_ranks_of
-from dpro.replay.fidelity.overlap import overlapped_before, replays_with_new_overlap
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.peers import teams_by_work
 from dpro.replay.timeline import (
@@ -171,11 +170,8 @@ class Baseline:
 
         If the graph has all work, kernels that now overlap more or less communication last accordingly.
         """
-        if self.slowdowns and not self.job.by_rank and changed.has_nodes_of(self.graph):
-            before = overlapped_before(self.graph)
-            after = next(replays_with_new_overlap(changed, before, self.slowdowns[:1]))
-        else:
-            after = replay(changed)
+        slowdowns = () if self.job.by_rank else self.slowdowns[:1]
+        after = next(self.job.replays(replace(self.job, graph=changed), slowdowns))
         return changed_step_times(self.step_ends, changed, after.end)["duration_ns"].to_numpy()
 
 

@@ -494,8 +494,8 @@ def _until_gpu_ends(iterations: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFra
         return iterations
     ranges = iterations.sort("start_ns").with_row_index("at")
     bounds = ranges.select("at", range_ns="start_ns", until_ns=pl.col("start_ns") + pl.col("duration_ns"))
-    with_launch = _launched(spans, pl.lit(True)).select("launched_ns", "end_ns").sort("launched_ns")
-    within = with_launch.join_asof(bounds, left_on="launched_ns", right_on="range_ns").filter(
+    work = _launched(spans, pl.lit(True)).select("launched_ns", "end_ns").sort("launched_ns")
+    within = work.join_asof(bounds, left_on="launched_ns", right_on="range_ns").filter(
         pl.col("launched_ns") < pl.col("until_ns")
     )
     ends = within.group_by("at").agg(pl.col("end_ns").max())

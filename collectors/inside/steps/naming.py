@@ -27,7 +27,7 @@ class NamedFunction:
         """Keep the name of the function, which need not exist yet."""
         self._recorder = recorder
         self._target = target
-        self._find_module, _, self._path = target.partition(":")
+        self._module_name, _, self._path = target.partition(":")
         self._original: Any = None
 
     def look(self) -> None:
@@ -35,7 +35,7 @@ class NamedFunction:
         if self._original is not None:
             return
         *path, name = self._path.split(".")
-        owner = _find_module(self._find_module)
+        owner = _find_module(self._module_name)
         for part in path:
             owner = getattr(owner, part, None)
         if not callable(getattr(owner, name, None)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from dpro.detect.bad_numbers import LOSS
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.extensions.goodput.attempts import Attempt
@@ -64,7 +65,7 @@ def time_to_loss(life: JobLife, loss: float) -> TargetDocument:
 
 def _mean_losses(attempt: Attempt) -> pl.DataFrame:
     """Return `[step, mean, end_ns]` of one attempt: the mean loss of the 20 steps that end with each step."""
-    losses = attempt.run.table(LOSSES).filter(pl.col("kind").cast(pl.String) == "loss", pl.col("step") >= 0)
+    losses = attempt.run.table(LOSSES).filter(pl.col("kind").cast(pl.String) == LOSS, pl.col("step") >= 0)
     ends = attempt.steps.group_by("step").agg(end_ns=(pl.col("start_ns") + pl.col("duration_ns")).max())
     means = losses.group_by("step").agg(pl.col("value").mean()).join(ends, on="step").sort("step")
     rolling = pl.col("value").rolling_mean(MEAN_STEPS)

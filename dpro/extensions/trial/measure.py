@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Floats
+from dpro.detect.bad_numbers import LOSS
 from dpro.documents import DocumentPart, finite
 from dpro.errors import Unanswerable
 from dpro.replay.steps import host_facts, host_steps_of, job_steps, steps_of, undisturbed
@@ -316,7 +317,6 @@ def _resampled(times: Floats, random: np.random.Generator) -> Floats:
 
 # Losses.
 
-LOSS = "loss"
 MIN_PASSES = 6
 SHARE = 0.02  # share of the loss, or of its fall, within which losses count as equal
 NOT_SEEN = "in some recording, no rank called backward on a single number"

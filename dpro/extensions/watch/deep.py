@@ -74,14 +74,14 @@ class DeepState:
     Attributes:
         newest: the latest window that all ranks have saved, -1 for none.
         newest_s: when it was noticed.
-        looked: the latest window that was diagnosed, -1 for none.
+        diagnosed: the latest window that was diagnosed, -1 for none.
         due_s: earliest time of the next look.
     """
 
     phase: DeepWatchPhase = DeepWatchPhase.WAITING
     newest: int = -1
     newest_s: float = 0.0
-    after_look: int = -1
+    diagnosed: int = -1
     due_s: float = 0.0
 
 
@@ -95,11 +95,11 @@ def next_state(state: DeepState, newest: int, now_s: float) -> DeepState:
         return state
     if newest != state.newest:
         state = replace(state, newest=newest, newest_s=now_s)
-    if newest <= state.after_look:
+    if newest <= state.diagnosed:
         return replace(state, phase=DeepWatchPhase.WAITING)
     if now_s < max(state.due_s, state.newest_s + SETTLED_S):
         return replace(state, phase=DeepWatchPhase.SETTLING)
-    return replace(state, phase=DeepWatchPhase.LOOKING, after_look=newest)
+    return replace(state, phase=DeepWatchPhase.LOOKING, diagnosed=newest)
 
 
 def after_look(state: DeepState, now_s: float, took_s: float) -> DeepState:

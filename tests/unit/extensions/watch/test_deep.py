@@ -55,13 +55,13 @@ def test_a_window_is_looked_at_when_its_calls_have_had_time_to_come():
     again = next_state(settling, 4, 100.0 + 0.9 * SETTLED_S)  # another one is saved: its calls are to come
     assert next_state(again, 4, 100.0 + SETTLED_S).phase is DeepWatchPhase.SETTLING
     looking = next_state(settling, 3, 100.0 + SETTLED_S)
-    assert (looking.phase, looking.after_look) == (DeepWatchPhase.LOOKING, 3)
+    assert (looking.phase, looking.diagnosed) == (DeepWatchPhase.LOOKING, 3)
     assert next_state(looking, 4, 200.0) == looking  # one look at a time
 
 
 def test_a_window_is_looked_at_once_and_looks_take_a_share_of_the_time():
     state = after_look(
-        DeepState(DeepWatchPhase.LOOKING, newest=3, newest_s=100.0, after_look=3), 110.0, took_s=5.0
+        DeepState(DeepWatchPhase.LOOKING, newest=3, newest_s=100.0, diagnosed=3), 110.0, took_s=5.0
     )
     assert (state.phase, state.due_s) == (DeepWatchPhase.WAITING, 210.0)
     assert next_state(state, 3, 300.0) == state

@@ -25,9 +25,9 @@ def caught(error: BaseException) -> dict[str, object]:
 
 
 def test_an_exception_is_its_type_the_first_line_of_its_message_and_the_calls_it_came_through():
-    describe_exception = caught(ValueError("x is negative\nand more"))
-    assert (describe_exception["type"], describe_exception["message"]) == ("ValueError", "x is negative")
-    assert [call.rpartition(" ")[2] for call in describe_exception["calls"]] == ["caught"]  # type: ignore[attr-defined]
+    raised = caught(ValueError("x is negative\nand more"))
+    assert (raised["type"], raised["message"]) == ("ValueError", "x is negative")
+    assert [call.rpartition(" ")[2] for call in raised["calls"]] == ["caught"]  # type: ignore[attr-defined]
 
 
 def test_a_message_that_is_too_long_ends_with_a_sentence():
@@ -47,9 +47,9 @@ def test_an_exception_of_a_worker_is_what_its_own_code_raised_and_calls_of_ours_
         '  File "/venv/torch/worker.py", line 9, in _worker_loop\n    data = fetcher.fetch(index)\n'
         '  File "/job/data.py", line 12, in decode\n    raise ValueError(index)\nValueError: sample 7 is cut'
     )
-    describe_exception = caught(ValueError(quoted))
-    assert describe_exception["message"] == "sample 7 is cut"
-    assert describe_exception["calls"][:2] == [
+    raised = caught(ValueError(quoted))
+    assert raised["message"] == "sample 7 is cut"
+    assert raised["calls"][:2] == [
         "/job/data.py:12 decode",
         "/venv/torch/worker.py:9 _worker_loop",
     ]  # type: ignore[index]
@@ -93,13 +93,13 @@ def test_secrets_of_a_message_are_masked_and_a_message_that_fails_is_none():
 
 def test_the_exception_becomes_columns_of_workers(tmp_path):
     assert exception(tmp_path) == {"error": "", "failed_ns": -1}
-    describe_exception = {
+    raised = {
         "time_ns": 7,
         "type": "ValueError",
         "message": "bad",
         "calls": ["a.py:1 f", "b.py:2 g"],
     }
-    (tmp_path / RAISED).write_text(json.dumps(describe_exception))
+    (tmp_path / RAISED).write_text(json.dumps(raised))
     assert exception(tmp_path) == {"error": "ValueError: bad\na.py:1 f\nb.py:2 g", "failed_ns": 7}
 
 
