@@ -17,7 +17,8 @@ class StepEntry(DocumentPart, frozen=True):
     Attributes:
         cause: compilation, checkpoint, collection, no-core, rank, input, synchronisation,
             allocator, imbalance, pipeline-bubble, communication, host, memory-copies, compute or unexplained,
-            in this order: each entry is what removing its cause saves after those before it are removed.
+            in this order: each entry is what removing its cause saves after those before it are removed. A
+            cause that is hidden behind others, so that its removal saves nothing, comes after them.
         ranks: ranks that the cause belongs to; empty where it is not specific to ranks.
         ms: milliseconds of the step.
         evidence: the observation behind the entry, in words.

@@ -8,6 +8,7 @@ unexplained. The limit of the job follows from the entries by one rule, `limit_o
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -50,6 +51,7 @@ ORDER = (
 # Limits that entries of other names are part of.
 LIMIT_OF = {NO_CORE: HOST, ALLOCATOR: HOST, RANK: IMBALANCE}
 OF_OPERATIONS = (INPUT, SYNCHRONISATION, IMBALANCE)  # causes that are replayed for whole operations
+HIDDEN = 1e-3  # a cause whose removal saves a smaller share of the step is hidden behind others
 LARGE = 0.2  # least share of the step for a limit other than compute
 
 Change = Callable[[ReplayedJob], ReplayedJob]
@@ -72,24 +74,49 @@ class LedgerRow(NamedTuple):
 
 
 def entries_of(facts: JobFacts) -> list[LedgerRow]:
-    """Return the entries of the usual step; causes that take nothing are left out, except the unexplained."""
+    """Return the entries of the usual step; causes that take nothing are left out, except the unexplained.
+
+    A cause that is hidden behind others stays in the job until one of them is removed, so that each entry is
+    what its removal saves in the job as it is then: the first entry, in the job as it runs.
+    """
     job, left_ns, entries = facts.job, facts.step_ns, list[LedgerRow]()
-    for cause, ranks, change, evidence, cost_ns in _changes(facts):
+    waiting, hidden = deque(_changes(facts)), deque[Cause]()
+    while waiting or hidden:
+        is_alone = bool(waiting)  # the last ones hide each other, and are removed one after the other
+        removed = waiting.popleft() if is_alone else hidden.popleft()
         with suppress(DproError):  # the run does not show it, or has none of it
-            changed = change(job)
-            now_ns = left_ns - cost_ns if cost_ns is not None else _step_of(facts, changed)
-            now_ns = min(max(now_ns, 0.0), left_ns)
-            entries.append(LedgerRow(cause, ranks, left_ns - now_ns, evidence))
+            changed, now_ns = _removed(facts, job, left_ns, removed)
+            if is_alone and removed.cost_ns is None and left_ns - now_ns < HIDDEN * facts.step_ns:
+                hidden.append(removed)
+                continue
+            entries.append(LedgerRow(removed.cause, removed.ranks, left_ns - now_ns, removed.evidence))
             job, left_ns = changed, now_ns
-    if facts.analysis.outline.of_operations:
-        busiest_ns = without_bubble(job.graph, facts.ends)
-        if busiest_ns is not None:
-            now_ns = min(float(np.mean(busiest_ns)), left_ns)
-            entries.append(LedgerRow(BUBBLE, (), left_ns - now_ns, "work of the busiest rank"))
-            entries.append(LedgerRow(COMPUTE, (), now_ns, "work of the busiest rank"))
-            left_ns = 0.0
+            if is_alone:
+                waiting.extendleft(reversed(hidden))
+                hidden.clear()
+    if not facts.analysis.outline.of_operations:
+        with suppress(DproError):
+            _, now_ns = _removed(facts, job, left_ns, WORK_OF_DEVICES)
+            entries.append(LedgerRow(COMPUTE, (), left_ns - now_ns, WORK_OF_DEVICES.evidence))
+            left_ns = now_ns
+    elif (busiest_ns := without_bubble(job.graph, facts.ends)) is not None:
+        now_ns = min(float(np.mean(busiest_ns)), left_ns)
+        entries.append(LedgerRow(BUBBLE, (), left_ns - now_ns, "work of the busiest rank"))
+        entries.append(LedgerRow(COMPUTE, (), now_ns, "work of the busiest rank"))
+        left_ns = 0.0
     kept = [entry for entry in entries if entry.ns > 0]
     return [*kept, LedgerRow(UNEXPLAINED, (), left_ns, "what is left")]
+
+
+def _removed(facts: JobFacts, job: ReplayedJob, left_ns: float, cause: Cause) -> tuple[ReplayedJob, float]:
+    """Return a job without a cause, and how long its usual step is, at most `left_ns`.
+
+    Raises:
+        DproError: the run does not show the cause, or has none of it.
+    """
+    changed = cause.change(job)
+    now_ns = left_ns - cause.cost_ns if cause.cost_ns is not None else _step_of(facts, changed)
+    return changed, min(max(now_ns, 0.0), left_ns)
 
 
 class Cause(NamedTuple):
@@ -110,8 +137,13 @@ class Cause(NamedTuple):
     cost_ns: float | None = None
 
 
+WORK_OF_DEVICES = Cause(
+    COMPUTE, (), lambda job: job.with_change(Free(work_of_devices)), "replayed without it"
+)  # what is left once nothing is lost
+
+
 def _changes(facts: JobFacts) -> Iterator[Cause]:
-    """Yield causes in the order in which they are removed."""
+    """Yield causes in the order in which they are removed; what devices have to do is none."""
     if facts.still is not None:
         ended = facts.still.ended
         longer = "calls that take longer than such usually do"
@@ -120,16 +152,12 @@ def _changes(facts: JobFacts) -> Iterator[Cause]:
     if facts.still is not None:
         by_findings = [(cause, finding) for cause, finding in by_findings if cause != NO_CORE]
     of_operations = facts.analysis.outline.of_operations
-    general = (
-        *CHANGES,
-        (COMPUTE, lambda job: job.with_change(Free(work_of_devices))),
-    )
     for cause in ORDER:
         for finding in (finding for of, finding in by_findings if of == cause):
             healed = partial(_healed, finding.ranks) if cause == RANK else _unchanged
-            cost_ns = 0.0 if finding.costs_pauses else finding.cost_ns
-            yield Cause(cause, finding.ranks, healed, f"finding {finding.class_}", cost_ns)
-        for change in (change for of, change in general if of == cause):
+            if not finding.costs_pauses:
+                yield Cause(cause, finding.ranks, healed, f"finding {finding.class_}", finding.cost_ns)
+        for change in (change for of, change in CHANGES if of == cause):
             if not of_operations or cause in OF_OPERATIONS:
                 yield Cause(cause, (), change, "replayed without it")
 

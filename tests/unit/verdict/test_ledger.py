@@ -186,3 +186,24 @@ def test_the_limit_is_compute_or_takes_a_fifth_of_the_step(parts, compute):
     assert limit != COMMUNICATION or shares[limit] == max(
         share for name, share in shares.items() if name != COMPUTE
     )
+
+
+def transfers_beside_hosts() -> TinyRun:
+    """Steps of 1 ms of two ranks: a transfer of 0.98 ms, beside it hosts work for 0.6 and 0.2 ms."""
+    run = TinyRun()
+    for step, (rank, work) in product(range(4), enumerate((600, 200))):
+        at = step * 1000
+        run.call(at, at + 5, step, rank)
+        run.nccl(at + 10, at + 990, step, rank, group="dp", group_ranks="0,1", sequence=step)
+        run.op("aten::mm", at + 10, at + 10 + work, rank)
+        run.call(at + 10 + work, at + 995, 1000 + step, rank, name="cudaDeviceSynchronize")
+        run.step(step, at, at + 1000, rank)
+    return run
+
+
+def test_an_entry_is_what_its_removal_saves_and_what_it_hides_comes_after_it(tmp_path):
+    facts = facts_of(transfers_beside_hosts(), tmp_path)
+    parts = {entry.cause: entry.ns / 1e3 for entry in entries_of(facts)}
+    saved_us = facts.step_ns * (1 - 1 / facts.gains_by_limit()[COMMUNICATION]) / 1e3
+    assert parts[COMMUNICATION] == pytest.approx(saved_us, abs=20)
+    assert parts[IMBALANCE] == pytest.approx(400, abs=20)
