@@ -77,7 +77,13 @@ def entries_of(facts: JobFacts) -> list[LedgerRow]:
     for cause, ranks, change, evidence, cost_ns in _changes(facts):
         with suppress(DproError):  # the run does not show it, or has none of it
             changed = change(job)
-            now_ns = left_ns - cost_ns if cost_ns is not None else _step_of(facts, changed)
+            if cost_ns is not None:
+                now_ns = left_ns - cost_ns
+            else:
+                steps_ns = changed_steps_ns(
+                    facts.ends, facts.job, changed, slowdowns_of(facts.analysis.trust)
+                )
+                now_ns = float(steps_ns.mean())
             now_ns = min(max(now_ns, 0.0), left_ns)
             entries.append(LedgerRow(cause, ranks, left_ns - now_ns, evidence))
             job, left_ns = changed, now_ns
@@ -157,15 +163,9 @@ def _unchanged(job: ReplayedJob) -> ReplayedJob:
 
 
 def _healed(ranks: Sequence[int], job: ReplayedJob) -> ReplayedJob:
-    """Return the job with some ranks as fast as their peers."""
     for rank in ranks:
         job = job.under(parse_edit(f"heal:rank={rank}"), in_full=False).job
     return job
-
-
-def _step_of(facts: JobFacts, job: ReplayedJob) -> float:
-    """Return the mean usual step in a changed job, in ns."""
-    return float(changed_steps_ns(facts.ends, facts.job, job, slowdowns_of(facts.analysis.trust)).mean())
 
 
 def shares_of_limits(entries: Sequence[LedgerRow]) -> dict[str, float]:
