@@ -111,7 +111,6 @@ def _idle_shares(breakdown: pl.DataFrame) -> NDArray[np.float64]:
 
 
 def _observe_gpu_use(breakdown: pl.DataFrame) -> Observation:
-    """Return the observation of what GPUs do in a step."""
     total = {name: float(breakdown[name].sum()) for name in NANOSECONDS}
     total["duration_ns"] = max(total["duration_ns"], 1.0)
     compute, copying, moving, host, idle = (total[name] / total["duration_ns"] for name in NANOSECONDS[1:])

@@ -442,7 +442,6 @@ def _observe_fewer_updates(mismatch: Mismatch, case: Case) -> list[Observation]:
 
 
 def _observe_skipped_calls(mismatch: Mismatch) -> Observation:
-    """Return the observation of how many calls the minority skipped."""
     noun = "call" if mismatch.skipped == 1 else "calls"
     sentence = f"{{ranks}} skipped {{skipped}} {noun}"
     return observe("left-calls-out", sentence, ranks=list(mismatch.minority), skipped=mismatch.skipped)
@@ -494,7 +493,10 @@ def _finding(
         calls[-1] = calls[-1].then("; and {more} more like this", more=more)
     victims = graph.victims_of(root, case.waits) if root.operations else []
     waiting = {rank for operation in root.operations for rank in operation.unfinished}
-    facts = [*facts, *_stacks_of_sides(class_, root.ranks, waiting or peers, facts, case)]
+    if class_.startswith("hang."):
+        at_fault = [] if any(one.kind == MAIN_THREAD for one in facts) else stacks(root.ranks, case)
+        of_peers = stacks(sorted({*(waiting or peers)} - {*root.ranks}), case)
+        facts = [*facts, *at_fault[:MAX_SIDES], *of_peers[:MAX_SIDES]]
     blocked = observe("blocked", "blocked by this: {blocked_ranks}", blocked_ranks=victims)
     observations = (
         *facts[:1],
@@ -516,16 +518,6 @@ def _finding(
         place=place_of(root.ranks, observations),
         waited_ns=max(case.waited_ns(root), 0),
     )
-
-
-def _stacks_of_sides(
-    class_: str, ranks: Sequence[int], peers: Iterable[int], facts: Sequence[Observation], case: Case
-) -> list[Observation]:
-    """Return the stacks of the ranks at fault, unless they are among the facts, and those of their peers."""
-    if not class_.startswith("hang."):
-        return []
-    at_fault = [] if any(one.kind == MAIN_THREAD for one in facts) else stacks(ranks, case)
-    return [*at_fault[:MAX_SIDES], *stacks(sorted({*peers} - {*ranks}), case)[:MAX_SIDES]]
 
 
 def _component(root: Root, kind: str) -> str:

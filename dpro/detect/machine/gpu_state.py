@@ -688,17 +688,13 @@ def _outlying_devices(same: pl.DataFrame) -> Iterator[LinkSign]:
         if times >= 1:
             of = frozenset(ranks)
             unit = " {unit}" if rule.unit else ""
+            named = f"rank{'s' if len(of) > 1 else ''} {', '.join(map(str, sorted(of)))}"
             observation = observe(
                 "link-stands-out",
-                f"{{device}} on {{host}} ({_in_words(of)}): {{what}} {{value:.3g}}{unit}, the others' "
+                f"{{device}} on {{host}} ({named}): {{what}} {{value:.3g}}{unit}, the others' "
                 "{peers_value:.3g}",
                 device=device, host=host, ranks=sorted(of), counter=counter, what=rule.what,
                 value=values[row], peers_value=usual, unit=rule.unit,
             )  # fmt: skip
             where = f"{device} on {host}"
             yield LinkSign(f"{rule.what} of {where}", where, observation, of, times)
-
-
-def _in_words(ranks: frozenset[int]) -> str:
-    names = ", ".join(map(str, sorted(ranks)))
-    return f"rank{'s' if len(ranks) > 1 else ''} {names}"

@@ -260,7 +260,6 @@ def _cycle(team: Team, excess: Excess) -> float:
 
 
 def _first_per_rank(findings: list[Finding]) -> list[Finding]:
-    """Return the first finding of each rank."""
     return list({finding.ranks: finding for finding in reversed(findings)}.values())[::-1]
 
 
@@ -375,7 +374,17 @@ def _cause(
     ahead: AheadHosts,
 ) -> tuple[str, str, Observation, float]:
     """Return class, cause within the rank, its evidence, and the factor that it puts on the confidence."""
-    more = _counted(team, excess, counters)
+    # How much more of each counter the rank has per step than its peers, in ns.
+    latest = slice(-excess.num_steps, None)
+    places = pl.DataFrame(
+        {
+            "rank": pl.Series(np.tile(team.ranks, len(team.steps[latest])), dtype=pl.Int32),
+            "time_ns": team.start_ns[latest].ravel(),
+            "step": np.repeat(team.steps[latest], len(team.ranks)),
+        }
+    )
+    rows = counters.filter(pl.col("counter").is_in(COUNTED)).join(places, on=["rank", "time_ns"])
+    more = counted_more(rows, team.ranks[excess.column])
     counted = host_cause(more, longer)
     if counted is not None:
         return "slow.host", counted.cause, counted.observation, 1.0
@@ -397,20 +406,6 @@ def _cause(
     if more.get(RUN_QUEUE, 0.0) >= more[CPU]:
         how = how.then(", for which it waits {wait_ns} longer for a core", wait_ns=more[RUN_QUEUE])
     return "slow.compute", "", how, 1.0
-
-
-def _counted(team: Team, excess: Excess, counters: pl.DataFrame) -> dict[str, float]:
-    """Return how much more of each counter the rank has per step than its peers, in ns."""
-    latest = slice(-excess.num_steps, None)
-    places = pl.DataFrame(
-        {
-            "rank": pl.Series(np.tile(team.ranks, len(team.steps[latest])), dtype=pl.Int32),
-            "time_ns": team.start_ns[latest].ravel(),
-            "step": np.repeat(team.steps[latest], len(team.ranks)),
-        }
-    )
-    rows = counters.filter(pl.col("counter").is_in(COUNTED)).join(places, on=["rank", "time_ns"])
-    return counted_more(rows, team.ranks[excess.column])
 
 
 def _add_doubt(finding: Finding) -> Finding:
@@ -499,9 +494,17 @@ def own_time_when_timed(collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.Da
     )
     usual = waits.group_by("rank").agg(usual=pl.col("signature").mode().min())
     own_ns = pl.col("took_ns") - pl.col("waited_ns")
+    # Where only the host timed steps, the mean counts: a host that runs ahead is done with most of them
+    # long before its GPU is.
+    device_ns = (
+        pl.col("time_ns").clip(lower_bound=-1) if "time_ns" in outside.columns else pl.lit(-1, pl.Int64)
+    )
+    by_device = pl.col("by_device") if "by_device" in outside.columns else pl.lit(value=False)
+    mean = pl.col("duration_ns").mean().over("rank").cast(pl.Int64)
+    took = pl.when(by_device).then(device_ns).otherwise(mean)
+    timed = outside.with_columns(took_ns=took).filter(pl.col("took_ns") > 0)
     return (
-        _with_step_time(outside)
-        .join(waits.filter(pl.col("known") >= WHOLE), on=["rank", "step"])
+        timed.join(waits.filter(pl.col("known") >= WHOLE), on=["rank", "step"])
         .join(usual, on="rank")
         .with_columns(usual=pl.col("signature") == pl.col("usual"), own_ns=own_ns.clip(lower_bound=1))
         .select(_OWN)
@@ -543,18 +546,6 @@ def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
         .filter(pl.col("callers") > 1)
         .select("rank", "op", "size", "enqueued_ns", "wait_ns")
     )
-
-
-def _with_step_time(steps: pl.DataFrame) -> pl.DataFrame:
-    """Return how long each step took; if only the host timed it, the mean of the rank's steps.
-
-    A host that runs ahead is done with most steps long before its GPU is.
-    """
-    device_ns = pl.col("time_ns").clip(lower_bound=-1) if "time_ns" in steps.columns else pl.lit(-1, pl.Int64)
-    by_device = pl.col("by_device") if "by_device" in steps.columns else pl.lit(value=False)
-    mean = pl.col("duration_ns").mean().over("rank").cast(pl.Int64)
-    took = pl.when(by_device).then(device_ns).otherwise(mean)
-    return steps.with_columns(took_ns=took).filter(pl.col("took_ns") > 0)
 
 
 def _on_gpu(finding: Finding) -> Finding:
