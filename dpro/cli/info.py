@@ -75,6 +75,9 @@ def in_words(document: InfoDocument) -> list[str]:
     from dpro.replay.job_kind import kind_in_words
 
     coverage = document.coverage
+    steps = f"none{': each deep window counts as one' * (coverage.windows > 1)}"
+    if document.steps:
+        steps = f"{document.steps:,} timed, {coverage.steps_in_windows:,} of them in deep windows"
     same: dict[str, list[int]] = {}
     for end in document.ended:
         same.setdefault(end.how, []).append(end.rank)
@@ -97,7 +100,7 @@ def in_words(document: InfoDocument) -> list[str]:
         f"GPUs       {', '.join(document.gpus) or 'none recorded'}",
         *_clocks_in_words(document.clocks),
         *(f"telemetry  {line}" for line in telemetry_in_words(document.telemetry)),
-        f"steps      {_steps_in_words(document)}",
+        f"steps      {steps}",
         *([f"step time  {in_words_of_time(document.step_time)}"] if document.step_time else []),
         *([f"windows    none: {document.no_window}"] if document.no_window else []),
         *([f"ended      {'; '.join(ends)}"] if ends else []),
@@ -120,12 +123,6 @@ def in_words(document: InfoDocument) -> list[str]:
     lines += [f"skipped    {reason}: {count:,}" for reason, count in document.skipped.items()]
     warnings = other_warnings(document.warnings, document.missing_ranks, document.world_size)
     return lines + [f"warning    {warning}" for warning in warnings]
-
-
-def _steps_in_words(document: InfoDocument) -> str:
-    if document.steps:
-        return f"{document.steps:,} timed, {document.coverage.steps_in_windows:,} of them in deep windows"
-    return f"none{': each deep window counts as one' * (document.coverage.windows > 1)}"
 
 
 def _cost_in_words(document: InfoDocument) -> list[str]:

@@ -412,7 +412,12 @@ def find_pauses(
     return LostTime(
         [*findings, *_long_warm_up(warm_up, series)],
         sorted(pause.step for pauses in (warm_up, *(group.pauses for group in groups)) for pause in pauses),
-        [_describe(group, series, num_ranks).text for group in wanted],
+        [
+            _pauses(group, num_ranks)
+            .then(": {wall_share} of the wall time", wall_share=group.lost_ns / float(series.times.sum()))
+            .text
+            for group in wanted
+        ],
         {
             rank: KeptWaiting(
                 _middle_ns(group), group.recurrence.in_words(), group.lost_ns / series.times.size
@@ -427,12 +432,6 @@ def find_pauses(
 def _is_wanted(group: PauseGroup, num_ranks: int) -> bool:
     """Return whether a job pauses on purpose: all ranks validate, or roll out a policy."""
     return group.kind == VALIDATION and len(group.ranks) == num_ranks
-
-
-def _describe(group: PauseGroup, series: StepSeries, num_ranks: int) -> Observation:
-    """Return the observation of pauses that are not faults."""
-    wall_share = group.lost_ns / float(series.times.sum())
-    return _pauses(group, num_ranks).then(": {wall_share} of the wall time", wall_share=wall_share)
 
 
 def _pauses(group: PauseGroup, num_ranks: int) -> Observation:
@@ -454,7 +453,10 @@ def _groups(pauses: list[Pause], series: StepSeries) -> list[PauseGroup]:
     for pause in pauses:
         by_kind.setdefault("" if pause.kind in _UNEXPLAINED else pause.kind, []).append(pause)
     large = _large(by_kind.pop("", []))
-    kinds = sorted(by_kind.items()) + ([(_mostly(large), large)] if large else [])
+    kinds = sorted(by_kind.items())
+    if large:  # named by the kind that loses most of the time
+        lost = {kind: sum(p.lost_ns for p in large if p.kind == kind) for kind in _UNEXPLAINED}
+        kinds.append((max(lost, key=lost.__getitem__), large))
     return [_group(kind, held, series) for kind, held in kinds if kind != CONTENTION]
 
 
@@ -465,11 +467,6 @@ def _large(pauses: list[Pause]) -> list[Pause]:
     lengths = np.sort([pause.longer_ns for pause in pauses])
     middle = lengths[np.searchsorted(lengths.cumsum(), lengths.sum() / 2)]
     return [pause for pause in pauses if pause.longer_ns >= middle / 2]
-
-
-def _mostly(pauses: list[Pause]) -> str:
-    """Return the unexplained kind that loses most of the time."""
-    return max(_UNEXPLAINED, key=lambda kind: sum(p.lost_ns for p in pauses if p.kind == kind))
 
 
 def _group(kind: str, pauses: list[Pause], series: StepSeries) -> PauseGroup:

@@ -461,7 +461,12 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
     steps = changed_step_times(baseline, even, evened.end)
     before, after = step_lengths(baseline), steps["duration_ns"].to_numpy()
     saved = before - after
-    if before.size < MIN_LATEST or not _costs(saved, before):
+    if before.size < MIN_LATEST:
+        return even, []
+    error = float(saved.std(ddof=1)) / np.sqrt(saved.size)
+    # Correlation has shown that the gain exists.
+    is_clear = saved.mean() >= max(MIN_COST * before.mean(), MIN_SIGNIFICANCE * error)
+    if not is_clear:
         return even, []
     cost, step = float(saved.mean()), float(before.mean())
     observations = (
@@ -479,8 +484,7 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
         observe_replay("equal micro-batches in each step", step - cost, step).then(": all ranks are delayed"),
     )  # fmt: skip
     ranks = tuple(sorted(graph.places))
-    error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / cost
-    sure = round((1 - error) * varied.correlation, 3)
+    sure = round((1 - error / cost) * varied.correlation, 3)
     share = round(cost / step, 4)
     return even, [
         Finding(
@@ -495,12 +499,6 @@ def variation_of(graph: Graph) -> MicroBatches | None:
     batches = _batches(graph)
     varied = variation(batches) if batches.height else None
     return varied if varied and varied.freedom else None
-
-
-def _costs(saved: Ints, base: Ints) -> bool:
-    """Return whether the mean gain is clear and large enough; correlation has shown that it exists."""
-    error = float(saved.std(ddof=1)) / np.sqrt(saved.size)
-    return bool(saved.mean() >= max(MIN_COST * base.mean(), MIN_SIGNIFICANCE * error))
 
 
 def _batches(graph: Graph) -> pl.DataFrame:

@@ -296,7 +296,8 @@ def _why_not_representative(analysis: Analysis) -> NoLimit | None:
     """Return why the recording misrepresents the job: cut traces, or windows that slow steps; else None."""
     if cut := cut_in_words(analysis.run.manifest):
         return NoLimit(cut[0], "copy the truncated traces again, or record again")
-    if slowed_by_windows(analysis) >= FAR:
+    both = deep_and_usual(analysis.steps)  # times of steps in deep windows, as recorded, and of the others
+    if both and both[0] / both[1].typical_ns >= FAR:
         do = "record for longer, with fewer windows (--skip, --every): they slow such short steps too much"
         return NoLimit(WINDOWS_ONLY, do)
     return None
@@ -531,12 +532,6 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"kernels that take {unknown:.0%} of compute are of unknown kind, by their names": unknown >= UNKNOWN,
     }
     return [reason for reason, holds in reasons.items() if holds]
-
-
-def slowed_by_windows(analysis: Analysis) -> float:
-    """Return step time in deep windows, as recorded, over that of other steps; 1 without both kinds."""
-    both = deep_and_usual(analysis.steps)
-    return both[0] / both[1].typical_ns if both else 1.0
 
 
 def unlike_the_others(analysis: Analysis) -> str:

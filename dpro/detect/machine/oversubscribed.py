@@ -130,23 +130,25 @@ def _crowd(host: str, facts: pl.DataFrame, size: int, least: float) -> Crowd | N
 
 def find_crowded_hosts(crowds: Iterable[Crowd], counters: pl.DataFrame) -> list[Finding]:
     """Return one finding per crowded host, with what to do; its cost is the least wait of any rank."""
-    return [_describe(crowd, counters.filter(pl.col("host") == crowd.host)) for crowd in crowds]
-
-
-def _describe(crowd: Crowd, counters: pl.DataFrame) -> Finding:
-    waits = name_range(crowd.least_ns, crowd.most_ns)
-    no_core = observe(
-        "no-core",
-        f"the training threads of its {len(crowd.ranks)} ranks wait for a CPU core for {waits} "
-        "of a step of {step_ns}, in {steady_share} of the latest {steps} steps",
-        ranks=crowd.ranks, least_ns=crowd.least_ns, most_ns=crowd.most_ns, step_ns=crowd.step_ns,
-        steady_share=crowd.steady, steps=crowd.steps,
-    )  # fmt: skip
-    share = round(crowd.least_ns / crowd.step_ns, 4)
-    return Finding(
-        "slow.host", "host", crowd.host, crowd.ranks, share, round(crowd.steady, 3), crowd.least_ns,
-        (no_core, *_observe_cores(counters, crowd), NO_RANK), CAUSE, remedy=FEWER_THREADS,
-    )  # fmt: skip
+    findings = []
+    for crowd in crowds:
+        waits = name_range(crowd.least_ns, crowd.most_ns)
+        no_core = observe(
+            "no-core",
+            f"the training threads of its {len(crowd.ranks)} ranks wait for a CPU core for {waits} "
+            "of a step of {step_ns}, in {steady_share} of the latest {steps} steps",
+            ranks=crowd.ranks, least_ns=crowd.least_ns, most_ns=crowd.most_ns, step_ns=crowd.step_ns,
+            steady_share=crowd.steady, steps=crowd.steps,
+        )  # fmt: skip
+        cores = _observe_cores(counters.filter(pl.col("host") == crowd.host), crowd)
+        share = round(crowd.least_ns / crowd.step_ns, 4)
+        findings.append(
+            Finding(
+                "slow.host", "host", crowd.host, crowd.ranks, share, round(crowd.steady, 3), crowd.least_ns,
+                (no_core, *cores, NO_RANK), CAUSE, remedy=FEWER_THREADS,
+            )
+        )  # fmt: skip
+    return findings
 
 
 def others_use(host: str, used: float, counters: pl.DataFrame) -> bool:

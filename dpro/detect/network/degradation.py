@@ -420,9 +420,12 @@ def with_losses(
     if pairs.is_empty():
         return list(findings)
     wires = wires_of(run)
-    lossy = _findings(
-        pairs, *(_on_one_switch(pairs) if wires is None else (wires, _on_hosts(wires, workers)))
-    )
+    if wires is None:
+        wires, gpus = _on_one_switch(pairs)
+    else:  # a GPU of each host, as a node of the fabric
+        ranks = workers.filter(pl.col("rank").is_in(list(wires.gpus))).sort("rank", descending=True)
+        gpus = {host: wires.gpus[rank] for host, rank in ranks.select("host", "rank").iter_rows()}
+    lossy = _findings(pairs, wires, gpus)
     hosts = dict(workers.select("rank", "host").iter_rows())
     by_name = {finding.component_id: finding for finding, _ in lossy}
     name_of_pair = {pair: finding.component_id for finding, losing in lossy for pair in losing}
@@ -463,12 +466,6 @@ def pairs_of_hosts(counters: pl.DataFrame) -> pl.DataFrame:
         .filter(pl.col("sent") >= MIN_SENT)
         .sort("source", "target")
     )
-
-
-def _on_hosts(wires: Wires, workers: pl.DataFrame) -> dict[str, int]:
-    """Return a GPU of each host, as a node of the fabric."""
-    ranks = workers.filter(pl.col("rank").is_in(list(wires.gpus))).sort("rank", descending=True)
-    return {host: wires.gpus[rank] for host, rank in ranks.select("host", "rank").iter_rows()}
 
 
 def _on_one_switch(pairs: pl.DataFrame) -> tuple[Wires, dict[str, int]]:

@@ -134,12 +134,16 @@ def find_late_ranks(
         together += joint
         named = ranks_of(joint)
         by_excess += [(team, excess, finding) for excess, finding in alone if named.isdisjoint(finding.ranks)]
-    late_alone = _first_per_rank(
-        [finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)]
-    )
-    findings = [*costliest_first(uneven_work)[:1], *together, *late_alone]  # uneven work of one stage at most
-    doubtful = doubtful or len({team.ranks[0] for team, *_ in by_excess}) > 1
-    return costliest_first([_add_doubt(finding) if doubtful else finding for finding in findings])
+    late_alone = [finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)]
+    of_rank = {finding.ranks: finding for finding in reversed(late_alone)}  # the first of each rank
+    uneven_stage = costliest_first(uneven_work)[:1]  # of one stage at most
+    findings = [*uneven_stage, *together, *reversed(of_rank.values())]
+    if doubtful or len({team.ranks[0] for team, *_ in by_excess}) > 1:
+        findings = [
+            replace(finding, confidence=min(finding.confidence, 0.5)).observing(FIRST_CAUSE_UNKNOWN)
+            for finding in findings
+        ]
+    return costliest_first(findings)
 
 
 def _teams(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame) -> list[Team]:
@@ -257,10 +261,6 @@ def _mean_but_pauses(waited_for: Floats) -> float:
 def _cycle(team: Team, excess: Excess) -> float:
     """Return the typical time from the end of one step to that of the next, in ns."""
     return float(np.median((team.own_ns + team.waited_ns)[-excess.num_steps :, excess.column]))
-
-
-def _first_per_rank(findings: list[Finding]) -> list[Finding]:
-    return list({finding.ranks: finding for finding in reversed(findings)}.values())[::-1]
 
 
 def cannot_show(collectives: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
@@ -406,10 +406,6 @@ def _cause(
     if more.get(RUN_QUEUE, 0.0) >= more[CPU]:
         how = how.then(", for which it waits {wait_ns} longer for a core", wait_ns=more[RUN_QUEUE])
     return "slow.compute", "", how, 1.0
-
-
-def _add_doubt(finding: Finding) -> Finding:
-    return replace(finding, confidence=min(finding.confidence, 0.5)).observing(FIRST_CAUSE_UNKNOWN)
 
 
 def messages_unseen(collectives: pl.DataFrame, workers: pl.DataFrame) -> bool:
