@@ -42,7 +42,7 @@ from dpro.extensions.trial.documents import LedgerDocument, TryDocument
 from dpro.extensions.trial.probes import ProbeDocument
 from dpro.ingest.shards import ShardDocument
 from dpro.replay.difference import DifferenceDocument
-from dpro.verdict.demo import DemoDocument
+from dpro.verdict.report import DemoDocument
 from dpro.verdict.verdict import ComparedRuns, Explanation
 
 COMMANDS: dict[str, type[Struct]] = {

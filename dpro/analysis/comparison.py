@@ -37,11 +37,22 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
     usual_ns = device_step_ns(a.steps), device_step_ns(b.steps)
     document = explain(a.built.predictive, b.built.predictive, selection, names, doubts, usual_ns)
     measured = None if selection else typical_change(a.steps, b.steps)
+    # To be read before all contributions.
+    first_doubts = [f"{name}: {run.end.sentence}" for name, run in (("A", a), ("B", b)) if run.end.early]
+    kinds = [_kind_in_words(run) for run in (a, b)]
+    if kinds[0] != kinds[1]:
+        first_doubts.append(f"these are different jobs: {kinds[0]}, and {kinds[1]}")
+    if measured and measured.is_clear and measured.change * document.delta_ms < 0:
+        first_doubts.append(
+            "steps in deep windows changed the other way: the rows do not explain the other steps"
+        )
+    if abs(document.unexplained_ms) > abs(document.delta_ms):
+        first_doubts.append("the unexplained part exceeds the whole change: the rows say little about it")
     return replace(
         document,
         measured=measured,
         commands=difference_in_words(*(shlex.join(run.run.manifest.command) for run in (a, b))),
-        doubts=[*_first_doubts(a, b, document, measured), *doubts],
+        doubts=[*first_doubts, *doubts],
     )
 
 
@@ -78,21 +89,6 @@ def typical_change(a: pl.DataFrame, b: pl.DataFrame) -> TypicalChange | None:
         a_ms=ms(before.typical_ns), b_ms=ms(after.typical_ns), change=round(change, 4),
         between=(round(low, 4), round(high, 4)), a_steps=usual_a.size, b_steps=usual_b.size,
     )  # fmt: skip
-
-
-def _first_doubts(
-    a: Analysis, b: Analysis, document: DifferenceDocument, measured: TypicalChange | None
-) -> list[str]:
-    """Return the doubts to read before all contributions, one line each."""
-    doubts = [f"{name}: {run.end.sentence}" for name, run in (("A", a), ("B", b)) if run.end.early]
-    kinds = [_kind_in_words(run) for run in (a, b)]
-    if kinds[0] != kinds[1]:
-        doubts.append(f"these are different jobs: {kinds[0]}, and {kinds[1]}")
-    if measured and measured.is_clear and measured.change * document.delta_ms < 0:
-        doubts.append("steps in deep windows changed the other way: the rows do not explain the other steps")
-    if abs(document.unexplained_ms) > abs(document.delta_ms):
-        doubts.append("the unexplained part exceeds the whole change: the rows say little about it")
-    return doubts
 
 
 def _kind_in_words(analysis: Analysis) -> str:

@@ -127,7 +127,9 @@ def end_of(evidence: RunEvidence) -> JobEnd:
     rows = evidence.run.rows()
     if ended.height and ended.height == workers.height and (ended["exit_code"] == 0).all() and not status:
         step = _seen(_last_step(evidence))
-        return replace(NOT_WATCHED, how=COMPLETED, step=step, sentence=_completed(evidence))
+        steps = evidence.steps["step"].n_unique()
+        completed = f"The job completed after {steps:,} steps." if steps else "The job completed."
+        return replace(NOT_WATCHED, how=COMPLETED, step=step, sentence=completed)
     if not _recorded(workers) and not rows[PROCESS_GROUPS.name]:
         why = evidence.run.manifest.unrecorded
         if why and status:  # the job failed before any rank was recorded
@@ -217,11 +219,6 @@ def _ended_by(workers: pl.DataFrame, deaths: Sequence[Death], status: int | None
 def _last_step(evidence: EndEvidence) -> int:
     last = evidence.steps["step"].max()
     return last if isinstance(last, int) else -1
-
-
-def _completed(evidence: EndEvidence) -> str:
-    steps = evidence.steps["step"].n_unique()
-    return f"The job completed after {steps:,} steps." if steps else "The job completed."
 
 
 def _sentence(end: JobEnd, evidence: EndEvidence) -> str:

@@ -15,7 +15,7 @@ import polars as pl
 from dpro.arrays import Floats
 from dpro.detect.significance import change_points
 from dpro.documents import DocumentPart
-from dpro.replay.steps import StepSeries, series_outside, step_series
+from dpro.replay.steps import series_outside, step_series
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.words import counted
 
@@ -52,7 +52,7 @@ def step_time_document(steps: pl.DataFrame) -> StepTimeDocument | None:
     The host's time of a single step may end before its devices do, as no further step waits for them.
     """
     series = step_series(steps)
-    if series is None or _is_a_mark(series):
+    if series is None or (series.recorded and not series.by_device and series.steps.size == 1):
         return None
     return StepTimeDocument(
         typical_ms=ms(series.typical_ns),
@@ -74,11 +74,6 @@ def step_time_in_words(steps: pl.DataFrame) -> str:
     return (
         "no step was timed" if step_series(steps) is None else "only one step was recorded, in a deep window"
     )
-
-
-def _is_a_mark(series: StepSeries) -> bool:
-    """Return whether a series is a single step of a deep window, timed by the host."""
-    return series.recorded and not series.by_device and series.steps.size == 1
 
 
 def in_words(document: StepTimeDocument) -> str:

@@ -148,20 +148,17 @@ def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
     )
 
 
-def _starts_off(trust: Trust) -> str:
-    if trust.start_error_ns is None:
-        return "not derived: all are taken from the trace"
-    p50, p95 = map(format_duration, trust.start_error_ns)
-    return f"{p50} (median), {p95} (95th percentile)"
-
-
 def trust_info(trust: Trust) -> list[tuple[str, str]]:
     """Return the fit of the replay as names and values."""
     coverage = trust.coverage
     classified, matched = coverage.kernels_classified, coverage.collectives_matched
+    starts = "not derived: all are taken from the trace"
+    if trust.start_error_ns is not None:
+        p50, p95 = map(format_duration, trust.start_error_ns)
+        starts = f"{p50} (median), {p95} (95th percentile)"
     rows = [
         ("step time off by", f"{trust.error_pct:.2f}% on average"),
-        ("starts off by", _starts_off(trust)),
+        ("starts off by", starts),
         ("collectives found on all ranks", f"{1.0 if matched is None else matched:.1%}"),
         ("collectives outside the window of some rank", f"{coverage.collectives_outside_window or 0.0:.1%}"),
         ("GPU time in known kernels", "no kernels" if classified is None else f"{classified:.1%}"),

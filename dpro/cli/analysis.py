@@ -139,32 +139,28 @@ def _products(paths: Sequence[str]) -> DataFrame:
     """Read the measured matrix products of files, of folders of tables, and of runs.
 
     Raises:
-        InputError: a path cannot be read, or is a folder of something else.
+        InputError: a path cannot be read, or is a folder of something else: traces are not imported, since
+            that takes long.
     """
     import polars
 
-    from dpro.replay.cost.kernels.products import is_table, read_products
-
-    return polars.concat(read_products(path) if is_table(path) else _recorded(path) for path in paths)
-
-
-def _recorded(path: str) -> DataFrame:
-    """Return the matrix products of a run.
-
-    Raises:
-        InputError: the path is a folder of something else; it is not imported, since that takes long.
-    """
     from dpro.analysis.analysis import Analysis
     from dpro.errors import InputError
     from dpro.opening import is_trace_folder
-    from dpro.replay.cost.kernels.products import FILE
+    from dpro.replay.cost.kernels.products import FILE, is_table, read_products
     from dpro.replay.whatif.edits.device import products_of
 
-    if is_trace_folder(path):
-        raise InputError(
-            f"{path}: neither a run nor a folder with {FILE}; `dpro import` turns traces into a run"
-        )
-    return products_of(with_graph(Analysis(open_or_import(path))).built.graph)
+    products = []
+    for path in paths:
+        if is_table(path):
+            products.append(read_products(path))
+            continue
+        if is_trace_folder(path):
+            raise InputError(
+                f"{path}: neither a run nor a folder with {FILE}; `dpro import` turns traces into a run"
+            )
+        products.append(products_of(with_graph(Analysis(open_or_import(path))).built.graph))
+    return polars.concat(products)
 
 
 def with_graph(analysis: Analysis) -> Analysis:

@@ -74,10 +74,18 @@ def attach(
         raise UsageError("give one of --steps, --stacks, --off, --on and -o")
     if (run is None) == (pid is None):
         raise UsageError("name the job by RUN or by --pid")
-    if pid is not None and run is None and steps and copy and _asks_daemon(pid):
-        _profile(pid, steps, copy, timeout_s, as_json)
-        return
-    folder = (run or _run_of(pid)).resolve()
+    if pid is not None:
+        from dpro.collectors.attach import run_of
+
+        run = run_of(pid)
+        if run is None and steps and copy and _profile(pid, steps, copy, timeout_s, as_json):
+            return
+    if run is None:
+        raise InputError(
+            f"process {pid}: not started by `dpro record`; --steps with -o works if it was started with "
+            "KINETO_USE_DAEMON=1"
+        )
+    folder = run.resolve()
     document = _request(folder, steps, switch, stacks, native, timeout_s)
     if copy is not None:
         from msgspec.structs import replace
@@ -128,32 +136,14 @@ def _replies(answers: Answers, kind: type[P]) -> list[P]:
         raise InputError(f"a rank's reply is from another version of dpro ({error})") from error
 
 
-def _run_of(pid: int | None) -> Path:
-    from dpro.collectors.attach import run_of
-
-    assert pid is not None
-    run = run_of(pid)
-    if run is None:
-        raise InputError(
-            f"process {pid}: not started by `dpro record`; --steps with -o works if it was started with "
-            "KINETO_USE_DAEMON=1"
-        )
-    return run
-
-
-def _asks_daemon(pid: int) -> bool:
-    from dpro.collectors.attach import run_of
-    from dpro.collectors.dynolog import listens
-
-    return run_of(pid) is None and listens(pid)
-
-
-def _profile(pid: int, steps: int, run: Path, timeout_s: float, as_json: bool) -> None:
-    """Profile a job that is not being recorded, and import the traces."""
+def _profile(pid: int, steps: int, run: Path, timeout_s: float, as_json: bool) -> bool:
+    """Profile a job that is not being recorded, and import the traces; return False if it does not listen."""
     from dpro.collectors.attach import ProfileDocument
-    from dpro.collectors.dynolog import profile
+    from dpro.collectors.dynolog import listens, profile
     from dpro.ingest.importer import import_sources
 
+    if not listens(pid):
+        return False
     with TemporaryDirectory(prefix="dpro-attach-") as folder:
         with stderr_console().status(f"waiting for {steps} steps"):
             traces = profile(pid, steps, Path(folder), timeout_s)
@@ -162,6 +152,7 @@ def _profile(pid: int, steps: int, run: Path, timeout_s: float, as_json: bool) -
         print_json(ProfileDocument(run=str(run), ranks=manifest.ranks, warnings=manifest.warnings))
     else:
         console().print(f"ranks {', '.join(map(str, manifest.ranks))} are in {run}")
+    return True
 
 
 def first_window(answers: Answers) -> Mapping[str, Any]:

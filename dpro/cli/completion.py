@@ -13,7 +13,6 @@ from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from dpro.plugins import Command
-    from dpro.replay.whatif.edit import Edit
 
 VARIABLE = "_DPRO_COMPLETE"  # click's variable for a program named dpro
 SHELLS = ("bash", "zsh", "fish")
@@ -47,21 +46,17 @@ def edits(_context: click.Context, _option: click.Parameter, typed: str) -> list
     if not colon:
         named = [(f"{kind.name}:" if keys_of(kind) else kind.name, kind.summary) for kind in all_kinds()]
         return matching(named, typed)
-    return matching(_key_completions(kind_named(name), typed, given), typed) if name in EDITS else []
-
-
-def _key_completions(edit: type[Edit], typed: str, given: str) -> list[tuple[str, str]]:
-    """Return completions of an edit's keys and values, each the whole word with its description."""
-    from dpro.replay.whatif.grammar import keys_of
-
-    keys = keys_of(edit)
+    if name not in EDITS:
+        return []
+    keys = keys_of(kind_named(name))
     *before, last = given.split(",")
     done = typed.removesuffix(last)
     key, equals, _ = last.partition("=")
     if equals:
-        return [(f"{done}{key}={word}", "") for word in (keys[key].choices if key in keys else ())]
-    given_keys = {part.partition("=")[0] for part in before}
-    return [(f"{done}{name}=", key.help) for name, key in keys.items() if name not in given_keys]
+        choices = keys[key].choices if key in keys else ()
+        return matching([(f"{done}{key}={word}", "") for word in choices], typed)
+    left = keys.keys() - {part.partition("=")[0] for part in before}
+    return matching([(f"{done}{name}=", key.help) for name, key in keys.items() if name in left], typed)
 
 
 def ranges(_context: click.Context, option: click.Parameter, typed: str) -> list[CompletionItem]:

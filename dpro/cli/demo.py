@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpro.cli.analysis import analyse
+from dpro.cli.analysis import analyse, open_or_import
 from dpro.cli.diagnose import print_diagnosis
 from dpro.cli.output import json_option, print_json, stderr_console
 from dpro.errors import DproError
@@ -59,7 +59,7 @@ def demo(output: Path | None, as_json: bool) -> None:
 
     if find_spec("torch") is None:
         click.echo("PyTorch is not installed: explaining a run that ships with dpro instead.\n", err=as_json)
-        faulty, healthy = sample_run(SAMPLE), None
+        faulty, healthy = sample_run(), None
     else:
         folder = output or Path(time.strftime("dpro-demo-%Y%m%d-%H%M%S"))
         faulty = _record(
@@ -68,11 +68,11 @@ def demo(output: Path | None, as_json: bool) -> None:
         healthy = _record(folder / "healthy")
     analysis = analyse(str(faulty))
     diagnosis = diagnose_replay(analysis)
-    saved = _really_saved(analysis, healthy) if healthy else None
+    saved = ms(typical_step_ns(analysis.run) - typical_step_ns(open_or_import(healthy))) if healthy else None
     if as_json:
         from dpro.analysis.answers.diagnosis import diagnosis_document
         from dpro.analysis.answers.replay import replay_document
-        from dpro.verdict.demo import DemoDocument
+        from dpro.verdict.report import DemoDocument
 
         document = DemoDocument(
             run=analysis.run.label,
@@ -86,7 +86,11 @@ def demo(output: Path | None, as_json: bool) -> None:
     _section("What was recorded")
     _print_recorded(analysis)
     _section("How well the replay matches the measurements")
-    _print_fit(analysis)
+    trust = analysis.trust
+    matched = trust.coverage.collectives_matched
+    click.echo(f"  step time within {trust.error_pct:.2f}% on average")
+    click.echo(f"  collectives found on all ranks: {1.0 if matched is None else matched:.0%}")
+    click.echo(f"  unexplained time: {trust.coverage.time_unexplained:.1%}")
     _section("In short")
     for line in lines_of(explain(analysis)):
         click.echo(line)
@@ -101,15 +105,15 @@ def demo(output: Path | None, as_json: bool) -> None:
         click.echo(f"  {_dpro()} {command} {faulty}  # {what}")
 
 
-def sample_run(name: str) -> Path:
-    """Return the folder of a sample run that ships with dpro.
+def sample_run() -> Path:
+    """Return the folder of the sample run with a slow rank, which ships with dpro.
 
     Raises:
         DproError: this installation lacks the sample run.
     """
     from importlib.resources import files
 
-    folder = Path(str(files("dpro.sample_traces"))) / name
+    folder = Path(str(files("dpro.sample_traces"))) / SAMPLE
     if not folder.is_dir():
         raise DproError(f"{folder}: this installation lacks the sample runs; install dpro-toolkit again")
     return folder
@@ -142,13 +146,6 @@ def _record(run: Path, *arguments: str) -> Path:
     return run
 
 
-def _really_saved(analysis: Analysis, healthy: Path) -> float:
-    """Return the measured difference of the two jobs' typical steps, in ms."""
-    from dpro.cli.analysis import open_or_import
-
-    return ms(typical_step_ns(analysis.run) - typical_step_ns(open_or_import(healthy)))
-
-
 def typical_step_ns(run: Run) -> float:
     """Return the typical step of a run, in ns; 0 without steps."""
     from dpro.replay.steps import step_series, steps_of
@@ -163,14 +160,6 @@ def _print_recorded(analysis: Analysis) -> None:
     click.echo(f"  {len(manifest.ranks)} of {manifest.world_size} ranks of a real DDP job on gloo")
     click.echo(f"  {per_rank} steps on each, and {rows['collectives']} collective calls")
     click.echo(f"  {rows['spans']:,} spans in {analysis.trust.steps.height} steps recorded in depth")
-
-
-def _print_fit(analysis: Analysis) -> None:
-    trust = analysis.trust
-    matched = trust.coverage.collectives_matched
-    click.echo(f"  step time within {trust.error_pct:.2f}% on average")
-    click.echo(f"  collectives found on all ranks: {1.0 if matched is None else matched:.0%}")
-    click.echo(f"  unexplained time: {trust.coverage.time_unexplained:.1%}")
 
 
 def _section(title: str) -> None:

@@ -44,6 +44,7 @@ def diagnose(runs: tuple[str, ...], as_json: bool, **given: Any) -> None:
     """
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.diagnosis import diagnose_replay, diagnose_tables, diagnosis_document
+    from dpro.detect.findings_log import describe_logged
 
     alone = _diagnose_logs(runs) or (_diagnose_dumps(Path(runs[0])) if is_trace_folder(runs[0]) else None)
     if alone is not None:
@@ -64,7 +65,10 @@ def diagnose(runs: tuple[str, ...], as_json: bool, **given: Any) -> None:
         print_json(extended("answered", document, analysis.run))
         return
     print_diagnosis(diagnosis, _limits(analysis, diagnosis))
-    _print_rest(diagnosis)
+    for line in describe_logged(list(diagnosis.while_it_ran)):
+        console().print(f"while it ran, {line}")
+    for line in diagnosis.end.can_say:
+        console().print(f"{capitalised(line)}.")
     for print_more in hooks_of("printed"):
         print_more(analysis.run)
 
@@ -106,16 +110,6 @@ def _diagnose_dumps(folder: Path) -> Diagnosis | None:
     return diagnose_dumps(str(folder), dumps.frames, dumps.manifest)
 
 
-def _print_rest(diagnosis: Diagnosis) -> None:
-    """Print the findings of `dpro watch`, and what the run can still answer."""
-    from dpro.detect.findings_log import describe_logged
-
-    for line in describe_logged(list(diagnosis.while_it_ran)):
-        console().print(f"while it ran, {line}")
-    for line in diagnosis.end.can_say:
-        console().print(f"{capitalised(line)}.")
-
-
 def print_diagnosis(diagnosis: Diagnosis, limits: str = "") -> None:
     """Print a diagnosis.
 
@@ -123,55 +117,32 @@ def print_diagnosis(diagnosis: Diagnosis, limits: str = "") -> None:
         limits: what limits the job, printed if nothing is at fault.
     """
     from dpro.analysis.answers.diagnosis import CALLS, LOGS
-
-    if diagnosis.basis in (LOGS, CALLS):
-        _print_hangs(diagnosis)
-    else:
-        _print_findings(diagnosis, limits)
-        _print_slowdown(diagnosis.slowdown)
-
-
-def _print_hangs(diagnosis: Diagnosis) -> None:
-    from dpro.analysis.answers.diagnosis import LOGS
-
-    out = console()
-    if not diagnosis.findings:
-        from_calls = "No hang found in these calls; they do not show what is slow."
-        from_logs = "" if diagnosis.end.bad else "No rank at fault found in these logs."
-        if said := from_logs if diagnosis.basis == LOGS else from_calls:
-            out.print(said)
-    _print_each(diagnosis)
-    for note in diagnosis.notes:
-        out.print(f"  note: {note}")
-    for reason in diagnosis.unknown:
-        out.print(f"  not known: {reason}")
-
-
-def _print_each(diagnosis: Diagnosis) -> None:
     from dpro.detect.words import describe_all
 
+    out, of_hangs = console(), diagnosis.basis in (LOGS, CALLS)
+    if not diagnosis.findings and (said := _nothing_found(diagnosis, limits)):
+        out.print(said)
     for described in describe_all(diagnosis.findings, diagnosis.workers):
-        console().print(described.headline)
+        out.print(described.headline)
         for line in described.details:
-            console().print(f"  {line}")
-
-
-def _print_findings(diagnosis: Diagnosis, limits: str) -> None:
-    out = console()
-    if not diagnosis.findings:
-        out.print(_nothing_wrong(diagnosis, limits))
-    _print_each(diagnosis)
+            out.print(f"  {line}")
     for note in diagnosis.notes:
         out.print(f"  note: {note}")
-    if diagnosis.findings and not diagnosis.answerable:
+    if diagnosis.findings and not diagnosis.answerable and not of_hangs:
         out.print("  not known: what deep windows show, since their replay does not fit the trace")
     for reason in diagnosis.unknown:
         out.print(f"  not known: {reason}")
+    if diagnosis.slowdown is not None and not of_hangs:
+        _print_slowdown(diagnosis.slowdown)
 
 
-def _nothing_wrong(diagnosis: Diagnosis, limits: str) -> str:
-    from dpro.analysis.answers.diagnosis import REPLAY
+def _nothing_found(diagnosis: Diagnosis, limits: str) -> str:
+    from dpro.analysis.answers.diagnosis import CALLS, LOGS, REPLAY
 
+    if diagnosis.basis == CALLS:
+        return "No hang found in these calls; they do not show what is slow."
+    if diagnosis.basis == LOGS:
+        return "" if diagnosis.end.bad else "No rank at fault found in these logs."
     if not diagnosis.answerable:
         if diagnosis.steps.filter(diagnosis.steps["window"] < 0)["step"].n_unique() >= MIN_STEPS_OUTSIDE:
             return (
@@ -186,10 +157,7 @@ def _nothing_wrong(diagnosis: Diagnosis, limits: str) -> str:
     return f"{healthy} `dpro RUN` shows what would help."
 
 
-def _print_slowdown(slowdown: Slowdown | None) -> None:
-    """Print the slowdown against equally fast operations, if known."""
-    if slowdown is None:
-        return
+def _print_slowdown(slowdown: Slowdown) -> None:
     out = console()
     out.print(
         "With every operation as fast as others of its kind typically are, the step would be "

@@ -73,7 +73,11 @@ def doctor(python: str, folder: Path, as_json: bool) -> None:
         ready = all(check.state != "missing" for check in checks)
         print_json(ReadinessDocument(ready=ready, checks=checks))
     else:
-        _print(checks)
+        out = console()
+        for check in checks:
+            out.print(f"{MARKS[check.state]}  {check.name:<12} {check.what}")
+            if check.advice:
+                out.print(f"{'':16} {check.advice}")
     if any(check.state == "missing" for check in checks):
         raise SystemExit(1)
 
@@ -100,7 +104,7 @@ def examine(python: str, folder: Path) -> Iterator[Check]:
 def loops() -> Iterator[Check]:
     """Compile the loops of imports and analyses by explaining a sample run; yield nothing without numba."""
     from dpro.analysis.analysis import Analysis
-    from dpro.cli.demo import SAMPLE, sample_run
+    from dpro.cli.demo import sample_run
     from dpro.collectors.readiness import READY, Check
     from dpro.compiled import can_compile
     from dpro.ingest.kineto.columns import Columns, Memory
@@ -111,7 +115,7 @@ def loops() -> Iterator[Check]:
 
     if not can_compile():
         return
-    run = open_path(sample_run(SAMPLE))
+    run = open_path(sample_run())
     Scanner(Columns(), Memory())
     build_graph(run)  # in addition, since the analysis may find the graph in the cache
     explain(Analysis(run))
@@ -153,11 +157,3 @@ def recording(python: str) -> Check:
             )
         why = "; ".join(opened.manifest.warnings) or f"{steps} steps, {spans} spans"
         return Check("recording", MISSING, f"a tiny job was not recorded: {why}", LIMITS)
-
-
-def _print(checks: list[Check]) -> None:
-    out = console()
-    for check in checks:
-        out.print(f"{MARKS[check.state]}  {check.name:<12} {check.what}")
-        if check.advice:
-            out.print(f"{'':16} {check.advice}")

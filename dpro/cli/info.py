@@ -67,7 +67,7 @@ def _clocks_in_words(clocks: ClocksDocument) -> list[str]:
 
 def in_words(document: InfoDocument) -> list[str]:
     """Return the lines of a document, for people: one fact per line, missing data last."""
-    from dpro.analysis.answers.info import telemetry_in_words
+    from dpro.analysis.answers.info import how_ended, telemetry_in_words
     from dpro.analysis.step_time import after_window_in_words
     from dpro.analysis.step_time import in_words as in_words_of_time
     from dpro.analysis.summary import other_warnings, ranks_recorded
@@ -75,6 +75,18 @@ def in_words(document: InfoDocument) -> list[str]:
     from dpro.replay.job_kind import kind_in_words
 
     coverage = document.coverage
+    steps = f"none{': each deep window counts as one' * (coverage.windows > 1)}"
+    if document.steps:
+        steps = f"{document.steps:,} timed, {coverage.steps_in_windows:,} of them in deep windows"
+    same: dict[str, list[int]] = {}
+    for end in document.ended:
+        same.setdefault(end.how, []).append(end.rank)
+    ends = [
+        f"{ranks_in_words(ranks)}: {how}" for how, ranks in sorted(same.items(), key=lambda item: item[1])
+    ]
+    status = document.exit_status
+    if ends and status is not None:
+        ends.append(f"the job: {how_ended(status if status >= 0 else -1, -status if status < 0 else -1)}")
     lines = [
         f"run        {document.run}",
         *([f"cache      {document.cache}"] if document.cache else []),
@@ -88,10 +100,11 @@ def in_words(document: InfoDocument) -> list[str]:
         f"GPUs       {', '.join(document.gpus) or 'none recorded'}",
         *_clocks_in_words(document.clocks),
         *(f"telemetry  {line}" for line in telemetry_in_words(document.telemetry)),
-        f"steps      {_steps_in_words(document)}",
+        f"steps      {steps}",
         *([f"step time  {in_words_of_time(document.step_time)}"] if document.step_time else []),
         *([f"windows    none: {document.no_window}"] if document.no_window else []),
-        *_ended_in_words(document),
+        *([f"ended      {'; '.join(ends)}"] if ends else []),
+        *(f"attempt    before this one: {path}" for path in document.attempts),
         *(f"watched    {line}" for line in describe_logged(document.while_it_ran)),
         *(f"changed    {line}" for line in changes_in_words(document.applied)),
         f"rows       {rows_in_words(document)}",
@@ -110,30 +123,6 @@ def in_words(document: InfoDocument) -> list[str]:
     lines += [f"skipped    {reason}: {count:,}" for reason, count in document.skipped.items()]
     warnings = other_warnings(document.warnings, document.missing_ranks, document.world_size)
     return lines + [f"warning    {warning}" for warning in warnings]
-
-
-def _steps_in_words(document: InfoDocument) -> str:
-    if document.steps:
-        return f"{document.steps:,} timed, {document.coverage.steps_in_windows:,} of them in deep windows"
-    return f"none{': each deep window counts as one' * (document.coverage.windows > 1)}"
-
-
-def _ended_in_words(document: InfoDocument) -> list[str]:
-    """Return how the job and its ranks ended, with equal ends joined, and the paths of earlier attempts."""
-    from dpro.analysis.answers.info import how_ended
-
-    same: dict[str, list[int]] = {}
-    for end in document.ended:
-        same.setdefault(end.how, []).append(end.rank)
-    ends = [
-        f"{ranks_in_words(ranks)}: {how}" for how, ranks in sorted(same.items(), key=lambda item: item[1])
-    ]
-    status = document.exit_status
-    if ends and status is not None:
-        ends.append(f"the job: {how_ended(status if status >= 0 else -1, -status if status < 0 else -1)}")
-    return ([f"ended      {'; '.join(ends)}"] if ends else []) + [
-        f"attempt    before this one: {path}" for path in document.attempts
-    ]
 
 
 def _cost_in_words(document: InfoDocument) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,8 @@ if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.replay import (
         HostClock,
-        LinkCostDocument,
         PathPart,
-        RankFit,
         ReplayDocument,
-        StepFit,
     )
     from dpro.selection import Ranges
 
@@ -79,60 +76,61 @@ def replay(
 
 
 def _print(analysis: Analysis, document: ReplayDocument) -> None:
+    from rich.table import Table
+
+    from dpro.analysis.step_time import usual_step_in_words
+    from dpro.analysis.unanswered import pretended_lines
+    from dpro.replay.whatif.predict import measured_ns
+
     out = console()
     graph, manifest, condensed = analysis.outline.graph, analysis.run.manifest, analysis.condensed
     sizes = f"{graph.num_nodes:,} nodes, {graph.edges.source.size:,} edges"
     if condensed is not None:
         sizes = f"{condensed.pooled.num_nodes:,} nodes, condensed rank by rank to {sizes}"
     out.print(f"{analysis.run.label}: {len(manifest.ranks)} of {manifest.world_size} ranks, {sizes}")
-    from dpro.analysis.unanswered import pretended_lines
-
     for line in pretended_lines(manifest, document.pretended):
         out.print(line)
-    for line in _usual_step(analysis):
-        out.print(line)
+    if not manifest.is_pretended and not analysis.outline.of_operations:
+        with suppress(DproError):  # no complete step, or only interrupted ones
+            # The usual step of the account, since the table below has steps as recorded.
+            recorded_ns = measured_ns(analysis.trust, analysis.baseline)
+            if recorded_ns:
+                out.print(usual_step_in_words(ms(analysis.baseline_ns), ms(recorded_ns)))
     out.print(document.trust.verdict)
     for reason in (*document.reasons, *document.assumed):
         out.print(f"  - {reason}")
     out.print()
-    _print_steps(document.steps)
+    steps = document.steps
+    if steps:
+        table = Table("step", "measured ms", "replayed ms", "error %", box=None, pad_edge=False)
+        for row in steps[:PATH_ROWS]:
+            cells = (row.measured_ms, row.replayed_ms, row.error_pct)
+            table.add_row(str(row.step), *(f"{round(cell, 2) + 0:.2f}" for cell in cells))  # no -0.00
+        out.print(table)
+        if len(steps) > PATH_ROWS:
+            out.print(f"… and {len(steps) - PATH_ROWS} more steps (--json has all)")
     _print_fit(document)
     _print_starts(document)
-    _print_ranks(document.ranks)
+    worst = max(document.ranks, key=lambda row: row.span_start_error_us.p95 or 0.0, default=None)
+    if worst is not None and len(document.ranks) > 1:
+        error, late_us = worst.error_pct, worst.span_start_error_us.p95
+        of_steps = "" if error is None else f"its steps within {error:.2f}%, "
+        late = "no starts" if late_us is None else f"starts within {_us(late_us)} (95th percentile)"
+        out.print(f"  worst rank  {worst.rank}: {of_steps}{late}")
     overlap = document.overlap_slowdown
     if overlap is not None:
         out.print("\nBeside communication, kernels take ", end="")
         out.print(f"x{overlap.factor:.2f} as long ({overlap.low:.2f} to {overlap.high:.2f})")
-    _print_communication(document.communication)
+    if document.communication:
+        out.print("\nCommunication costs (payload per time; latency where sizes vary enough to infer it):")
+        for cost in document.communication:
+            speed = "" if cost.gbps is None else f"{cost.gbps:.4g} +- {cost.gbps_error:.2g} GB/s"
+            began = cost.latency_us
+            latency = "" if began is None else f", {began:.0f} +- {cost.latency_error_us:.0f} us"
+            fits = f"{cost.transfers} transfers within {cost.misfit:.0%}"
+            out.print(f"  {cost.op} in {cost.group or 'a group without a name'}: {speed}{latency} ({fits})")
     _print_clocks(document.clocks)
     _print_path(document.critical_path)
-
-
-def _usual_step(analysis: Analysis) -> Iterator[str]:
-    """Yield a line on the usual step of the account, since the table below it has steps as recorded."""
-    from dpro.analysis.step_time import usual_step_in_words
-    from dpro.replay.whatif.predict import measured_ns
-
-    if analysis.run.manifest.is_pretended or analysis.outline.of_operations:
-        return
-    with suppress(DproError):  # no complete step, or only interrupted ones
-        recorded_ns = measured_ns(analysis.trust, analysis.baseline)
-        if recorded_ns:
-            yield usual_step_in_words(ms(analysis.baseline_ns), ms(recorded_ns))
-
-
-def _print_steps(steps: Sequence[StepFit]) -> None:
-    from rich.table import Table
-
-    if not steps:
-        return
-    out, table = console(), Table("step", "measured ms", "replayed ms", "error %", box=None, pad_edge=False)
-    for row in steps[:PATH_ROWS]:
-        cells = (row.measured_ms, row.replayed_ms, row.error_pct)
-        table.add_row(str(row.step), *(f"{round(cell, 2) + 0:.2f}" for cell in cells))  # no -0.00
-    out.print(table)
-    if len(steps) > PATH_ROWS:
-        out.print(f"… and {len(steps) - PATH_ROWS} more steps (--json has all)")
 
 
 def _print_fit(document: ReplayDocument) -> None:
@@ -156,7 +154,6 @@ def _print_fit(document: ReplayDocument) -> None:
 
 
 def _print_starts(document: ReplayDocument) -> None:
-    """Print which dependencies determine the starts."""
     out, starts, pairs = console(), document.evidence.starts, document.evidence.stream_pairs
     out.print(
         f"  starts set by recorded dependencies  {starts.derived:.1%}, by inferred ones  "
@@ -171,31 +168,8 @@ def _print_starts(document: ReplayDocument) -> None:
     out.print(f"  start times copied from the trace  {starts.anchored:.1%}{fitted}")
 
 
-def _print_ranks(ranks: Sequence[RankFit]) -> None:
-    """Print the rank that fits worst, if there are several ranks."""
-    worst = max(ranks, key=lambda row: row.span_start_error_us.p95 or 0.0, default=None)
-    if worst is not None and len(ranks) > 1:
-        error, start = worst.error_pct, worst.span_start_error_us.p95
-        steps = "" if error is None else f"its steps within {error:.2f}%, "
-        late = "no starts" if start is None else f"starts within {_us(start)} (95th percentile)"
-        console().print(f"  worst rank  {worst.rank}: {steps}{late}")
-
-
 def _us(us: float | None) -> str:
     return format_duration(round((us or 0.0) * NS_PER_US))
-
-
-def _print_communication(costs: Sequence[LinkCostDocument]) -> None:
-    if not costs:
-        return
-    out = console()
-    out.print("\nCommunication costs (payload per time; latency where sizes vary enough to infer it):")
-    for cost in costs:
-        speed = "" if cost.gbps is None else f"{cost.gbps:.4g} +- {cost.gbps_error:.2g} GB/s"
-        began = cost.latency_us
-        latency = "" if began is None else f", {began:.0f} +- {cost.latency_error_us:.0f} us"
-        fits = f"{cost.transfers} transfers within {cost.misfit:.0%}"
-        out.print(f"  {cost.op} in {cost.group or 'a group without a name'}: {speed}{latency} ({fits})")
 
 
 def _print_path(path: Sequence[PathPart]) -> None:

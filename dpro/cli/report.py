@@ -200,26 +200,12 @@ def report(
             print_more(opened)
 
 
-def _print_mean_step(analysis: Analysis, selection: Selection) -> None:
-    """Print pauses, GPU busy share, MFU and throughput, which the verdict lacks.
-
-    For a selection, which has no verdict, print its typical step, too.
-    """
-    from dpro.analysis.mean_step import facts_of, mean_step_of
-    from dpro.analysis.step_time import pauses_in_words, step_time_in_words
-
-    out = console()
-    said = step_time_in_words(analysis.steps) if selection else pauses_in_words(analysis.steps)
-    for line in filter(None, [capitalised(said)]):
-        out.print(line)
-    for name, value in facts_of(mean_step_of(analysis)):
-        out.print(f"{name}: {value}")
-    out.print()
-
-
 def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Selection) -> None:
     """Print the tables, the mean step first."""
+    from dpro.analysis.mean_step import facts_of, mean_step_of
+    from dpro.analysis.step_time import pauses_in_words, step_time_in_words
     from dpro.analysis.unanswered import pretended_lines
+    from dpro.replay.phases import limit_in_words
     from dpro.verdict.verdict import explain
     from dpro.verdict.words import lines_of
 
@@ -230,12 +216,31 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
         out.print(line)
     if not selection:
         print_lines(lines_of(explain(analysis)))
-    _print_mean_step(analysis, selection)
+    # What the verdict lacks; a selection has no verdict, so its typical step, too.
+    said = step_time_in_words(analysis.steps) if selection else pauses_in_words(analysis.steps)
+    for line in filter(None, [capitalised(said)]):
+        out.print(line)
+    for name, value in facts_of(mean_step_of(analysis)):
+        out.print(f"{name}: {value}")
+    out.print()
     out.print(_step_table(analysis.usual_breakdown))
     if tables.stages.height:
-        out.print(_stage_table(tables.stages))
+        cells = [
+            [
+                *map(str, (row["stage"], row["ranks"], row["steps"])),
+                *(_ms(row[part]) for part in ("pipeline_ns", "compute_ns", "bubble_ns")),
+                f"{row['bubble_share']:.1%}",
+            ]
+            for row in tables.stages.iter_rows(named=True)
+        ]
+        header = ["stage", "ranks", "steps", "pipeline ms", "compute ms", "bubble ms", "bubble"]
+        out.print(_table("How long each stage of the pipeline is idle", header, cells))
     if tables.phases.height:
-        out.print(_phase_table(tables.phases))
+        cells = [
+            [row["phase"], _ms(row["duration_ns"]), f"{row['share']:.1%}", limit_in_words(row)]
+            for row in tables.phases.iter_rows(named=True)
+        ]
+        out.print(_table("Phases of a step", ["phase", "ms", "share", "limit"], cells))
     title = (
         "GPU kernels in deep windows"
         if tables.on_gpu
@@ -297,19 +302,6 @@ def _step_table(steps: pl.DataFrame) -> RenderableType:
     return _table(f"Where the usual {whole} of each rank goes{of_each}", header, cells)
 
 
-def _stage_table(stages: pl.DataFrame) -> RenderableType:
-    cells = [
-        [
-            *map(str, (row["stage"], row["ranks"], row["steps"])),
-            *(_ms(row[part]) for part in ("pipeline_ns", "compute_ns", "bubble_ns")),
-            f"{row['bubble_share']:.1%}",
-        ]
-        for row in stages.iter_rows(named=True)
-    ]
-    header = ["stage", "ranks", "steps", "pipeline ms", "compute ms", "bubble ms", "bubble"]
-    return _table("How long each stage of the pipeline is idle", header, cells)
-
-
 def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType:
     everything = float(kernels["total_ns"].sum())
     room = max(console().width - _BESIDE_NAME, _MIN_NAME)
@@ -321,16 +313,6 @@ def _kernel_table(kernels: pl.DataFrame, top: int, title: str) -> RenderableType
     ]
     header = ["name", "count", "total ms", "share"]
     return _table(f"{title}: {min(top, kernels.height)} of {kernels.height}", header, cells)
-
-
-def _phase_table(phases: pl.DataFrame) -> RenderableType:
-    from dpro.replay.phases import limit_in_words
-
-    cells = [
-        [row["phase"], _ms(row["duration_ns"]), f"{row['share']:.1%}", limit_in_words(row)]
-        for row in phases.iter_rows(named=True)
-    ]
-    return _table("Phases of a step", ["phase", "ms", "share", "limit"], cells)
 
 
 def _module_table(tables: ReportTables, top: int, ranks: str) -> RenderableType:

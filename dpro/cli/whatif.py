@@ -340,7 +340,7 @@ def _print(
         trial: command that tries the edits; empty if none can, None for the default command.
     """
     from dpro.analysis.step_time import usual_step_in_words
-    from dpro.analysis.summary import WORTH_SHOWING
+    from dpro.analysis.summary import HEADINGS, WORTH_SHOWING, group_of
     from dpro.analysis.unanswered import pretended_lines
 
     out, document = console(), answer.document
@@ -360,18 +360,25 @@ def _print(
         changes = changes[:MAX_CHANGES]
     mended = [row for row in worth if not row.is_advice and " ".join(map(str, row.edits)) in advised]
     bounds = [row for row in worth if listed.bounds and not row.is_advice and row not in mended]
-    shown = _in_blocks([*mended, *changes, *bounds], document.answerable, mended)
+    shown = sorted(
+        [*mended, *changes, *bounds],
+        key=lambda row: list(HEADINGS).index(group_of(row, document.answerable, row in mended)),
+    )
     _print_blocks(shown, document.answerable, mended)
     left = len(answer.predictions) - len(worth) + len(document.little)
     if left and listed.changes:
         out.print(f"{left} more would change little or nothing (--json has them)")
     first = shown[0] if shown and shown[0] in mended else None
     _print_how(changes, run, first, trial)
-    _print_rest(len(worth) - len(shown), len(document.refused), listed)
+    hidden, refused = len(worth) - len(shown), len(document.refused)
+    more = [f"{hidden} more (--all)"] if hidden and not listed.changes else []
+    more += [f"{refused} not answerable (--why-not)"] if refused and not listed.refused else []
+    if more:
+        out.print("; ".join(more))
     for pair in document.interactions if listed.changes else ():
-        more = "more" if pair.together_ms > pair.apart_ms else "less"
+        how = "more" if pair.together_ms > pair.apart_ms else "less"
         saved = f"{pair.together_ms:.2f} ms) than in sum ({pair.apart_ms:.2f} ms"
-        out.print(f"  {' and '.join(pair.edits)} save {more} together ({saved})")
+        out.print(f"  {' and '.join(pair.edits)} save {how} together ({saved})")
     for line in document.widened:
         out.print(line)
     if document.untried:
@@ -380,29 +387,12 @@ def _print(
         out.print(line)
 
 
-def _print_rest(left: int, refused: int, listed: Listed) -> None:
-    """Print how many predictions are not listed, and the options that list them."""
-    more = [f"{left} more (--all)"] if left and not listed.changes else []
-    more += [f"{refused} not answerable (--why-not)"] if refused and not listed.refused else []
-    if more:
-        console().print("; ".join(more))
-
-
 def refused_in_words(refused: Sequence[Refusal]) -> list[str]:
     """Return one line per reason for which edits were not answered."""
     edits: dict[str, list[str]] = {}
     for refusal in refused:
         edits.setdefault(refusal.reason, []).append(str(refusal.edit))
     return [one_line(f"not answered: {', '.join(names)}: {reason}") for reason, names in edits.items()]
-
-
-def _in_blocks(
-    rows: Sequence[Prediction], answerable: bool, mended: Sequence[Prediction]
-) -> list[Prediction]:
-    """Return predictions in the order in which `_print_blocks` lists them."""
-    from dpro.analysis.summary import HEADINGS, group_of
-
-    return sorted(rows, key=lambda row: list(HEADINGS).index(group_of(row, answerable, row in mended)))
 
 
 def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequence[Prediction]) -> None:

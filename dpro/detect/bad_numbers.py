@@ -95,7 +95,12 @@ def find_bad_numbers(
         losses, workers: the tables of these names.
         around: tables to compare the step with; None while the job runs.
     """
-    losses = _without_skipped(losses.filter(pl.col("step") >= 0))
+    # Norms that are not finite where a GradScaler skips updates do not count, unless too many in a row.
+    losses = losses.filter(pl.col("step") >= 0)
+    skipped = losses.filter(pl.col("scaled") & (pl.col("kind") == NORM) & ~pl.col("value").is_finite())
+    steps = skipped.select(pl.col("step").unique().sort()).with_columns(run=pl.col("step") - pl.row_index())
+    few = skipped.join(steps.filter(pl.len().over("run") <= MAX_SKIPPED), on="step", how="semi")
+    losses = losses.join(few, on=["rank", "step", "kind"], how="anti")
     bad = losses.filter(~pl.col("value").is_finite())
     shown = [_describe_not_finite(losses, bad)] if bad.height else []
     good = losses.filter(pl.col("step") < bad["step"].min()) if bad.height else losses
@@ -103,14 +108,6 @@ def find_bad_numbers(
     if jumps:
         shown.append(_describe_jump(losses, min(jumps, key=lambda jump: jump.step)))
     return [_finding(*one, workers, around) for one in shown]
-
-
-def _without_skipped(losses: pl.DataFrame) -> pl.DataFrame:
-    """Drop norms that are not finite where a GradScaler skips updates, unless too many in a row."""
-    skipped = losses.filter(pl.col("scaled") & (pl.col("kind") == NORM) & ~pl.col("value").is_finite())
-    steps = skipped.select(pl.col("step").unique().sort()).with_columns(run=pl.col("step") - pl.row_index())
-    few = skipped.join(steps.filter(pl.len().over("run") <= MAX_SKIPPED), on="step", how="semi")
-    return losses.join(few, on=["rank", "step", "kind"], how="anti")
 
 
 def _bad_number_at(rows: pl.DataFrame, losses: pl.DataFrame, kind: str, before: float) -> BadNumber:
@@ -241,7 +238,6 @@ def _finding(
 
 
 def _hosts(workers: pl.DataFrame) -> Iterator[Observation]:
-    """Yield the host and GPU of each rank."""
     for rank, host, gpu, model in workers.select("rank", "host", "gpu_uuid", "gpu_name").iter_rows():
         text = f"rank {{rank}} runs on host {{host}}{', GPU {gpu} ({model})' if gpu else ''}"
         yield observe("runs-on", text, rank=rank, host=host, gpu=gpu, model=model)

@@ -306,17 +306,16 @@ def describe_logged(findings: Iterable[LoggedFinding]) -> list[str]:
     lines = []
     for finding in findings:
         when = time_of_day(finding.time_ns)
-        until = f", {_end_in_words(finding)}" if finding.over_ns > 0 else ""
+        until = ""
+        if finding.over_ns > 0:
+            over = time_of_day(finding.over_ns)
+            until = f", withdrawn at {over} because {finding.why}"
+            if finding.why == JOB_ENDED:
+                until = f", held until the job ended at {over}"
         kind, ident = finding.component.kind, finding.component.id
         component = ident if kind == "job" else f"{kind} {ident}"
         lines.append(f"at {when}, step {finding.step}: {class_in_words(finding.class_)}: {component}{until}")
     return lines
-
-
-def _end_in_words(logged: LoggedFinding) -> str:
-    when = time_of_day(logged.over_ns)
-    held = logged.why == JOB_ENDED
-    return f"held until the job ended at {when}" if held else f"withdrawn at {when} because {logged.why}"
 
 
 def time_of_day(time_ns: int) -> str:

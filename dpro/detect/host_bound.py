@@ -111,7 +111,6 @@ def _idle_shares(breakdown: pl.DataFrame) -> NDArray[np.float64]:
 
 
 def _observe_gpu_use(breakdown: pl.DataFrame) -> Observation:
-    """Return the observation of what GPUs do in a step."""
     total = {name: float(breakdown[name].sum()) for name in NANOSECONDS}
     total["duration_ns"] = max(total["duration_ns"], 1.0)
     compute, copying, moving, host, idle = (total[name] / total["duration_ns"] for name in NANOSECONDS[1:])
@@ -247,10 +246,11 @@ def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bo
             ranks=pl.len(),
         )
         .filter(pl.col("ranks") >= pl.col("ranks").max() / 2)  # some samples may be missing
+        .with_columns(is_long=pl.col("data_wait_ns") >= MIN_WAIT * pl.col("duration_ns"))
         .sort("step")
     )
     judged = (
-        (waits.tail(size), _share_of_long_waits(waits.tail(size)))
+        (waits.tail(size), float(waits["is_long"].tail(size).to_numpy().mean()))
         for size in reversed(LATEST_STEPS)
         if size <= waits.height
     )
@@ -274,8 +274,3 @@ def find_input_bound(steps: pl.DataFrame, counters: pl.DataFrame, *, on_gpus: bo
     sure = round(steady * (0.5 if on_gpus else 1.0), 3)
     share = round(least / step, 4)
     return [Finding("slow.host", "job", INPUT_PIPELINE, ranks, share, sure, least, tuple(observations))]
-
-
-def _share_of_long_waits(waits: pl.DataFrame) -> float:
-    """Return the share of steps in which all ranks wait for long."""
-    return float((waits["data_wait_ns"] >= MIN_WAIT * waits["duration_ns"]).to_numpy().mean())

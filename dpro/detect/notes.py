@@ -5,7 +5,7 @@ Takes the context of a run and its findings; returns sentences.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
@@ -29,7 +29,10 @@ from dpro.units import format_duration
 
 def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
     """Return what is worth a sentence but not a finding, one line each."""
-    described = [*_losses_unseen(context)] if Need.STEPS in context.has else []
+    described = []
+    watched = Need.STEPS in context.has and context.run.manifest.options.get("watch_loss")
+    if watched and not context.run.num_rows(LOSSES):
+        described.append("--watch-loss saw no loss: `backward` was never called on a single number")
     described += context.pauses.described if Need.ALWAYS_ON in context.has else []
     if Need.GRAPH not in context.has or not context.run.num_rows(SPANS):
         return described
@@ -39,12 +42,6 @@ def notes_of(context: Context, findings: Sequence[Finding]) -> list[str]:
         *note_waiting(context.recorded, findings),
         *note_idle_gpus(context.recorded, context.breakdown),
     ]
-
-
-def _losses_unseen(context: Context) -> Iterator[str]:
-    """Yield a line if losses were to be watched and none was seen."""
-    if context.run.manifest.options.get("watch_loss") and not context.run.num_rows(LOSSES):
-        yield "--watch-loss saw no loss: `backward` was never called on a single number"
 
 
 # A rank that causes most waiting, at no cost.
@@ -73,7 +70,9 @@ def note_waiting(baseline: Baseline, findings: Sequence[Finding]) -> list[str]:
     if rank in named or most < (1 + 1 / ranks) / 2 * total:
         return []
     per = ranks * steps
-    if total < MIN_WAITING * per * _mean_step(graph):
+    timed = step_times(graph, graph.nodes.measured_start, graph.nodes.measured_end)
+    step_ns = float(timed["duration_ns"].to_numpy().mean())
+    if total < MIN_WAITING * per * step_ns:
         return []
     for_it = measured.filter(pl.col("last") == rank)
     by_step = for_it.group_by("step").agg(pl.col("wait_ns").sum()).sort("wait_ns")
@@ -123,12 +122,6 @@ def _why_late(baseline: Baseline, rank: int, waited_ns: float) -> str:
         f"it works {format_duration(excess)} longer per step than its peers (most in {first['cause']}: "
         f"{first['example'][:80]}), but other ranks work longer where it counts"
     )
-
-
-def _mean_step(graph: Graph) -> float:
-    """Return the mean measured step time, in ns."""
-    steps = step_times(graph, graph.nodes.measured_start, graph.nodes.measured_end)
-    return float(steps["duration_ns"].to_numpy().mean())
 
 
 def _in_whole_groups(graph: Graph, waited: pl.DataFrame) -> pl.DataFrame:

@@ -66,7 +66,10 @@ def recurrence_of(steps: Ints, seen: Ints) -> Recurrence:
     distances = np.diff(steps)
     if steps.size < MIN_OCCURRENCES:
         return Recurrence(steps, 0, False)
-    for period in _candidates(distances):
+    # The most frequent distances come first, then their common divisor: some occurrences may be unseen.
+    values, counts = np.unique(distances, return_counts=True)
+    ordered = np.append(values[np.lexsort((values, -counts))], np.gcd.reduce(distances))
+    for period in np.asarray(ordered[ordered > 1]):
         if _in_step(steps, seen, period):
             return Recurrence(steps, int(period), True)
     middle = float(np.median(distances))
@@ -74,13 +77,6 @@ def recurrence_of(steps: Ints, seen: Ints) -> Recurrence:
     if middle >= 2 and steps.size > MIN_OCCURRENCES and spread <= ABOUT * middle:
         return Recurrence(steps, round(middle), False)
     return Recurrence(steps, 0, False)
-
-
-def _candidates(distances: Ints) -> Ints:
-    """Return distances, most frequent first, then their common divisor: some occurrences may be unseen."""
-    values, counts = np.unique(distances, return_counts=True)
-    ordered = np.append(values[np.lexsort((values, -counts))], np.gcd.reduce(distances))
-    return np.asarray(ordered[ordered > 1])
 
 
 def _in_step(steps: Ints, seen: Ints, period: int) -> bool:
@@ -165,7 +161,16 @@ def pauses_of(
             for step, (kind, *_) in explained.items()
             if not kind
         }
-    begun = _begun(steps, counters)
+    # Whether a DataLoader that began again had to start its workers, by step.
+    beginnings = counters.filter(pl.col("counter") == _BEGINNING).select("rank", "device", "time_ns")
+    inside = beginnings.sort("time_ns").join_asof(
+        steps.select("rank", "step", "start_ns", "duration_ns").sort("start_ns"),
+        left_on="time_ns", right_on="start_ns", by="rank", check_sortedness=False,
+    )  # fmt: skip
+    inside = inside.filter(pl.col("time_ns") < pl.col("start_ns") + pl.col("duration_ns"))
+    starts = ~pl.col("device").str.contains("persistent") & ~pl.col("device").str.starts_with("0 ")
+    kinds = inside.group_by("step").agg(restart=starts.any()).iter_rows()
+    begun = {step: RESTART if restart else EPOCH for step, restart in kinds}
     pauses = []
     for step, (kind, share, ranks) in explained.items():
         kind = begun.get(step, kind) if kind == DATA else kind
@@ -202,19 +207,15 @@ def _is_one(first: Pause, second: Pause) -> bool:
     return same and (first.ranks == second.ranks or not (first.ranks and second.ranks))
 
 
-def _belongs(series: StepSeries) -> pl.DataFrame:
-    """Return the pause of each step, `step` and `pause`: the step itself, or one that soon follows."""
-    rows, last = [], -1
-    for paused in np.flatnonzero(series.paused).tolist():
-        first = max(paused - LOOK_BACK, last + 1)
-        rows += [(int(series.steps[row]), int(series.steps[paused])) for row in range(first, paused + 1)]
-        last = paused
-    return pl.DataFrame(rows, schema={"step": pl.Int64, "pause": pl.Int64}, orient="row")
-
-
 def _excess_of(series: StepSeries, rows: pl.DataFrame, columns: list[str]) -> pl.DataFrame:
     """Return `pause`, `rank` and the excess of `columns` over the rank's ordinary steps."""
-    belongs = _belongs(series)
+    # Each step belongs to the pause in it, or to one that soon follows.
+    pairs, last = [], -1
+    for paused in np.flatnonzero(series.paused).tolist():
+        first = max(paused - LOOK_BACK, last + 1)
+        pairs += [(int(series.steps[row]), int(series.steps[paused])) for row in range(first, paused + 1)]
+        last = paused
+    belongs = pl.DataFrame(pairs, schema={"step": pl.Int64, "pause": pl.Int64}, orient="row")
     ordinary = rows.filter(
         pl.col("step").is_in(series.steps[~series.paused].tolist())
         & ~pl.col("step").is_in(belongs["step"].implode())
@@ -290,19 +291,6 @@ def _unexplained(
     ranks = tuple(rank for rank, value in more_of_own.items() if value >= EXPLAINED * longer)
     computing = max((more.get(rank, {}).get(_CPU, 0.0) for rank in ranks), default=0.0)
     return BUSY if computing >= EXPLAINED * longer else IDLE, 0.0, ranks
-
-
-def _begun(steps: pl.DataFrame, counters: pl.DataFrame) -> dict[int, str]:
-    """Return the steps in which a DataLoader began again, and whether it had to start its workers."""
-    begun = counters.filter(pl.col("counter") == _BEGINNING).select("rank", "device", "time_ns")
-    inside = begun.sort("time_ns").join_asof(
-        steps.select("rank", "step", "start_ns", "duration_ns").sort("start_ns"),
-        left_on="time_ns", right_on="start_ns", by="rank", check_sortedness=False,
-    )  # fmt: skip
-    inside = inside.filter(pl.col("time_ns") < pl.col("start_ns") + pl.col("duration_ns"))
-    starts = ~pl.col("device").str.contains("persistent") & ~pl.col("device").str.starts_with("0 ")
-    kinds = inside.group_by("step").agg(restart=starts.any()).iter_rows()
-    return {step: RESTART if restart else EPOCH for step, restart in kinds}
 
 
 MIN_WALL_SHARE = 0.03  # of the wall time: every job loses up to this much
@@ -400,7 +388,15 @@ def find_pauses(
     series = step_series(steps)
     if series is None or not series.paused.any():
         return LostTime([], [], [])
-    pauses = merged(_without_our_saving(pauses_of(series, steps, counters, read_own), steps))
+    # Unexplained pauses soon after a deep window do not count: it may still be being saved then.
+    windows = set(steps.filter(pl.col("window") >= 0)["step"].to_list())
+    pauses = merged(
+        [
+            pause
+            for pause in pauses_of(series, steps, counters, read_own)
+            if pause.kind not in _UNEXPLAINED or windows.isdisjoint(range(pause.step - SAVING, pause.step))
+        ]
+    )
     first = series.steps[:WARM_UP] if series.steps[0] <= WARM_UP else series.steps[:0]
     warm_up = [pause for pause in pauses if pause.step in first]
     groups = _groups([pause for pause in pauses if pause.step not in first], series)
@@ -416,7 +412,12 @@ def find_pauses(
     return LostTime(
         [*findings, *_long_warm_up(warm_up, series)],
         sorted(pause.step for pauses in (warm_up, *(group.pauses for group in groups)) for pause in pauses),
-        [_describe(group, series, num_ranks).text for group in wanted],
+        [
+            _pauses(group, num_ranks)
+            .then(": {wall_share} of the wall time", wall_share=group.lost_ns / float(series.times.sum()))
+            .text
+            for group in wanted
+        ],
         {
             rank: KeptWaiting(
                 _middle_ns(group), group.recurrence.in_words(), group.lost_ns / series.times.size
@@ -433,12 +434,6 @@ def _is_wanted(group: PauseGroup, num_ranks: int) -> bool:
     return group.kind == VALIDATION and len(group.ranks) == num_ranks
 
 
-def _describe(group: PauseGroup, series: StepSeries, num_ranks: int) -> Observation:
-    """Return the observation of pauses that are not faults."""
-    wall_share = group.lost_ns / float(series.times.sum())
-    return _pauses(group, num_ranks).then(": {wall_share} of the wall time", wall_share=wall_share)
-
-
 def _pauses(group: PauseGroup, num_ranks: int) -> Observation:
     """Return what ranks do, how long and how often: `rank 1 saves a checkpoint for 20 ms now and then`."""
     return observe(
@@ -449,18 +444,7 @@ def _pauses(group: PauseGroup, num_ranks: int) -> Observation:
 
 
 def _middle_ns(group: PauseGroup) -> float:
-    """Return the median length of the pauses."""
     return float(np.median([pause.longer_ns for pause in group.pauses]))
-
-
-def _without_our_saving(pauses: list[Pause], steps: pl.DataFrame) -> list[Pause]:
-    """Drop unexplained pauses soon after a deep window, which may still be being saved then."""
-    windows = set(steps.filter(pl.col("window") >= 0)["step"].to_list())
-    return [
-        pause
-        for pause in pauses
-        if pause.kind not in _UNEXPLAINED or windows.isdisjoint(range(pause.step - SAVING, pause.step))
-    ]
 
 
 def _groups(pauses: list[Pause], series: StepSeries) -> list[PauseGroup]:
@@ -469,7 +453,10 @@ def _groups(pauses: list[Pause], series: StepSeries) -> list[PauseGroup]:
     for pause in pauses:
         by_kind.setdefault("" if pause.kind in _UNEXPLAINED else pause.kind, []).append(pause)
     large = _large(by_kind.pop("", []))
-    kinds = sorted(by_kind.items()) + ([(_mostly(large), large)] if large else [])
+    kinds = sorted(by_kind.items())
+    if large:  # named by the kind that loses most of the time
+        lost = {kind: sum(p.lost_ns for p in large if p.kind == kind) for kind in _UNEXPLAINED}
+        kinds.append((max(lost, key=lost.__getitem__), large))
     return [_group(kind, held, series) for kind, held in kinds if kind != CONTENTION]
 
 
@@ -480,11 +467,6 @@ def _large(pauses: list[Pause]) -> list[Pause]:
     lengths = np.sort([pause.longer_ns for pause in pauses])
     middle = lengths[np.searchsorted(lengths.cumsum(), lengths.sum() / 2)]
     return [pause for pause in pauses if pause.longer_ns >= middle / 2]
-
-
-def _mostly(pauses: list[Pause]) -> str:
-    """Return the unexplained kind that loses most of the time."""
-    return max(_UNEXPLAINED, key=lambda kind: sum(p.lost_ns for p in pauses if p.kind == kind))
 
 
 def _group(kind: str, pauses: list[Pause], series: StepSeries) -> PauseGroup:

@@ -103,7 +103,12 @@ def analyse_slowdown(graph: Graph) -> OperationsAnalysis:
     by_rank = {rank: free.nodes.rank == rank for rank in sorted(free.places)}
     by_stage = _by_place(free, lambda place: place.stage)
     by_dp = _by_place(free, lambda place: place.dp)
-    by_op = _by_kind(free)
+    work = np.isin(free.nodes.kind, (NodeKind.KERNEL, NodeKind.TRANSFER))
+    kinds: dict[str, list[int]] = {}
+    for code in np.unique(free.nodes.name[work]).tolist():
+        message = _MESSAGE.match(free.names[code])
+        kinds.setdefault(f"{message[1]}-pp-comm" if message else free.names[code], []).append(code)
+    by_op = {kind: work & np.isin(free.nodes.name, kinds[kind]) for kind in sorted(kinds)}
     masks = [*by_rank.values(), *by_stage.values(), *by_dp.values(), *by_op.values()]
     only = [np.where(mask, as_recorded, typical) for mask in masks]
     healed = [np.where(mask, typical, as_recorded) for mask in (by_stage[max(by_stage)], *by_rank.values())]
@@ -111,7 +116,8 @@ def analyse_slowdown(graph: Graph) -> OperationsAnalysis:
     step, even = float(means[0]), float(means[1])
     ratios, after = iter((means[2:] / even).tolist()), means[2 + len(only) :].tolist()
     slowdown_by_rank = {rank: next(ratios) for rank in by_rank}
-    workers = _slowest(slowdown_by_rank)
+    count = int(np.ceil(len(slowdown_by_rank) * SLOWEST_WORKERS))
+    workers = sorted(slowdown_by_rank, key=lambda rank: (-slowdown_by_rank[rank], rank))[:count]
     worst = replayed_steps(free, [np.where(np.isin(free.nodes.rank, workers), typical, as_recorded)]).mean()
     lost = step - even
     slowdown = Slowdown(
@@ -173,21 +179,6 @@ def _by_place(graph: Graph, key: Callable[..., int]) -> dict[int, Bools]:
     for rank, place in graph.places.items():
         ranks.setdefault(key(place), []).append(rank)
     return {value: np.isin(graph.nodes.rank, ranks[value]) for value in sorted(ranks)}
-
-
-def _by_kind(graph: Graph) -> dict[str, Bools]:
-    """Return masks of work nodes by kind of operation."""
-    work = np.isin(graph.nodes.kind, (NodeKind.KERNEL, NodeKind.TRANSFER))
-    kinds: dict[str, list[int]] = {}
-    for code in np.unique(graph.nodes.name[work]).tolist():
-        message = _MESSAGE.match(graph.names[code])
-        kinds.setdefault(f"{message[1]}-pp-comm" if message else graph.names[code], []).append(code)
-    return {kind: work & np.isin(graph.nodes.name, kinds[kind]) for kind in sorted(kinds)}
-
-
-def _slowest(by_rank: Mapping[int, float]) -> list[int]:
-    count = int(np.ceil(len(by_rank) * SLOWEST_WORKERS))
-    return sorted(by_rank, key=lambda rank: (-by_rank[rank], rank))[:count]
 
 
 def diagnose_operations(graph: Graph, analysed: OperationsAnalysis) -> list[Finding]:
@@ -465,9 +456,17 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
     ):
         return graph, []
     even = graph.with_durations(_with_equal_batches(graph, _batches(graph)))
-    before, after = _steps_before_and_after(graph, even)
+    recorded, evened = replay(graph), replay(even)
+    baseline = step_ends(graph, recorded.start, recorded.end)
+    steps = changed_step_times(baseline, even, evened.end)
+    before, after = step_lengths(baseline), steps["duration_ns"].to_numpy()
     saved = before - after
-    if before.size < MIN_LATEST or not _costs(saved, before):
+    if before.size < MIN_LATEST:
+        return even, []
+    error = float(saved.std(ddof=1)) / np.sqrt(saved.size)
+    # Correlation has shown that the gain exists.
+    is_clear = saved.mean() >= max(MIN_COST * before.mean(), MIN_SIGNIFICANCE * error)
+    if not is_clear:
         return even, []
     cost, step = float(saved.mean()), float(before.mean())
     observations = (
@@ -485,8 +484,7 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
         observe_replay("equal micro-batches in each step", step - cost, step).then(": all ranks are delayed"),
     )  # fmt: skip
     ranks = tuple(sorted(graph.places))
-    error = float(saved.std(ddof=1)) / np.sqrt(saved.size) / cost
-    sure = round((1 - error) * varied.correlation, 3)
+    sure = round((1 - error / cost) * varied.correlation, 3)
     share = round(cost / step, 4)
     return even, [
         Finding(
@@ -496,25 +494,11 @@ def equal_batches(graph: Graph) -> tuple[Graph, list[Finding]]:
     ]  # fmt: skip
 
 
-def _steps_before_and_after(graph: Graph, changed: Graph) -> tuple[Ints, Ints]:
-    """Return [S] step times in a graph, and [S] in a changed one, in ns."""
-    before, after = replay(graph), replay(changed)
-    baseline = step_ends(graph, before.start, before.end)
-    steps = changed_step_times(baseline, changed, after.end)
-    return step_lengths(baseline), steps["duration_ns"].to_numpy()
-
-
 def variation_of(graph: Graph) -> MicroBatches | None:
     """Return how micro-batches differ within their steps; None where no step of a rank has two."""
     batches = _batches(graph)
     varied = variation(batches) if batches.height else None
     return varied if varied and varied.freedom else None
-
-
-def _costs(saved: Ints, base: Ints) -> bool:
-    """Return whether the mean gain is clear and large enough; correlation has shown that it exists."""
-    error = float(saved.std(ddof=1)) / np.sqrt(saved.size)
-    return bool(saved.mean() >= max(MIN_COST * base.mean(), MIN_SIGNIFICANCE * error))
 
 
 def _batches(graph: Graph) -> pl.DataFrame:

@@ -8,7 +8,7 @@ beginning, or a slow period no longer than this job's usual ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -91,7 +91,7 @@ def find_regression(
         longer.then("; before it took {before_ns}", before_ns=regression.before_ns),
         *_host_changes(host_facts(steps, counters), regression),
         *_work_changes(read_spans, steps, regression),
-        *_with_first(cause, changed)[:MAX_LINES],
+        *[changed[what] for what in sorted(changed, key=lambda what: what != cause)][:MAX_LINES],
         *islice(errors_since(steps, counters, workers, regression.since), MAX_LINES),
     )
     if len(observations) == 1:
@@ -104,11 +104,6 @@ def find_regression(
             remedy=remedy_of_hold(cause) or remedy_of_errors(observations),
         )
     ]  # fmt: skip
-
-
-def _with_first(cause: str, changed: Mapping[str, Observation]) -> list[Observation]:
-    """Return what changed, the cause first."""
-    return [changed[what] for what in sorted(changed, key=lambda what: what != cause)]
 
 
 def regression_of(

@@ -26,10 +26,10 @@ from dpro.detect.machine.memory_growth import find_memory_growth
 from dpro.detect.machine.oversubscribed import (
     crowds_of,
     find_crowded_hosts,
+    find_shared_gpus,
     with_throttling,
     without_crowded,
 )
-from dpro.detect.machine.shared_gpu import find_shared_gpus
 from dpro.detect.network.degradation import find_communication_bound, find_slower_transfers, with_losses
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import find_slow_network
@@ -349,7 +349,6 @@ def _with_phases(context: Context, findings: list[Finding]) -> list[Finding]:
 
 
 def _with_losses(context: Context, findings: list[Finding]) -> list[Finding]:
-    """Add findings of what loses packets, by TCP's counters."""
     return with_losses(findings, context.counters, context.workers, context.run)
 
 

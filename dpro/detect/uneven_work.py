@@ -95,7 +95,18 @@ def rebalance(baseline: Baseline) -> BalancedJob:
     ]
     if not of_teams:
         return as_it_is
-    even = baseline.under(ScaledWork(GPU_KINDS if resource == ON_GPU else CPU_KINDS, _factors(of_teams)))
+    # The multiple of its time that work takes at equal workloads.
+    frames = [
+        pl.DataFrame(
+            {
+                "rank": np.tile(np.array(ranks, np.int64), steps.size),
+                "step": np.repeat(steps, len(ranks)),
+                "factor": (uneven.equal_ns / uneven.own_ns).ravel(),
+            }
+        )
+        for ranks, steps, uneven in of_teams
+    ]
+    even = baseline.under(ScaledWork(GPU_KINDS if resource == ON_GPU else CPU_KINDS, pl.concat(frames)))
     before, after = baseline.step_ns, baseline.changed_step_ns(even.graph)
     if before.size < MIN_STEPS:
         return as_it_is
@@ -150,21 +161,6 @@ def _explained(
     return None if uneven is None else (ranks, steps, uneven)
 
 
-def _factors(of_teams: list[tuple[list[int], Ints, Uneven]]) -> pl.DataFrame:
-    """Return `rank`, `step` and `factor`: the multiple of its time that work takes at equal workloads."""
-    frames = [
-        pl.DataFrame(
-            {
-                "rank": np.tile(np.array(ranks, np.int64), steps.size),
-                "step": np.repeat(steps, len(ranks)),
-                "factor": (uneven.equal_ns / uneven.own_ns).ravel(),
-            }
-        )
-        for ranks, steps, uneven in of_teams
-    ]
-    return pl.concat(frames)
-
-
 MAX_NAMED = 4_000_000  # spans of a run up to which uneven layers are named: they are read at once
 MAX_ELEMENTS = 1 << 48  # in the inputs of one operator: no memory is larger
 
@@ -176,29 +172,25 @@ def workloads_in_windows(run: Run) -> Mapping[str, pl.DataFrame]:
     counters = run.table(COUNTERS).filter(pl.col("counter") == WORKLOAD)
     loaded = counters.select("rank", start_ns="time_ns", workload="value")
     loaded = loaded.join(steps, on=["rank", "start_ns"])
+    # Operators whose shapes are recorded, with one part at a time in memory.
+    columns = ["rank", "window", "kind", "start_ns", "shapes"]
+    parts = chain([SPANS.empty().select(columns)], run.part_by_part(SPANS, columns))
+    stretches, of_parts = stretches_of(steps.with_columns(END)), []
+    for part in parts:
+        operators = part.filter((pl.col("kind") == "cpu_op") & (pl.col("shapes") != ""))
+        elements = operators.select(pl.col("shapes").unique()).with_columns(
+            workload=pl.col("shapes").map_elements(_elements_of_text, return_dtype=pl.Int64, skip_nulls=False)
+        )
+        rows = operators.join(elements, on="shapes").select("rank", "window", "start_ns", "workload")
+        inside = within_steps(rows, stretches)
+        of_parts.append(inside.group_by("rank", "step").agg(pl.col("workload").sum().cast(pl.Float64)))
+    sums = pl.concat(of_parts)
     frames = {
         ELEMENTS: loaded.select("rank", "step", "workload"),
         RECEIVED: loads_of_ranks(run.table(COLLECTIVES), steps),
-        SHAPES: _shapes(run, steps),
+        SHAPES: sums.group_by("rank", "step").agg(pl.col("workload").sum()),
     }
     return {what: frame.filter(pl.col("workload") > 0) for what, frame in frames.items() if frame.height}
-
-
-def _shapes(run: Run, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return `_per_step` of operators whose shapes are recorded, reading one part at a time into memory."""
-    columns = ["rank", "window", "kind", "start_ns", "shapes"]
-    parts = chain([SPANS.empty().select(columns)], run.part_by_part(SPANS, columns))
-    sums = pl.concat([_per_step(_elements_of_operators(part), steps) for part in parts])
-    return sums.group_by("rank", "step").agg(pl.col("workload").sum())
-
-
-def _elements_of_operators(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return `rank`, `window`, `start_ns` and `workload` of operators."""
-    spans = spans.filter((pl.col("kind") == "cpu_op") & (pl.col("shapes") != ""))
-    elements = spans.select(pl.col("shapes").unique()).with_columns(
-        workload=pl.col("shapes").map_elements(_elements_of_text, return_dtype=pl.Int64, skip_nulls=False)
-    )
-    return spans.join(elements, on="shapes").select("rank", "window", "start_ns", "workload")
 
 
 def _elements_of_text(text: str) -> int:
@@ -216,12 +208,6 @@ def _elements(shapes: Any) -> int:
     if all(isinstance(size, int) for size in shapes):
         return math.prod(shapes)
     return sum(_elements(part) for part in shapes)
-
-
-def _per_step(rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return `rank`, `step` and `workload`: the sum over rows that begin in the step."""
-    inside = within_steps(rows, stretches_of(steps.with_columns(END)))
-    return inside.group_by("rank", "step").agg(pl.col("workload").sum().cast(pl.Float64))
 
 
 # Pipeline stages that have more work than others: every rank of theirs computes longer. A stage's work is

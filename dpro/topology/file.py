@@ -129,7 +129,8 @@ def read(path: Path) -> TopologyFile:
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: is not text: a topology is a TOML file") from error
     except (msgspec.DecodeError, ValueError) as error:
-        raise InputError(f"{path}: {_placed(first_line(error))}") from error
+        said = first_line(error).replace(" - at `$.", ", at `").replace("...", "")  # at `links[3].gbit`
+        raise InputError(f"{path}: {said}") from error
     except RecursionError as error:
         raise InputError(f"{path}: is nested too deep") from error
     try:
@@ -137,11 +138,6 @@ def read(path: Path) -> TopologyFile:
     except UsageError as error:
         raise InputError(f"{path}: {error}") from error
     return topology
-
-
-def _placed(message: str) -> str:
-    """Rewrite the location in a decoder's message: `links[3].gbit`."""
-    return message.replace(" - at `$.", ", at `").replace("...", "")
 
 
 def check(topology: TopologyFile) -> None:

@@ -7,7 +7,7 @@ this a hostlist expression (see the manual of `scontrol show hostnames`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby, product
 from math import prod
 
@@ -92,7 +92,13 @@ def fold(names: Iterable[str]) -> str:
             parts += members
             continue
         numbers = [int(name[len(prefix) :]) for name in members]
-        texts = [_range(run, width) for run in _runs(numbers)]
+        runs: list[tuple[int, int]] = []
+        for number in numbers:
+            if runs and number == runs[-1][1] + 1:
+                runs[-1] = (runs[-1][0], number)
+            else:
+                runs.append((number, number))
+        texts = [_range(run, width) for run in runs]
         alone = len(numbers) == 1
         parts.append(prefix + (texts[0] if alone else f"[{','.join(texts)}]"))
     return ",".join(parts)
@@ -102,16 +108,6 @@ def _stem(name: str) -> tuple[str, int]:
     """Split a name into prefix and number; return the prefix and the count of digits, -1 without a number."""
     match = _NUMBERED.match(name)
     return (match[1], len(match[2])) if match else (name, -1)
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return runs
 
 
 def _range(run: tuple[int, int], width: int) -> str:

@@ -39,8 +39,7 @@ from dpro.replay.whatif.graph_ops.aside import COMPILER
 from dpro.replay.whatif.predict import Prediction
 from dpro.schema import GPU_WORK_KINDS
 from dpro.units import format_bytes, format_duration
-from dpro.verdict import objects
-from dpro.verdict.facts import HostStall, JobFacts, place_of, short_kernel
+from dpro.verdict.facts import BYTES, JobFacts, exchanges_of_objects, place_of, short_kernel
 from dpro.verdict.limits import (
     ALLOCATING,
     ALLOCATOR,
@@ -205,23 +204,16 @@ def first_of(ranked: Sequence[Advice], last: Sequence[Advice] = ()) -> list[Advi
     Args:
         last: shown in addition, at the end, unless advice of its kind is shown already.
     """
-    ranked = _joined_recordings(ranked)
+    # All advice to record more becomes one, as it takes one recording.
+    recordings = [advice for advice in ranked if advice.kind == RECORD_MORE]
+    if len(recordings) > 1:
+        first, *others = recordings
+        joined = replace(first, do="; and ".join(advice.do for advice in recordings))
+        ranked = [joined if advice is first else advice for advice in ranked if advice not in others]
     last = [advice for advice in last if advice.kind not in {shown.kind for shown in ranked[:MAX_ADVICE]}]
     most = MAX_ADVICE - len(last)
     healing = [advice for advice in ranked[most:] if advice.kind == "heal"][:1]
     return [*ranked[: most - len(healing)], *healing, *last]
-
-
-def _joined_recordings(ranked: Sequence[Advice]) -> list[Advice]:
-    """Join all advice to record more into one, as it takes one recording."""
-    recordings = [advice for advice in ranked if advice.kind == RECORD_MORE]
-    if len(recordings) < 2:
-        return [*ranked]
-    first, *others = recordings
-    do = "; and ".join(advice.do for advice in recordings)
-    return [
-        replace(advice, do=do) if advice is first else advice for advice in ranked if advice not in others
-    ]
 
 
 def worth_after(ranked: Sequence[Advice], later: Sequence[Advice]) -> Advice | None:
@@ -434,7 +426,15 @@ def _hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     host = facts.gains_by_limit().get(HOST, 1.0)
     if facts.still is not None:
-        yield _cores(facts, facts.still, host)
+        gain = facts.typical_gain_of(facts.job.with_change(facts.still.ended))
+        yield Advice(
+            "cores",
+            "give each rank CPU cores of its own (more cores, fewer threads, pinned)",
+            partly(gain, 0.75),
+            max(gain, host),
+            "a setting",
+            "calls then take as long as they usually do",
+        )
     launches, slow = facts.launches, facts.slow_launches
     if slow is None:
         return
@@ -508,19 +508,6 @@ def _blocking(facts: JobFacts, limit: str) -> Iterator[Advice]:
     gain = facts.typical_gain_of(facts.job.with_change(PromptLaunches()))
     do = "unset CUDA_LAUNCH_BLOCKING, and record again: each launch returns only once its kernel has ended"
     yield Advice("sync", do, partly(gain, 0.5), gain, "a setting", "no code needs launches that block")
-
-
-def _cores(facts: JobFacts, still: HostStall, host: float) -> Advice:
-    """Return advice to give hosts that wait for cores their own."""
-    gain = facts.typical_gain_of(facts.job.with_change(still.ended))
-    return Advice(
-        "cores",
-        "give each rank CPU cores of its own (more cores, fewer threads, pinned)",
-        partly(gain, 0.75),
-        max(gain, host),
-        "a setting",
-        "calls then take as long as they usually do",
-    )
 
 
 def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
@@ -661,9 +648,9 @@ def _fewer_collectives(facts: JobFacts, limit: str) -> Iterator[Advice]:
 def _objects(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Exchange tensors instead of Python objects, which each step pickles and unpickles."""
     collectives = facts.analysis.collectives.filter(pl.col("window") >= 0)
-    if not (collectives["dtype"] == objects.BYTES).any():
+    if not (collectives["dtype"] == BYTES).any():
         return
-    exchanges = objects.exchanges_of_objects(collectives, facts.spans)
+    exchanges = exchanges_of_objects(collectives, facts.spans)
     if exchanges.height < OFTEN * facts.rank_steps:
         return
     # The last rank to come waits for no other: its time is the least that an exchange takes.

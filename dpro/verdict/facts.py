@@ -32,7 +32,7 @@ from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.first_calls import first_calls
 from dpro.replay.graph import Graph, NodeKind, is_one_of
-from dpro.replay.steps import IS_GPU, recorded_steps, spans_of_steps
+from dpro.replay.steps import END, IS_GPU, recorded_steps, spans_of_steps
 from dpro.replay.timeline import changed_ends, durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
@@ -445,14 +445,6 @@ class JobFacts:
         """Return the mean step time over that in a changed job; at least 1."""
         return typical(self.gain_of(job), self.lengths)
 
-    def gain_under(self, edit: Edit) -> Floats:
-        """Return [S] usual step times over those under an edit.
-
-        Raises:
-            Unanswerable: the run lacks what the edit needs.
-        """
-        return self.gain_of(self.job.under(edit, in_full=False).job)
-
     def predict(self, *texts: str) -> Prediction:
         """Predict the effect of edits, as `dpro whatif` does.
 
@@ -581,3 +573,54 @@ def name_kernel(name: str) -> str:
         computed = re.findall(r"\w*Functor\w*|\w+?(?=_kernel_cuda|_kernel_impl)", plain)
         function = next((part for part in reversed(computed) if not _WRAPPERS.match(part)), function)
     return function.strip() or head
+
+
+# Python objects that ranks exchange: pickled, sent as bytes, unpickled, and read in Python. PyTorch sends
+# objects in two successive calls of one kind: the lengths, as int64, then the pickled bytes.
+
+BYTES, LENGTHS = "uint8", "int64"
+_OF_THREAD = ["rank", "window", "tid"]
+
+
+def exchanges_of_objects(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the exchanges of objects that threads wait for in deep windows.
+
+    Args:
+        collectives, spans: the tables, or rows of them.
+
+    Returns:
+        `rank`, `window`, `op`, `bytes` (that the rank sends), `took_ns`: from the end of the last span before
+        pickling to the start of the first span after unpickling.
+    """
+    calls = (
+        collectives.filter((pl.col("launch_span_id") >= 0) & (pl.col("duration_ns") >= 0))
+        .select("rank", "window", "group", "op", "dtype", "bytes_in", END, span_id="launch_span_id")
+        .join(spans.select(*_OF_THREAD, "span_id", called_ns="start_ns"), on=["rank", "window", "span_id"])
+        .sort(*_OF_THREAD, "called_ns")
+    )
+    before = {name: pl.col(name).shift(1).over(_OF_THREAD) for name in ("group", "op", "dtype")}
+    exchanges = calls.with_columns(
+        first_called_ns=pl.col("called_ns").shift(1).over(_OF_THREAD),
+        is_exchange=(pl.col("dtype") == BYTES)
+        & (before["dtype"] == LENGTHS)
+        & (before["op"] == pl.col("op"))
+        & (before["group"] == pl.col("group")),
+    ).filter("is_exchange")
+    ends = spans.select(*_OF_THREAD, began_ns=END).sort("began_ns")
+    starts = spans.select(*_OF_THREAD, over_ns="start_ns").sort("over_ns")
+    return (
+        exchanges.sort("first_called_ns")
+        .join_asof(
+            ends, left_on="first_called_ns", right_on="began_ns", by=_OF_THREAD, check_sortedness=False
+        )
+        .sort("end_ns")
+        .join_asof(
+            starts, left_on="end_ns", right_on="over_ns", by=_OF_THREAD, strategy="forward",
+            check_sortedness=False,
+        )
+        .select(
+            "rank", "window", "op", bytes="bytes_in",
+            took_ns=pl.col("over_ns").fill_null(pl.col("end_ns"))
+            - pl.col("began_ns").fill_null(pl.col("first_called_ns")),
+        )
+    )  # fmt: skip

@@ -115,7 +115,11 @@ def _removed(facts: JobFacts, job: ReplayedJob, left_ns: float, cause: Cause) ->
         DproError: the run does not show the cause, or has none of it.
     """
     changed = cause.change(job)
-    now_ns = left_ns - cause.cost_ns if cause.cost_ns is not None else _step_of(facts, changed)
+    if cause.cost_ns is not None:
+        now_ns = left_ns - cause.cost_ns
+    else:
+        slowdowns = slowdowns_of(facts.analysis.trust)
+        now_ns = float(changed_steps_ns(facts.ends, facts.job, changed, slowdowns).mean())
     return changed, min(max(now_ns, 0.0), left_ns)
 
 
@@ -185,15 +189,9 @@ def _unchanged(job: ReplayedJob) -> ReplayedJob:
 
 
 def _healed(ranks: Sequence[int], job: ReplayedJob) -> ReplayedJob:
-    """Return the job with some ranks as fast as their peers."""
     for rank in ranks:
         job = job.under(parse_edit(f"heal:rank={rank}"), in_full=False).job
     return job
-
-
-def _step_of(facts: JobFacts, job: ReplayedJob) -> float:
-    """Return the mean usual step in a changed job, in ns."""
-    return float(changed_steps_ns(facts.ends, facts.job, job, slowdowns_of(facts.analysis.trust)).mean())
 
 
 def shares_of_limits(entries: Sequence[LedgerRow]) -> dict[str, float]:

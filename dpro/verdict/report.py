@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from dpro._version import __version__
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.answers.diagnosis import DiagnosisDocument
+from dpro.analysis.answers.replay import ReplayDocument
 from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.mean_step import MeanStep, facts_of, mean_step_of, mean_steps, shown_parts
 from dpro.analysis.summary import (
@@ -27,10 +29,11 @@ from dpro.analysis.summary import (
     what_helps,
 )
 from dpro.detect.words import FindingInWords, describe_all
+from dpro.documents import Document
 from dpro.errors import DproError
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_duration, ms
-from dpro.verdict.verdict import explain
+from dpro.verdict.verdict import Explanation, explain
 from dpro.verdict.words import limit_of_run, lines_of
 from dpro.words import distinct_names, printable, short_name, shortened
 
@@ -111,6 +114,18 @@ def make_report(analysis: Analysis) -> RunReport:
     gains, of_step, refused = _gains(analysis)
     if trust is not None:
         doubts += interval_doubts(trust, gains.clear[:MAX_PREDICTIONS])
+    manifest = analysis.run.manifest
+    rows = analysis.run.rows()
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))
+    options = ", ".join(f"{name} {value}" for name, value in sorted(manifest.options.items()) if value)
+    pairs = [
+        ("recorded by", manifest.created_by),
+        ("on", versions),
+        ("options", options),
+        ("rows", ", ".join(f"{name} {count:,}" for name, count in sorted(rows.items()) if count)),
+        ("left out", ", ".join(f"{reason}: {count:,}" for reason, count in sorted(manifest.skipped.items()))),
+        ("analysed by", f"dpro {__version__}"),
+    ]
     return RunReport(
         name=os.path.basename(os.path.abspath(analysis.run.label)),
         in_short=lines_of(explain(analysis)),
@@ -131,7 +146,7 @@ def make_report(analysis: Analysis) -> RunReport:
         trust=None if trust is None else trust.verdict,
         fit=[] if trust is None else trust_info(trust),
         doubts=doubts,
-        measured=_measured(analysis),
+        measured=[(name, value) for name, value in pairs if value],
     )
 
 
@@ -194,23 +209,6 @@ def _kernels(analysis: Analysis) -> list[ReportTable]:
     return [ReportTable(title, ["name", "count", "total, ms", "share"], rows, note)]
 
 
-def _measured(analysis: Analysis) -> Pairs:
-    """Describe the recording: recorder, versions, options, rows, and what was left out."""
-    manifest = analysis.run.manifest
-    rows = analysis.run.rows()
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))
-    options = ", ".join(f"{name} {value}" for name, value in sorted(manifest.options.items()) if value)
-    pairs = [
-        ("recorded by", manifest.created_by),
-        ("on", versions),
-        ("options", options),
-        ("rows", ", ".join(f"{name} {count:,}" for name, count in sorted(rows.items()) if count)),
-        ("left out", ", ".join(f"{reason}: {count:,}" for reason, count in sorted(manifest.skipped.items()))),
-        ("analysed by", f"dpro {__version__}"),
-    ]
-    return [(name, value) for name, value in pairs if value]
-
-
 # The report as Markdown.
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$])")
@@ -242,7 +240,20 @@ def _lines(report: RunReport) -> Iterator[str]:
         yield from _list(report.unknown)
     if report.of_step:
         yield from _titled("What would help")
-        yield from _gain_lines(report)
+        if report.gains:
+            yield f"The usual step takes {_plain(report.of_step)} as the job runs:"
+            rows = [[gain.what(), *gain_cells(gain)] for gain in report.gains]
+            yield from _table(["if", "speed-up", "step", "interval", "proof"], rows)
+            yield ""
+        else:
+            yield "Nothing that was tried shortens the step by more than its noise."
+        for gain in report.gains:
+            edits = "".join(f" ({_code(f'--edit {edit}')})" for edit in gain.edits)
+            yield f"- {_plain(gain.what())}{edits}: {_plain(gain.how())}"
+        if report.within_noise:
+            within = [[gain.what(), *gain_cells(gain)[:3:2]] for gain in report.within_noise]
+            title = f"{len(within)} more of x1.00, or within the noise of the steps"
+            yield from _folded(ReportTable(title, ["if", "speed-up", "interval"], within))
     for table in report.tables:
         yield from _folded(table)
     yield from _titled("How far to believe it")
@@ -252,23 +263,6 @@ def _lines(report: RunReport) -> Iterator[str]:
     yield ""
     yield from _list(report.doubts)
     yield from _folded(ReportTable("How it was measured", ["", ""], report.measured))
-
-
-def _gain_lines(report: RunReport) -> Iterator[str]:
-    if report.gains:
-        yield f"The usual step takes {_plain(report.of_step)} as the job runs:"
-        rows = [[gain.what(), *gain_cells(gain)] for gain in report.gains]
-        yield from _table(["if", "speed-up", "step", "interval", "proof"], rows)
-        yield ""
-    else:
-        yield "Nothing that was tried shortens the step by more than its noise."
-    for gain in report.gains:
-        edits = "".join(f" ({_code(f'--edit {edit}')})" for edit in gain.edits)
-        yield f"- {_plain(gain.what())}{edits}: {_plain(gain.how())}"
-    if report.within_noise:
-        within = [[gain.what(), *gain_cells(gain)[:3:2]] for gain in report.within_noise]
-        title = f"{len(within)} more of x1.00, or within the noise of the steps"
-        yield from _folded(ReportTable(title, ["if", "speed-up", "interval"], within))
 
 
 def gain_cells(gain: Prediction) -> tuple[str, str, str, str]:
@@ -325,3 +319,22 @@ def _code(text: str) -> str:
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     room = " " if text[:1] == "`" or text[-1:] == "`" else ""
     return f"{fence}{room}{printable(' '.join(text.split()))}{room}{fence}"
+
+
+class DemoDocument(Document, frozen=True, kw_only=True):
+    """What was recorded, what limits it, and what is wrong with it.
+
+    Attributes:
+        run: of the job with the fault.
+        replay: answer of `dpro replay`.
+        diagnose: answer of `dpro diagnose`.
+        explain: answer of `dpro explain`.
+        really_saved_ms: by how much a step of the job without the fault is shorter, as recorded; null where
+            no job was recorded.
+    """
+
+    run: str
+    replay: ReplayDocument
+    diagnose: DiagnosisDocument
+    explain: Explanation
+    really_saved_ms: float | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import combinations
 from typing import NamedTuple, TypeVar
 
 import polars as pl
@@ -33,6 +34,8 @@ from dpro.replay.fidelity.accuracy import cut_in_words, deep_and_usual, taken_ou
 from dpro.replay.phases import in_words
 from dpro.replay.steps import StepSeries
 from dpro.replay.whatif.predict import measured_ns
+from dpro.replay.whatif.registry import parse_edit
+from dpro.replay.whatif.search import can_combine, in_order
 from dpro.schema import SPANS
 from dpro.stages import stage
 from dpro.units import NS_PER_MS, format_duration, ms
@@ -45,6 +48,8 @@ from dpro.verdict.advice import (
     advise_of_findings,
     correct_numbers,
     first_of,
+    interval_of,
+    middle_of,
     record_more,
     record_steps,
     remedies_of,
@@ -64,7 +69,6 @@ from dpro.verdict.limits import (
     COMPUTE,
     HOST,
 )
-from dpro.verdict.together import Together, best_together
 from dpro.words import capitalised, counted, ranks_in_words, shortened
 
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault
@@ -77,6 +81,7 @@ UNKNOWN = 0.5  # of computing time: with more in kernels of unknown kind, advice
 UNLIKE = 1.5  # times as long: beyond this, a limit of steps in deep windows may not be that of the others
 SIMILAR = 0.1  # relative difference up to which steps in deep windows and the others count as equally long
 FAR = 3.0  # times as long: beyond this, windows slow down steps by more than can be corrected
+EASY = ("a setting", "a line of code")  # efforts of advice that is worth combining
 SHORT_NAMES = {
     "waiting for others": "waiting",
     "communication, wait not known": "communication",
@@ -98,6 +103,21 @@ class Limit(DocumentPart, frozen=True):
     gain: float
     share: float
     cause: str = ""
+
+
+class Together(DocumentPart, frozen=True):
+    """Two pieces of advice that gain clearly more when both are followed.
+
+    Attributes:
+        places: numbers of both in the advice, from 1.
+        edits: arguments of `whatif --edit` for the same gain, in order.
+        gain_low, gain_high: current step time over the step time after both.
+    """
+
+    places: list[int]
+    edits: list[str]
+    gain_low: float
+    gain_high: float
 
 
 class Explanation(AccountedDocument, frozen=True, kw_only=True):
@@ -276,7 +296,8 @@ def _why_not_representative(analysis: Analysis) -> NoLimit | None:
     """Return why the recording misrepresents the job: cut traces, or windows that slow steps; else None."""
     if cut := cut_in_words(analysis.run.manifest):
         return NoLimit(cut[0], "copy the truncated traces again, or record again")
-    if slowed_by_windows(analysis) >= FAR:
+    both = deep_and_usual(analysis.steps)  # times of steps in deep windows, as recorded, and of the others
+    if both and both[0] / both[1].typical_ns >= FAR:
         do = "record for longer, with fewer windows (--skip, --every): they slow such short steps too much"
         return NoLimit(WINDOWS_ONLY, do)
     return None
@@ -490,6 +511,9 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     stepless = sorted({*manifest.ranks} - {*stepped}) if stepped.len() else []
     why, cut = next(iter(trust.reasons), trust.grade), manifest.num_cut > 0
     unknown = facts.share_of(facts.kernels.filter(pl.col("family") == OTHER)["name"].to_list())
+    both, another = deep_and_usual(facts.analysis.steps), ""
+    if both is not None and abs(both[1].typical_ns / facts.step_ns - 1) > SIMILAR:
+        another = f"{_deep_and_others(facts.step_ns, both[1])}: these figures are for the former"
     reasons = {
         f"the replay does not fit, so do not rely on these figures: {why}": not (trust.answerable or cut),
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
@@ -501,19 +525,13 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"{counted(left_out, 'unusual step')} left out of these figures": left_out > 0,
         (taken_out := taken_out_in_words(trust)): bool(taken_out),
         (unlike := unlike_the_others(facts.analysis)): bool(unlike),
-        (another := _another_length(facts)): bool(another) and not unlike,
+        another: bool(another) and not unlike,
         f"gains are rated poor: {trust.weakest}": trust.answerable and trust.grade == "poor" and not unlike,
         "launches wait for their kernels: hosts and devices cannot overlap here": facts.launches_block,
         "other processes use cores of these hosts: gains hold only under that load": bool(facts.shared_hosts),
         f"kernels that take {unknown:.0%} of compute are of unknown kind, by their names": unknown >= UNKNOWN,
     }
     return [reason for reason, holds in reasons.items() if holds]
-
-
-def slowed_by_windows(analysis: Analysis) -> float:
-    """Return step time in deep windows, as recorded, over that of other steps; 1 without both kinds."""
-    both = deep_and_usual(analysis.steps)
-    return both[0] / both[1].typical_ns if both else 1.0
 
 
 def unlike_the_others(analysis: Analysis) -> str:
@@ -532,14 +550,6 @@ def _deep_and_others(deep_ns: float, others: StepSeries) -> str:
     typical, mean = format_duration(others.typical_ns), format_duration(others.mean_ns)
     mean = f" ({mean} on average)" if abs(others.mean_ns / others.typical_ns - 1) > SIMILAR else ""
     return f"steps in deep windows take {format_duration(deep_ns)}, the others {typical}{mean}"
-
-
-def _another_length(facts: JobFacts) -> str:
-    """Return a line if the figures refer to steps of somewhat another length than the others; else empty."""
-    both = deep_and_usual(facts.analysis.steps)
-    if both is None or abs(both[1].typical_ns / facts.step_ns - 1) <= SIMILAR:
-        return ""
-    return f"{_deep_and_others(facts.step_ns, both[1])}: these figures are for the former"
 
 
 def cause_of(facts: JobFacts, limit: str) -> str:
@@ -577,3 +587,28 @@ def _launching(facts: JobFacts) -> str:
     if not launches:
         return ""
     return f"{counted(round(launches), 'launch', 'launches')} a rank for {format_duration(gpu_ns)} of kernels"
+
+
+def best_together(facts: JobFacts, advice: Sequence[Advice]) -> Together | None:
+    """Return the best pair of easy advice that certainly gains, and gains more together than either alone.
+
+    Args:
+        advice: the advice that is shown.
+    """
+    best: Together | None = None
+    if facts.shared_hosts:  # gains hold only under that load
+        return None
+    easy = [place for place, one in enumerate(advice) if one.edit and one.effort in EASY]
+    for first, second in combinations(easy, 2):
+        alone = advice[first], advice[second]
+        edits = in_order(parse_edit(one.edit) for one in alone)
+        if not can_combine(edits[0], edits[1:]):
+            continue
+        with suppress(DproError):
+            done = facts.predict(*map(str, edits))
+            low, high = interval_of(done)
+            adds = done.speedup >= WORTH * max(map(middle_of, alone))
+            if done.effect == "faster" and adds and low > max(one.gain_low or 1.0 for one in alone):
+                both = Together([first + 1, second + 1], [str(edit) for edit in edits], low, high)
+                best = both if best is None or both.gain_low > best.gain_low else best
+    return best

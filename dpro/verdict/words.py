@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
 
 from dpro.account import StepEntry
 from dpro.analysis.analysis import Analysis
@@ -68,7 +67,11 @@ def lines_of(verdict: Explanation) -> list[str]:
     half = -(-len(parts) // (2 if len(" | ".join(parts)) > WIDTH else 1))
     lines = [verdict.job, *(" | ".join(part) for part in (parts[:half], parts[half:]) if part)]
     for label, text in paragraphs_of(verdict):
-        lines += _wrapped(label, text, indent=2 if label in (TRY, THEN, "") else 0)
+        indent = 2 if label in (TRY, THEN, "") else 0
+        lines += textwrap.wrap(
+            text, WIDTH, initial_indent=label.ljust(MARGIN), subsequent_indent=" " * (MARGIN + indent),
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
     return lines
 
 
@@ -112,7 +115,6 @@ def worth_in_words(advice: Advice) -> str:
 
 
 def _gain(advice: Advice) -> str:
-    """Return the gain of advice; empty if unknown."""
     if advice.gain_low is None or advice.gain_high is None:
         return ""
     return times(advice.gain_low, advice.gain_high)
@@ -125,12 +127,9 @@ def limit_in_words(limit: Limit, step_ms: float) -> str:
     if limit.kind == COMPUTE:
         return f"{said}{because}."
     without = _WITHOUT[limit.kind]
-    return f"{said}{because}. {without} {_from_to(step_ms, limit.gain)}."
-
-
-def _from_to(step_ms: float, gain: float) -> str:
-    factor = f"more than x{MAX_GAIN:g}" if gain > MAX_GAIN else f"about {_factor(gain)}"
-    return f"{format_ms(step_ms)} -> {format_ms(step_ms / gain)} ({factor})"
+    factor = f"more than x{MAX_GAIN:g}" if limit.gain > MAX_GAIN else f"about {_factor(limit.gain)}"
+    shorter = f"{format_ms(step_ms)} -> {format_ms(step_ms / limit.gain)} ({factor})"
+    return f"{said}{because}. {without} {shorter}."
 
 
 def limit_of_run(analysis: Analysis) -> str:
@@ -162,11 +161,3 @@ def _factor(gain: float) -> str:
     if gain > MAX_GAIN:
         return f"x{MAX_GAIN:g}+"
     return f"x{gain:.2f}" if gain < 2 else f"x{gain:.1f}"
-
-
-def _wrapped(label: str, text: str, indent: int) -> Iterator[str]:
-    margin = " " * MARGIN
-    yield from textwrap.wrap(
-        text, WIDTH, initial_indent=label.ljust(MARGIN), subsequent_indent=margin + " " * indent,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip

@@ -172,32 +172,30 @@ def _gpus(rows: pl.DataFrame, owned: pl.DataFrame) -> Iterator[GpuDocument]:
         of_gpu = rows.filter(host=host, device=device).sort("time_ns")
         xids = of_gpu.filter(counter="xid")["value"].cast(pl.Int64).value_counts().sort("value")
         owners = owned.filter(host=host, device=device)
+        # How long each reason held the clocks down: a value lasts until the next one.
+        end = of_gpu["time_ns"].max()
+        reasons = of_gpu.filter(
+            pl.col("counter").str.starts_with(_REASON) & ~pl.col("counter").is_in(_HARMLESS)
+        ).with_columns(until_ns=pl.col("time_ns").shift(-1).over("counter").fill_null(end))
+        held = reasons.group_by("counter").agg(
+            held_s=((pl.col("until_ns") - pl.col("time_ns")) * pl.col("value")).sum() / 1e9,
+            seen=pl.col("value").max(),
+        )
+        seen = held.filter(pl.col("seen") > 0).sort("counter")
         yield GpuDocument(
             host=host,
             gpu=device,
             ranks=owners["rank"].to_list(),
             ranks_by=next(iter(owners["by"]), ""),
             samples=of_gpu.filter(counter=_GPU_HEARTBEAT).height,
-            clocks_held_s=_seconds_held(of_gpu),
+            clocks_held_s={
+                name.removeprefix(_REASON): round(held_s, 3) for name, held_s, _ in seen.iter_rows()
+            },
             xids={str(xid): count for xid, count in xids.iter_rows()},
             errors={name: grown for name in _ERRORS if (grown := _growth(of_gpu, name))},
             remapped_rows_pending=bool(of_gpu.filter(counter="remapped_rows_pending")["value"].max()),
             lost=of_gpu.filter(counter="lost").height > 0,
         )
-
-
-def _seconds_held(rows: pl.DataFrame) -> dict[str, float]:
-    """Return the seconds for which each reason held a GPU's clocks down; a value lasts until the next one."""
-    end = rows["time_ns"].max()
-    reasons = rows.filter(
-        pl.col("counter").str.starts_with(_REASON) & ~pl.col("counter").is_in(_HARMLESS)
-    ).with_columns(until_ns=pl.col("time_ns").shift(-1).over("counter").fill_null(end))
-    held = reasons.group_by("counter").agg(
-        held_s=((pl.col("until_ns") - pl.col("time_ns")) * pl.col("value")).sum() / 1e9,
-        seen=pl.col("value").max(),
-    )
-    seen = held.filter(pl.col("seen") > 0).sort("counter")
-    return {name.removeprefix(_REASON): round(held_s, 3) for name, held_s, _ in seen.iter_rows()}
 
 
 def _growth(rows: pl.DataFrame, counter: str) -> int:
@@ -511,9 +509,21 @@ def _contents(run: Run) -> dict[str, Any]:
 def info_document(analysis: Analysis) -> InfoDocument:
     """Return what a run contains, and what it lacks; without the account, which the caller adds."""
     run, manifest, steps = analysis.run, analysis.run.manifest, analysis.steps
+    distinct = run.table(WORKERS).filter(pl.col("clock") != "")["clock"].n_unique()
+    between = run.table(CLOCK_SAMPLES).filter(pl.col("peer_rank") >= 0)
+    ends = run.table(WORKERS).select("rank", "host", "exit_code", "exit_signal")
+    collectives, unclassified = run.table(COLLECTIVES), _unclassified(run)
+    windows = {window for part in run.part_by_part(SPANS, ["window"]) for window in part["window"].unique()}
     return InfoDocument(
         **_contents(run),
-        coverage=_coverage(run, steps),
+        coverage=InfoCoverage(
+            unclassified=unclassified,
+            collective_bytes_known=collectives.select((pl.col("bytes_in") >= 0).mean()).item(),
+            collective_group_known=collectives.select((pl.col("group") != "").mean()).item(),
+            kernel_time_classified=None if unclassified.share is None else 1 - unclassified.share,
+            windows=len(windows),
+            steps_in_windows=steps.filter(pl.col("window") >= 0)["step"].n_unique(),
+        ),
         cache=None if run.source is None else str(run.path),
         kind=kind_of(run),
         layout=layout_document(run),
@@ -521,11 +531,19 @@ def info_document(analysis: Analysis) -> InfoDocument:
         step_time=step_time_document(steps),
         hosts=manifest.hosts,
         gpus=manifest.gpus,
-        clocks=_clocks(run),
+        clocks=ClocksDocument(
+            distinct=distinct or None,
+            compared=between.select("rank", "peer_rank").n_unique(),
+            samples=between.height,
+            round_trip_us=us(between["round_trip_ns"].median()) if between.height else None,  # type: ignore[arg-type]
+        ),
         telemetry=summarize(run.part_by_part(COUNTERS, list(COUNTERS.columns)), run.table(WORKERS)),
         no_window=why_no_window(run),
         on_request=bool(manifest.options.get("on_request")),
-        ended=_ends(run),
+        ended=[
+            RankEnd(rank, host, code, number, how_ended(code, number))
+            for rank, host, code, number in ends.iter_rows()
+        ],
         exit_status=manifest.exit_status,
         applied=manifest.applied,
         role=", ".join(sorted({*run.table(WORKERS, ["role"])["role"]} - {""})),
@@ -537,26 +555,6 @@ def info_document(analysis: Analysis) -> InfoDocument:
         end=analysis.end,
         pretended=f"{pretended_in_words(manifest)}: no waiting was measured" if manifest.is_pretended else "",
     )
-
-
-def _clocks(run: Run) -> ClocksDocument:
-    distinct = run.table(WORKERS).filter(pl.col("clock") != "")["clock"].n_unique()
-    between = run.table(CLOCK_SAMPLES).filter(pl.col("peer_rank") >= 0)
-    return ClocksDocument(
-        distinct=distinct or None,
-        compared=between.select("rank", "peer_rank").n_unique(),
-        samples=between.height,
-        round_trip_us=us(between["round_trip_ns"].median()) if between.height else None,  # type: ignore[arg-type]
-    )
-
-
-def _ends(run: Run) -> list[RankEnd]:
-    """Return how each rank ended; empty if no process was watched."""
-    ends = run.table(WORKERS).select("rank", "host", "exit_code", "exit_signal")
-    return [
-        RankEnd(rank, host, code, number, how_ended(code, number))
-        for rank, host, code, number in ends.iter_rows()
-    ]
 
 
 def how_ended(code: int, number: int) -> str:
@@ -574,22 +572,16 @@ def how_ended(code: int, number: int) -> str:
     return f"killed by {names.get(number, f'signal {number}')}"
 
 
-def _coverage(run: Run, steps: pl.DataFrame) -> InfoCoverage:
-    collectives, unclassified = run.table(COLLECTIVES), _unclassified(run)
-    windows = {window for part in run.part_by_part(SPANS, ["window"]) for window in part["window"].unique()}
-    return InfoCoverage(
-        unclassified=unclassified,
-        collective_bytes_known=collectives.select((pl.col("bytes_in") >= 0).mean()).item(),
-        collective_group_known=collectives.select((pl.col("group") != "").mean()).item(),
-        kernel_time_classified=None if unclassified.share is None else 1 - unclassified.share,
-        windows=len(windows),
-        steps_in_windows=steps.filter(pl.col("window") >= 0)["step"].n_unique(),
-    )
-
-
 def _unclassified(run: Run) -> Unclassified:
     """Return the number, time and names of the kernels that the table of classes does not know."""
-    counts, times = _kernels_by_name(run)
+    # One part is in memory at a time.
+    counts, times = Counter[str](), Counter[str]()
+    for part in run.part_by_part(SPANS, ["kind", "name", "duration_ns"]):
+        kernels = part.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= 0))
+        by_name = kernels.group_by("name").agg(pl.len(), pl.col("duration_ns").sum())
+        for name, count, spent_ns in by_name.iter_rows():
+            counts[name] += count
+            times[name] += spent_ns
     unknown = [name for name in times if classify(name).kind == OTHER]
     time_ns, total_ns = sum(times[name] for name in unknown), sum(times.values())
     longest = sorted(unknown, key=lambda name: (-times[name], name))[:_KERNELS_NAMED]
@@ -600,16 +592,3 @@ def _unclassified(run: Run) -> Unclassified:
         names=longest,
         classes=table_version(),
     )
-
-
-def _kernels_by_name(run: Run) -> tuple[Counter[str], Counter[str]]:
-    """Return the count and the time in ns of each kernel, with one part in memory at a time."""
-    counts, times = Counter[str](), Counter[str]()
-    for part in run.part_by_part(SPANS, ["kind", "name", "duration_ns"]):
-        kernels = part.filter((pl.col("kind") == "kernel") & (pl.col("duration_ns") >= 0))
-        for name, count, time_ns in (
-            kernels.group_by("name").agg(pl.len(), pl.col("duration_ns").sum()).iter_rows()
-        ):
-            counts[name] += count
-            times[name] += time_ns
-    return counts, times

@@ -13,7 +13,6 @@ from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
 from dpro.documents import DocumentPart, finite
 from dpro.errors import UsageError
-from dpro.replay.alignment.align import Clock
 from dpro.replay.fidelity.accuracy import (
     PERCENTILES,
     Evidence,
@@ -238,6 +237,12 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> R
     """
     trust = analysis.trust
     steps = trust.steps if chosen is None else chosen
+    # Percentiles of the errors of derived starts of the chosen steps; None if none is derived.
+    errors = analysis.trust.starts_ns
+    if chosen is not None:
+        errors = start_errors(start_misses(analysis).join(chosen, on=["window", "step"], how="semi"))
+    alignment = analysis.outline.alignment
+    first_clocks = {rank: alignment.of(rank) for rank in sorted({rank for rank, _ in alignment.clocks})}
     return ReplayDocument(
         run=analysis.run.label,
         step_time=step_time_document(analysis.steps),
@@ -256,17 +261,23 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> R
             for row in trust.ranks.iter_rows(named=True)
         ],
         error_pct=float(steps["error_pct"].abs().mean() or 0.0),  # type: ignore[arg-type]
-        span_start_error_us=_start_errors(analysis, chosen),
+        span_start_error_us={
+            "max" if percent == 100 else f"p{percent}": _us_or_none(errors.get(percent))
+            for percent in PERCENTILES
+        },
         coverage=trust.coverage,
         evidence=trust.evidence,
         overlap_slowdown=trust.overlap,
         communication=_communication(analysis),
         clock_offsets=[
             ClockOffset(rank, clock.line.offset_ns, clock.line.uncertainty_ns, clock.source)
-            for rank, clock in _first_clocks(analysis).items()
+            for rank, clock in first_clocks.items()
         ],
         clocks=_clocks(analysis),
-        critical_path=_critical_path(analysis, chosen),
+        critical_path=[
+            PathPart(row["rank"], row["name"], row["kind"], ms(row["duration_ns"]))
+            for row in critical_work(analysis, chosen).iter_rows(named=True)
+        ],
         answerable=trust.answerable,
         trust=trust_document(trust),
         reasons=[*trust.reasons, *trust.doubts],
@@ -278,17 +289,6 @@ def replay_document(analysis: Analysis, chosen: pl.DataFrame | None = None) -> R
 
 def _us_or_none(ns: float | None) -> float | None:
     return None if ns is None else us(ns)
-
-
-def _start_errors(analysis: Analysis, chosen: pl.DataFrame | None) -> dict[str, float | None]:
-    """Return percentiles of the errors of derived starts of the chosen steps, us; None if none is derived."""
-    errors = analysis.trust.starts_ns
-    if chosen is not None:
-        errors = start_errors(start_misses(analysis).join(chosen, on=["window", "step"], how="semi"))
-    return {
-        "max" if percent == 100 else f"p{percent}": _us_or_none(errors.get(percent))
-        for percent in PERCENTILES
-    }
 
 
 def _communication(analysis: Analysis) -> list[LinkCostDocument]:
@@ -305,11 +305,6 @@ def _communication(analysis: Analysis) -> list[LinkCostDocument]:
         )
         for (op, group), cost in analysis.costs.items()
     ]
-
-
-def _first_clocks(analysis: Analysis) -> dict[int, Clock]:
-    alignment = analysis.outline.alignment
-    return {rank: alignment.of(rank) for rank in sorted({rank for rank, _ in alignment.clocks})}
 
 
 def _clocks(analysis: Analysis) -> list[HostClock]:
@@ -331,13 +326,6 @@ def _clocks(analysis: Analysis) -> list[HostClock]:
         )
         clocks.setdefault((window, clock.name), fitted).ranks.append(rank)
     return list(clocks.values())
-
-
-def _critical_path(analysis: Analysis, chosen: pl.DataFrame | None) -> list[PathPart]:
-    return [
-        PathPart(row["rank"], row["name"], row["kind"], ms(row["duration_ns"]))
-        for row in critical_work(analysis, chosen).iter_rows(named=True)
-    ]
 
 
 # Replay results on nodes inside ranks, for whole graphs and condensed ranks.

@@ -391,28 +391,22 @@ def observe_chain(root: Root, victims: Sequence[int], case: Case) -> list[Observ
     longest = max(chains, key=len, default=[])
     if len(longest) < 2:
         return []
-    return [_chain_of(longest, root.ranks if root.kind in (graph.HOST, graph.DEVICE, graph.UNKNOWN) else ())]
-
-
-def _chain_of(links: Sequence[tuple[int, Operation]], ends: Sequence[int]) -> Observation:
-    """Return a chain of waiting, link by link.
-
-    Args:
-        links: pairs of a rank and the operation it waits in, as from `chain_from`.
-        ends: ranks that the last link waits for; empty where its operation itself is at fault.
-    """
+    end_ranks = root.ranks if root.kind in (graph.HOST, graph.DEVICE, graph.UNKNOWN) else ()
     said: list[str] = []
-    values: dict[str, Value] = {"waiting_ranks": [rank for rank, _ in links], "end_ranks": list(ends)}
-    for place, (rank, operation) in enumerate(links, 1):
-        following = links[place][0] if place < len(links) else None
+    values: dict[str, Value] = {
+        "waiting_ranks": [waiting for waiting, _ in longest],
+        "end_ranks": list(end_ranks),
+    }
+    for place, (waiting, operation) in enumerate(longest, 1):
+        following = longest[place][0] if place < len(longest) else None
         waited = f"rank {{rank_{place + 1}}}"
         if following is None:
-            waited = "{end_ranks}" if ends else "no rank"
-        elif following == rank:
+            waited = "{end_ranks}" if end_ranks else "no rank"
+        elif following == waiting:
             waited = "earlier work of its own"
         said.append(f"rank {{rank_{place}}} waits in {{operation_{place}}} for {waited}")
-        values |= {f"rank_{place}": rank, f"operation_{place}": name_of(operation)}
-    return observe("chain-of-waiting", f"the chain: {'; '.join(said)}", **values)
+        values |= {f"rank_{place}": waiting, f"operation_{place}": name_of(operation)}
+    return [observe("chain-of-waiting", f"the chain: {'; '.join(said)}", **values)]
 
 
 def observe_doubts(root: Root, case: Case) -> list[Observation]:

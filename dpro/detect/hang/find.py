@@ -159,7 +159,14 @@ def _further_suspects(roots: Sequence[Root], findings: Sequence[Finding], case: 
     frozen = [
         frozen_root for frozen_root in split_frozen(root, case) if is_frozen(frozen_root.ranks[0], case)
     ]
-    return [_unknown_finding(frozen_root, case) for frozen_root in frozen] or [_suspect_finding(root, case)]
+    if frozen:
+        return [_unknown_finding(frozen_root, case) for frozen_root in frozen]
+    fact = observe_missing_dump(root.ranks, case).then(
+        f", and others wait for {_one_of(root.ranks)}, too: it may be stuck as well, or wait for the rank "
+        "that is; a dump of {ranks} would show which",
+        ranks=ranks,
+    )
+    return [_finding("hang.rank", "rank", root, case, _OPEN / 2 / len(ranks), [fact])]
 
 
 def _root_finding(root: Root, case: Case) -> Finding:
@@ -309,16 +316,6 @@ def _unknown_finding(root: Root, case: Case) -> Finding:
     return _finding(class_, "rank", root, case, confidence, [*facts, *frozen, *reported])
 
 
-def _suspect_finding(root: Root, case: Case) -> Finding:
-    """Return a finding of ranks that may be stuck, too, or may wait for a rank that is."""
-    fact = observe_missing_dump(root.ranks, case).then(
-        f", and others wait for {_one_of(root.ranks)}, too: it may be stuck as well, or wait for the rank "
-        "that is; a dump of {ranks} would show which",
-        ranks=list(root.ranks),
-    )
-    return _finding("hang.rank", "rank", root, case, _OPEN / 2 / len(root.ranks), [fact])
-
-
 def _one_of(ranks: Sequence[int]) -> str:
     """Return a fragment of a sentence: `{ranks}`, or `one of {ranks}` where there are several."""
     return "{ranks}" if len(ranks) == 1 else "one of {ranks}"
@@ -442,7 +439,6 @@ def _observe_fewer_updates(mismatch: Mismatch, case: Case) -> list[Observation]:
 
 
 def _observe_skipped_calls(mismatch: Mismatch) -> Observation:
-    """Return the observation of how many calls the minority skipped."""
     noun = "call" if mismatch.skipped == 1 else "calls"
     sentence = f"{{ranks}} skipped {{skipped}} {noun}"
     return observe("left-calls-out", sentence, ranks=list(mismatch.minority), skipped=mismatch.skipped)
@@ -494,7 +490,10 @@ def _finding(
         calls[-1] = calls[-1].then("; and {more} more like this", more=more)
     victims = graph.victims_of(root, case.waits) if root.operations else []
     waiting = {rank for operation in root.operations for rank in operation.unfinished}
-    facts = [*facts, *_stacks_of_sides(class_, root.ranks, waiting or peers, facts, case)]
+    if class_.startswith("hang."):
+        at_fault = [] if any(one.kind == MAIN_THREAD for one in facts) else stacks(root.ranks, case)
+        of_peers = stacks(sorted({*(waiting or peers)} - {*root.ranks}), case)
+        facts = [*facts, *at_fault[:MAX_SIDES], *of_peers[:MAX_SIDES]]
     blocked = observe("blocked", "blocked by this: {blocked_ranks}", blocked_ranks=victims)
     observations = (
         *facts[:1],
@@ -518,16 +517,6 @@ def _finding(
     )
 
 
-def _stacks_of_sides(
-    class_: str, ranks: Sequence[int], peers: Iterable[int], facts: Sequence[Observation], case: Case
-) -> list[Observation]:
-    """Return the stacks of the ranks at fault, unless they are among the facts, and those of their peers."""
-    if not class_.startswith("hang."):
-        return []
-    at_fault = [] if any(one.kind == MAIN_THREAD for one in facts) else stacks(ranks, case)
-    return [*at_fault[:MAX_SIDES], *stacks(sorted({*peers} - {*ranks}), case)[:MAX_SIDES]]
-
-
 def _component(root: Root, kind: str) -> str:
     if kind == "rank":
         return numbers_in_words(root.ranks)
@@ -547,7 +536,13 @@ def merge_watched(hangs: Sequence[Finding], run: Path, steps: pl.DataFrame) -> l
         The hangs of the log, or `hangs` where their first is a hang of higher confidence; each hang in the
         log gains when it was seen, and where the threads of its ranks were.
     """
-    watched = list(_still_hung(run, steps))
+    last_ns = (steps["start_ns"] + steps["duration_ns"]).max() if steps.height else -1
+    watched = []  # hangs and deaths that were not over before the job was
+    for notice in logged_findings(run):
+        over = notice.over_ns > 0 and notice.why != JOB_ENDED
+        moved = isinstance(last_ns, int) and last_ns > notice.time_ns + NS_PER_S
+        if notice.class_.startswith(("hang.", "dead.")) and not over and not moved:
+            watched.append((notice, finding_of(notice)))
     if not watched:
         return list(hangs)
     surest = max(finding.confidence for _, finding in watched)
@@ -555,16 +550,6 @@ def merge_watched(hangs: Sequence[Finding], run: Path, steps: pl.DataFrame) -> l
         seen = {finding.ranks: notice for notice, finding in watched}
         return [_confirmed(hang, seen[hang.ranks], run) if hang.ranks in seen else hang for hang in hangs]
     return [_confirmed(finding, notice, run) for notice, finding in watched]
-
-
-def _still_hung(run: Path, steps: pl.DataFrame) -> Iterator[tuple[LoggedFinding, Finding]]:
-    """Yield hangs and deaths of the log that were not over before the job was."""
-    last_ns = (steps["start_ns"] + steps["duration_ns"]).max() if steps.height else -1
-    for notice in logged_findings(run):
-        over = notice.over_ns > 0 and notice.why != JOB_ENDED
-        moved = isinstance(last_ns, int) and last_ns > notice.time_ns + NS_PER_S
-        if notice.class_.startswith(("hang.", "dead.")) and not over and not moved:
-            yield notice, finding_of(notice)
 
 
 def _confirmed(finding: Finding, notice: LoggedFinding, run: Path) -> Finding:

@@ -102,14 +102,12 @@ def with_memory(
             finding = replace(
                 finding.observing(*(observe_memory(row) if row else [_NOT_RECORDED])), cause=CAUSE
             )
-        elif finding in dead and _was_killed(finding):
+        elif finding in dead and any(
+            one.values.get("exit_signal") == signal.SIGKILL for one in finding.observations
+        ):
             finding = finding.observing(*of_host)
         explained.append(finding)
     return explained
-
-
-def _was_killed(finding: Finding) -> bool:
-    return any(one.values.get("exit_signal") == signal.SIGKILL for one in finding.observations)
 
 
 def describe_survivors(refused: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
@@ -155,7 +153,24 @@ def observe_memory(row: Mapping[str, Any]) -> list[Observation]:
     Args:
         row: of table `out_of_memory`.
     """
-    observed = [_observe_request(row)]
+    asked = observe(
+        "memory-asked-for", "{requested_bytes} were requested", requested_bytes=row["requested_bytes"],
+        filled_by=main_use_of(row),
+    )  # fmt: skip
+    if row["module"]:
+        asked = asked.then(" by {module}", module=row["module"])
+    if row["phase"]:
+        phase = " in the optimizer's update" if row["phase"] == "optimizer" else " in the {phase}"
+        asked = asked.then(phase, phase=row["phase"])
+    if calls := row["calls"].splitlines():
+        asked = asked.then(" ({own_call})", own_call=own_call(calls))
+    if row["allocated_bytes"] >= 0:
+        of = " of {total_bytes}" if row["total_bytes"] >= 0 else ""
+        asked = asked.then(
+            f" with {{allocated_bytes}}{of} in use by PyTorch",
+            allocated_bytes=row["allocated_bytes"], total_bytes=row["total_bytes"],
+        )  # fmt: skip
+    observed = [asked]
     by_kind = _by_kind(row)
     for kind, size in by_kind.most_common():
         if size >= NOTABLE * sum(by_kind.values()):
@@ -177,30 +192,7 @@ def observe_memory(row: Mapping[str, Any]) -> list[Observation]:
     return observed
 
 
-def _observe_request(row: Mapping[str, Any]) -> Observation:
-    """Return what requested how much memory, how much was in use, and what filled it."""
-    asked = observe(
-        "memory-asked-for", "{requested_bytes} were requested", requested_bytes=row["requested_bytes"],
-        filled_by=main_use_of(row),
-    )  # fmt: skip
-    if row["module"]:
-        asked = asked.then(" by {module}", module=row["module"])
-    if row["phase"]:
-        phase = " in the optimizer's update" if row["phase"] == "optimizer" else " in the {phase}"
-        asked = asked.then(phase, phase=row["phase"])
-    if calls := row["calls"].splitlines():
-        asked = asked.then(" ({own_call})", own_call=own_call(calls))
-    if row["allocated_bytes"] >= 0:
-        of = " of {total_bytes}" if row["total_bytes"] >= 0 else ""
-        asked = asked.then(
-            f" with {{allocated_bytes}}{of} in use by PyTorch",
-            allocated_bytes=row["allocated_bytes"], total_bytes=row["total_bytes"],
-        )  # fmt: skip
-    return asked
-
-
 def _with_names(held: Observation, row: Mapping[str, Any], kind: str) -> Observation:
-    """Add the names that occupy most of a kind."""
     rows = zip(row["kinds"], row["names"], row["bytes"], strict=True)
     named = [(name, size) for of_kind, name, size in rows if of_kind == kind and name]
     said = [f"{{name_{place}}} {{name_{place}_bytes}}" for place in range(len(named))]

@@ -213,7 +213,18 @@ def _find_departure(
     last = {rank: rows[rank][departures.get(rank, -1)] for rank in others}
     group = calls["group"][0]
     if not departures:
-        return _ended_in_a_call(key, group, gone, last, records)
+        # One rank ended within a call, and all others called as in earlier rounds.
+        stacks = dict(
+            records.ranks.filter(pl.col("rank").is_in(sorted(gone))).select("rank", "stack").iter_rows()
+        )
+        within = tuple(
+            rank for rank in sorted(gone) if IN_A_CALL in "".join(stacks.get(rank, "").splitlines()[:4])
+        )
+        if len(within) != 1:
+            return None
+        latest = max(last.values(), key=lambda row: row["sequence"])
+        called = {rank: _in_words(row) for rank, row in sorted(last.items())}
+        return Mismatch(group, key, latest["sequence"], called, within, -1, _in_words(latest), within)
     if len({_signature(last[rank]) for rank in departures}) == 1 and len(departures) == len(others) > 1:
         return None  # all departed in one way, as at the end of an epoch
     first = min(departures, key=lambda rank: last[rank]["sequence"])
@@ -230,23 +241,6 @@ def _find_departure(
         group, key, last[first]["sequence"], words, minority, next(iter(left_out), -1), _in_words(usual),
         tuple(sorted(gone)),
     )  # fmt: skip
-
-
-def _ended_in_a_call(
-    key: str, group: str, gone: set[int], last: Mapping[int, Mapping[str, Any]], records: Records
-) -> Mismatch | None:
-    """Return the mismatch of a rank that ended within a call while all others called as in earlier rounds."""
-    stacks = dict(
-        records.ranks.filter(pl.col("rank").is_in(sorted(gone))).select("rank", "stack").iter_rows()
-    )
-    within = tuple(
-        rank for rank in sorted(gone) if IN_A_CALL in "".join(stacks.get(rank, "").splitlines()[:4])
-    )
-    if len(within) != 1:
-        return None
-    latest = max(last.values(), key=lambda row: row["sequence"])
-    words = {rank: _in_words(row) for rank, row in sorted(last.items())}
-    return Mismatch(group, key, latest["sequence"], words, within, -1, _in_words(latest), within)
 
 
 def _in_words(row: Mapping[str, Any]) -> str:

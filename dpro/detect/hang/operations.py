@@ -186,7 +186,10 @@ def _collectives(records: Records, knowledge: Knowledge) -> Iterator[Operation]:
         .iter_rows()
     )
     saved = _saved_ns(records)
-    for (key, sequence), group in _grouped(rows):
+    groups: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows.iter_rows(named=True):
+        groups[row["key"], row["sequence"]].append(row)
+    for (key, sequence), group in groups.items():
         yield _collective(group, members.get(key, []), knowledge, saved, key, sequence)
 
 
@@ -243,14 +246,6 @@ def _call(row: dict[str, Any]) -> OperationCall:
     return OperationCall(
         row["rank"], row["order"], row["op"], sent, row["dtype"], row["enqueued_ns"], row["state"]
     )
-
-
-def _grouped(rows: pl.DataFrame) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
-    """Yield rows by group and sequence number, in the order of the rows."""
-    groups: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows.iter_rows(named=True):
-        groups[row["key"], row["sequence"]].append(row)
-    yield from groups.items()
 
 
 def _messages(records: Records, knowledge: Knowledge) -> Iterator[Operation]:

@@ -90,14 +90,13 @@ def lines_of(kind: str, tree: Branch) -> list[str]:
 
 
 def _lines(branch: Branch, depth: int) -> Iterator[str]:
-    yield from (_INDENT * depth + _in_words(call) for call in branch.calls)
+    yield from (
+        _INDENT * depth + shortened(_NO_LINE.sub(r"\1 ", _INSTALLED.sub("", call)), _LONGEST)
+        for call in branch.calls
+    )
     for part in branch.branches:
         yield f"{_INDENT * (depth + 1)}{_who(part)}"
         yield from _lines(part, depth + 2)
-
-
-def _in_words(call: str) -> str:
-    return shortened(_NO_LINE.sub(r"\1 ", _INSTALLED.sub("", call)), _LONGEST)
 
 
 def _who(branch: Branch) -> str:

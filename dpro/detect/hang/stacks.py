@@ -199,26 +199,20 @@ def sides_in_words(finding: Finding) -> tuple[list[str], list[str]]:
     clauses: tuple[list[str], list[str]] = [], []
     for side in sides_of(finding):
         is_peer = not _is_own(side, finding)
-        clauses[is_peer].append(_clause(side, "wait" if is_peer else "be"))
+        # A clause: `rank 0 waits in DDP's broadcast of buffers, in validate (job.py:15)`.
+        ranks, doing = side["ranks"], _DOINGS.get(doing_on(side), _DOINGS[UNKNOWN])
+        verb = doing.verb or ("wait" if is_peer else "be")
+        if len(ranks) == 1:  # type: ignore[arg-type]
+            verb = "is" if verb == "be" else f"{verb}s"
+        verb = "are" if verb == "be" else verb
+        what = doing.what.format(call=side["call"])
+        place = CodeLocation.of(str(side["own_call"]))
+        where = f"at {place.in_words}" if place.name == "<module>" else f"in {place.in_words}"
+        said = " ".join(filter(None, [ranks_in_words(ranks), verb, what]))  # type: ignore[arg-type]
+        clauses[is_peer].append(
+            f"{said}{',' if what.startswith('in ') or said.endswith(('wait', 'waits')) else ''} {where}"
+        )
     return clauses
-
-
-def _clause(side: Mapping[str, Value], otherwise: str) -> str:
-    """Return a clause: `rank 0 waits in DDP's broadcast of buffers, in validate (job.py:15)`.
-
-    Args:
-        otherwise: the verb, in the plural, where it is not known what the ranks do.
-    """
-    ranks, doing = side["ranks"], _DOINGS.get(doing_on(side), _DOINGS[UNKNOWN])
-    verb = doing.verb or otherwise
-    if len(ranks) == 1:  # type: ignore[arg-type]
-        verb = "is" if verb == "be" else f"{verb}s"
-    verb = "are" if verb == "be" else verb
-    what = doing.what.format(call=side["call"])
-    place = CodeLocation.of(str(side["own_call"]))
-    where = f"at {place.in_words}" if place.name == "<module>" else f"in {place.in_words}"
-    said = " ".join(filter(None, [ranks_in_words(ranks), verb, what]))  # type: ignore[arg-type]
-    return f"{said}{',' if what.startswith('in ') or said.endswith(('wait', 'waits')) else ''} {where}"
 
 
 def needed_for_cpu_time(part: pl.DataFrame) -> pl.DataFrame:
@@ -242,16 +236,14 @@ def with_cpu_time(
         if finding.class_ == "hang.host" and share is not None:
             said = "; it ran for {ran_share} of the time that its peers waited"
             seen = [
-                one.then(said, ran_share=share) if _is_main_thread_of(one, rank) else one
+                one.then(said, ran_share=share)
+                if one.kind == MAIN_THREAD and one.values.get("ranks") == [rank]
+                else one
                 for one in finding.observations
             ]
             finding = replace(finding, observations=tuple(seen))
         explained.append(finding)
     return explained
-
-
-def _is_main_thread_of(one: Observation, rank: int) -> bool:
-    return one.kind == MAIN_THREAD and one.values.get("ranks") == [rank]
 
 
 def ran_share(counters: pl.DataFrame, rank: int, host: str, since_ns: int) -> float | None:

@@ -279,10 +279,15 @@ def with_gpus(
     if gpus.owned.is_empty():
         return list(findings)
     states = _States(gpus)
-    explained = [
-        _add_gpu_state(finding, gpus, states) if _is_slow_rank(finding) else finding for finding in findings
-    ]
-    return [_with_hardware(finding, gpus) if finding.class_ in NETWORK else finding for finding in explained]
+    explained = []
+    for finding in findings:
+        if _is_slow_rank(finding):
+            finding = _add_gpu_state(finding, gpus, states)
+        elif finding.class_ in NETWORK:
+            errors = [*_errors(gpus, finding.ranks, of_hardware=True)][:MAX_LINES]
+            finding = replace(finding.observing(*errors), remedy=finding.remedy or remedy_of_errors(errors))
+        explained.append(finding)
+    return explained
 
 
 def with_errors(
@@ -298,16 +303,16 @@ def with_errors(
     if not any(finding.class_ in HANGS for finding in findings):
         return list(findings)
     gpus = gpus_of(steps, counters, workers)
-    return [
-        _with_errors_at_end(finding, gpus) if finding.class_ in HANGS else finding for finding in findings
-    ]
-
-
-def _with_errors_at_end(finding: Finding, gpus: JobGpus) -> Finding:
-    errors = [*_errors(gpus, finding.ranks, at_end=True)]
-    others = sorted({*gpus.owned["rank"]} - {*finding.ranks})
-    errors += _errors(gpus, others, at_end=True, of_hardware=True, elsewhere=True)
-    return replace(finding.observing(*errors[:MAX_LINES]), remedy=finding.remedy or remedy_of_errors(errors))
+    explained = []
+    for finding in findings:
+        if finding.class_ in HANGS:
+            errors = [*_errors(gpus, finding.ranks, at_end=True)]
+            others = sorted({*gpus.owned["rank"]} - {*finding.ranks})
+            errors += _errors(gpus, others, at_end=True, of_hardware=True, elsewhere=True)
+            observed = finding.observing(*errors[:MAX_LINES])
+            finding = replace(observed, remedy=finding.remedy or remedy_of_errors(errors))
+        explained.append(finding)
+    return explained
 
 
 def errors_since(
@@ -360,11 +365,6 @@ def _add_gpu_state(finding: Finding, gpus: JobGpus, states: _States) -> Finding:
         finding, observations=(*observations, *more), cause=cause, confidence=confidence,
         remedy=finding.remedy or remedy,
     )  # fmt: skip
-
-
-def _with_hardware(finding: Finding, gpus: JobGpus) -> Finding:
-    errors = [*_errors(gpus, finding.ranks, of_hardware=True)][:MAX_LINES]
-    return replace(finding.observing(*errors), remedy=finding.remedy or remedy_of_errors(errors))
 
 
 def _held_down(gpus: JobGpus, rank: int, states: _States) -> HeldClocks | None:
@@ -688,17 +688,13 @@ def _outlying_devices(same: pl.DataFrame) -> Iterator[LinkSign]:
         if times >= 1:
             of = frozenset(ranks)
             unit = " {unit}" if rule.unit else ""
+            named = f"rank{'s' if len(of) > 1 else ''} {', '.join(map(str, sorted(of)))}"
             observation = observe(
                 "link-stands-out",
-                f"{{device}} on {{host}} ({_in_words(of)}): {{what}} {{value:.3g}}{unit}, the others' "
+                f"{{device}} on {{host}} ({named}): {{what}} {{value:.3g}}{unit}, the others' "
                 "{peers_value:.3g}",
                 device=device, host=host, ranks=sorted(of), counter=counter, what=rule.what,
                 value=values[row], peers_value=usual, unit=rule.unit,
             )  # fmt: skip
             where = f"{device} on {host}"
             yield LinkSign(f"{rule.what} of {where}", where, observation, of, times)
-
-
-def _in_words(ranks: frozenset[int]) -> str:
-    names = ", ".join(map(str, sorted(ranks)))
-    return f"rank{'s' if len(ranks) > 1 else ''} {names}"

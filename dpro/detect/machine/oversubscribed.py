@@ -1,23 +1,29 @@
-"""Detector of hosts on which all ranks wait for a core: more threads than cores, which is no rank's fault.
+"""Detectors of cores and GPUs that more processes use than they have room for, which is no rank's fault.
 
-Takes steps and the host's counters. Returns one finding per such host, and filters other findings that
-crowding explains. The time that a training thread was ready to run without a core is the kernel's own
-account; what a rank computed in that time is its CPU time.
+Takes steps and the host's counters. Returns one finding for each host on which all ranks wait for a core, and
+filters other findings that crowding explains. The time that a training thread was ready to run without a core
+is the kernel's own account; what a rank computed in that time is its CPU time. Also takes spans of deep
+windows; returns a finding for each rank whose GPU is shared with other processes: it idles despite queued
+work, repeatedly and equally long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from dpro.detect.findings import Finding
+from dpro.arrays import Floats
+from dpro.detect.findings import TIME_SLICES, Finding
 from dpro.detect.observations import Observation, name_range, observe
 from dpro.detect.significance import PERSISTENT
 from dpro.detect.stragglers.causes import CPU, EXPLAINED, HOST_CAUSES, counted_more
 from dpro.replay.steps import host_facts
+from dpro.schema import GPU_WORK_KINDS, SPANS, STEPS
+from dpro.store import Run
 from dpro.units import NS_PER_S
 
 MIN_SHARE = 0.1  # least wait for a core: of the steps of each rank, and of nearly each step of all
@@ -124,23 +130,25 @@ def _crowd(host: str, facts: pl.DataFrame, size: int, least: float) -> Crowd | N
 
 def find_crowded_hosts(crowds: Iterable[Crowd], counters: pl.DataFrame) -> list[Finding]:
     """Return one finding per crowded host, with what to do; its cost is the least wait of any rank."""
-    return [_describe(crowd, counters.filter(pl.col("host") == crowd.host)) for crowd in crowds]
-
-
-def _describe(crowd: Crowd, counters: pl.DataFrame) -> Finding:
-    waits = name_range(crowd.least_ns, crowd.most_ns)
-    no_core = observe(
-        "no-core",
-        f"the training threads of its {len(crowd.ranks)} ranks wait for a CPU core for {waits} "
-        "of a step of {step_ns}, in {steady_share} of the latest {steps} steps",
-        ranks=crowd.ranks, least_ns=crowd.least_ns, most_ns=crowd.most_ns, step_ns=crowd.step_ns,
-        steady_share=crowd.steady, steps=crowd.steps,
-    )  # fmt: skip
-    share = round(crowd.least_ns / crowd.step_ns, 4)
-    return Finding(
-        "slow.host", "host", crowd.host, crowd.ranks, share, round(crowd.steady, 3), crowd.least_ns,
-        (no_core, *_observe_cores(counters, crowd), NO_RANK), CAUSE, remedy=FEWER_THREADS,
-    )  # fmt: skip
+    findings = []
+    for crowd in crowds:
+        waits = name_range(crowd.least_ns, crowd.most_ns)
+        no_core = observe(
+            "no-core",
+            f"the training threads of its {len(crowd.ranks)} ranks wait for a CPU core for {waits} "
+            "of a step of {step_ns}, in {steady_share} of the latest {steps} steps",
+            ranks=crowd.ranks, least_ns=crowd.least_ns, most_ns=crowd.most_ns, step_ns=crowd.step_ns,
+            steady_share=crowd.steady, steps=crowd.steps,
+        )  # fmt: skip
+        cores = _observe_cores(counters.filter(pl.col("host") == crowd.host), crowd)
+        share = round(crowd.least_ns / crowd.step_ns, 4)
+        findings.append(
+            Finding(
+                "slow.host", "host", crowd.host, crowd.ranks, share, round(crowd.steady, 3), crowd.least_ns,
+                (no_core, *cores, NO_RANK), CAUSE, remedy=FEWER_THREADS,
+            )
+        )  # fmt: skip
+    return findings
 
 
 def others_use(host: str, used: float, counters: pl.DataFrame) -> bool:
@@ -308,3 +316,113 @@ def _held_back(steps: pl.DataFrame, counters: pl.DataFrame) -> pl.DataFrame:
         .select("rank", "step_ns", "limit", held_ns=NS_PER_S * pl.col("held_s") / pl.col("num_steps"))
         .select("rank", "held_ns", "step_ns", "limit")
     )
+
+
+# GPUs shared with other processes. A driver that shares a GPU without MPS or MIG lets one process compute at
+# a time, for a slice of a few milliseconds (NVIDIA: CUDA programming guide, compute modes and time slicing).
+# In the slices of others, nothing of this process runs, although its next kernel was launched long before.
+# Other causes look different: a late host has launched nothing yet, a kernel that waits for other ranks is
+# running, and single waits differ in length.
+
+OTHER_PROCESS = "another process uses its GPU"
+FIND_PROCESS = (
+    "find what else computes on its GPU (`nvidia-smi` on its host) and end it, or share the GPU by MIG or MPS"
+)
+MIN_GAP_NS = 500_000  # far longer than a launch takes to arrive, and shorter than a slice
+MIN_GAPS = 5
+EQUAL = 0.2  # a gap is a slice if it differs from the median by at most this share
+MOSTLY = 0.6  # least share of gaps that are slices
+MIN_SHARE_OF_GPU = 0.1  # of the time
+SURE_OF_SLICES = 0.9
+GAP_COLUMNS = ("rank", "window", "kind", "name", "start_ns", "duration_ns", "correlation")
+# Calls that make a stream wait for a host, during which the GPU is idle with work queued.
+_WAITS_FOR_HOST = r"(?i)LaunchHostFunc|StreamAddCallback|StreamWaitValue|BatchMemOp"
+
+
+class QueuedGaps(NamedTuple):
+    """Times for which a rank's GPU is idle in a part of a window despite queued work.
+
+    Attributes:
+        gaps_ns: [G] length of each.
+        lasted_ns: from the first work of the GPU to the last.
+        waits_for_host: whether a stream may wait for a host instead.
+    """
+
+    rank: int
+    gaps_ns: Floats
+    lasted_ns: int
+    waits_for_host: bool
+
+
+def find_shared_gpus(run: Run) -> list[Finding]:
+    """Find ranks whose GPU is shared with another process.
+
+    Raises:
+        InputError: a table cannot be read.
+    """
+    seen: dict[int, list[QueuedGaps]] = {}
+    for part in run.part_by_part(SPANS, GAP_COLUMNS):
+        for gaps in queued_gaps_of(part):
+            seen.setdefault(gaps.rank, []).append(gaps)
+    steps = run.table(STEPS, ["rank", "window"]).filter(pl.col("window") >= 0)
+    findings = (
+        _describe_gaps(rank, parts, steps.filter(pl.col("rank") == rank).height)
+        for rank, parts in sorted(seen.items())
+    )
+    return [finding for finding in findings if finding is not None]
+
+
+def queued_gaps_of(spans: pl.DataFrame) -> list[QueuedGaps]:
+    """Return the gaps of each rank's GPU, in each window.
+
+    Args:
+        spans: `GAP_COLUMNS` of table `spans`.
+    """
+    calls = spans.filter((pl.col("kind") == "runtime") & (pl.col("correlation") >= 0)).select(
+        "rank", "correlation", launched_ns=pl.col("start_ns") + pl.col("duration_ns").clip(lower_bound=0)
+    )
+    end_ns = pl.col("start_ns") + pl.col("duration_ns")
+    busy_until = end_ns.cum_max().shift().over("rank", "window")
+    work = (
+        spans.filter(pl.col("kind").is_in(GPU_WORK_KINDS) & (pl.col("duration_ns") >= 0))
+        .join(calls.unique(["rank", "correlation"], keep="first"), on=["rank", "correlation"], how="left")
+        .sort("rank", "window", "start_ns")
+        .with_columns(gap_ns=pl.col("start_ns") - pl.max_horizontal(busy_until, "launched_ns"))
+    )
+    seen = work.filter(busy_until.is_not_null() & pl.col("launched_ns").is_not_null())
+    waiting = spans.filter(pl.col("name").str.contains(_WAITS_FOR_HOST))["rank"].unique().to_list()
+    extents = work.group_by("rank", "window").agg(lasted_ns=end_ns.max() - pl.col("start_ns").min())
+    gaps = seen.filter(pl.col("gap_ns") >= MIN_GAP_NS).group_by("rank", "window").agg("gap_ns")
+    return [
+        QueuedGaps(rank, np.asarray(gaps_ns or (), np.float64), lasted_ns, rank in waiting)
+        for rank, lasted_ns, gaps_ns in extents.join(gaps, on=["rank", "window"], how="left")
+        .select("rank", "lasted_ns", "gap_ns")
+        .iter_rows()
+    ]
+
+
+def _describe_gaps(rank: int, parts: list[QueuedGaps], steps: int) -> Finding | None:
+    """Return the finding of a rank; None where its GPU is not seen to be shared.
+
+    Args:
+        steps: number of steps in deep windows; 0 where unknown, so that all time counts as one step.
+    """
+    gaps_ns = np.concatenate([part.gaps_ns for part in parts])
+    lasted_ns = sum(part.lasted_ns for part in parts)
+    if gaps_ns.size < MIN_GAPS or any(part.waits_for_host for part in parts):
+        return None
+    slice_ns = float(np.median(gaps_ns))
+    equal_ns = gaps_ns[np.abs(gaps_ns - slice_ns) <= EQUAL * slice_ns]
+    share = float(equal_ns.sum()) / max(lasted_ns, 1)
+    if equal_ns.size < MOSTLY * gaps_ns.size or equal_ns.size < MIN_GAPS or share < MIN_SHARE_OF_GPU:
+        return None
+    cost_ns = float(equal_ns.sum()) / max(steps, 1)
+    standing = observe(
+        TIME_SLICES,
+        "its GPU is idle {gaps} times for {slice_ns} with its next work queued: {share} of the time",
+        gaps=int(equal_ns.size), slice_ns=slice_ns, share=share,
+    )  # fmt: skip
+    return Finding(
+        "slow.compute", "rank", str(rank), (rank,), round(share, 4), SURE_OF_SLICES, cost_ns, (standing,),
+        OTHER_PROCESS, remedy=FIND_PROCESS,
+    )  # fmt: skip

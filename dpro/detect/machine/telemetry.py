@@ -267,7 +267,6 @@ def gpus_of_ranks(counters: pl.DataFrame, workers: pl.DataFrame) -> pl.DataFrame
 
 
 def _of_host(gpus: pl.DataFrame, workers: pl.DataFrame) -> Iterator[tuple[int, str, str]]:
-    """Yield rank, device and kind of match."""
     devices = gpus["device"].to_list()
     addresses = {pci: device for device, pci in gpus.select("device", "pci").iter_rows() if pci >= 0}
     has_addresses = "gpu_pci" in workers.columns
@@ -287,14 +286,10 @@ def _of_host(gpus: pl.DataFrame, workers: pl.DataFrame) -> Iterator[tuple[int, s
             if is_part and whole in devices:
                 yield rank, whole, by
     if not is_known:
-        yield from _in_order(gpus, workers)
-
-
-def _in_order(gpus: pl.DataFrame, workers: pl.DataFrame) -> Iterator[tuple[int, str, str]]:
-    """Yield the n-th GPU for local rank n, if there is one for each: drivers count GPUs by PCI address."""
-    whole = gpus.filter(~pl.col("device").str.contains("/", literal=True)).sort("pci", "device")
-    local = dict(workers.filter(pl.col("gpu_name") != "").select("local_rank", "rank").iter_rows())
-    computes = sorted(local) == list(range(workers.height)) and whole.height == workers.height
-    if computes and whole["pci"].n_unique() == whole.height:
-        for place, device in enumerate(whole["device"]):
-            yield local[place], device, ORDER
+        # Drivers count GPUs by PCI address: the n-th is that of local rank n, if there is one for each.
+        whole_gpus = gpus.filter(~pl.col("device").str.contains("/", literal=True)).sort("pci", "device")
+        local = dict(workers.filter(pl.col("gpu_name") != "").select("local_rank", "rank").iter_rows())
+        computes = sorted(local) == list(range(workers.height)) and whole_gpus.height == workers.height
+        if computes and whole_gpus["pci"].n_unique() == whole_gpus.height:
+            for place, nth in enumerate(whole_gpus["device"]):
+                yield local[place], nth, ORDER

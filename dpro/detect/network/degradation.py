@@ -250,7 +250,15 @@ def _part_at_fault(change: LevelShift, traffic: Traffic) -> _Part:
     everywhere = _Part("slow.fabric", "network", SIDES[change.between])
     if change.groups.group_by("members").agg(pl.col("slow").any())["slow"].all():
         return everywhere
-    suspects, sure, shown = _on_wires(change, traffic)
+    suspects: list[Suspect] = []
+    sure, shown = 1.0, list[Observation]()
+    wires = wires_of(traffic.run) if change.between else None
+    blamed = blame_wires(change.groups, wires) if wires is not None else []
+    if len(blamed) == 1 and blamed[0][1] == set(change.groups.filter("slow")["members"]):
+        # A single part of the fabric explains everything slow.
+        of_wires = blamed[0][0]
+        suspects = [Suspect(part.words, part.kind, part.name) for part in of_wires.suspects]
+        sure, shown = of_wires.verdict.confidence, of_wires.observations("groups", "became slower")
     if not suspects:
         explained = list(blame(change.groups, traffic.hosts))
         if len(explained) != 1:
@@ -261,21 +269,6 @@ def _part_at_fault(change: LevelShift, traffic: Traffic) -> _Part:
         return _Part(suspects[0].class_, "one of", names, sure / len(suspects), shown)
     (part,) = suspects
     return _Part(part.class_, part.kind, part.id, sure, shown, part.ranks)
-
-
-def _on_wires(change: LevelShift, traffic: Traffic) -> tuple[list[Suspect], float, list[Observation]]:
-    """Return the part of the fabric that explains everything slow, the confidence in it, and evidence.
-
-    Returns no suspects if the run has no topology, or no single part explains it.
-    """
-    wires = wires_of(traffic.run) if change.between else None
-    blamed = blame_wires(change.groups, wires) if wires is not None else []
-    slow = set(change.groups.filter("slow")["members"])
-    if len(blamed) != 1 or blamed[0][1] != slow:
-        return [], 1.0, []
-    verdict = blamed[0][0]
-    suspects = [Suspect(part.words, part.kind, part.name) for part in verdict.suspects]
-    return suspects, verdict.verdict.confidence, verdict.observations("groups", "became slower")
 
 
 def _other_side(transfers: pl.DataFrame, change: LevelShift) -> Observation:
@@ -345,17 +338,7 @@ def find_communication_bound(
     if idle.is_empty() or job.is_empty():
         return []
     changes: list[tuple[ExchangeGroup, Regression]] = []
-    for group in _groups(calls, apart):
-        # Ranks of a larger group that waits need no finding of their own.
-        inside = any(set(group.ranks) <= set(other.ranks) for other, _ in changes)
-        change = None if inside else _longer_waits(idle, job, group.ranks)
-        code = change is not None and outside_calls(calls, steps, group.ranks, change.since)
-        changes += [(group, change)] if change and not code else []
-    return [_finding(group, change, job) for group, change in changes]
-
-
-def _groups(calls: pl.DataFrame, apart: list[int]) -> list[ExchangeGroup]:
-    """Return groups with several recorded ranks, largest first; none that may wait for ranks apart."""
+    # Groups with several recorded ranks, largest first; none that may wait for ranks apart.
     seen = calls.group_by("key").agg(pl.col("rank").unique().sort()).sort("key")
     members = [set(members_of(key.rpartition("|")[2])) for key in seen["key"]]
     recorded = {*calls["rank"]}
@@ -364,7 +347,13 @@ def _groups(calls: pl.DataFrame, apart: list[int]) -> list[ExchangeGroup]:
         met = set().union(*(others for others in members if others & {*ranks}))
         if len(ranks) > 1 and not met & {*apart}:
             groups[tuple(ranks)] = ExchangeGroup(ranks, sorted(met - recorded))
-    return sorted(groups.values(), key=lambda group: (-len(group.ranks), group.ranks))
+    for group in sorted(groups.values(), key=lambda group: (-len(group.ranks), group.ranks)):
+        # Ranks of a larger group that waits need no finding of their own.
+        inside = any(set(group.ranks) <= set(other.ranks) for other, _ in changes)
+        change = None if inside else _longer_waits(idle, job, group.ranks)
+        code = change is not None and outside_calls(calls, steps, group.ranks, change.since)
+        changes += [(group, change)] if change and not code else []
+    return [_finding(group, change, job) for group, change in changes]
 
 
 def _longer_waits(idle: pl.DataFrame, job: pl.DataFrame, ranks: list[int]) -> Regression | None:
@@ -431,9 +420,12 @@ def with_losses(
     if pairs.is_empty():
         return list(findings)
     wires = wires_of(run)
-    lossy = _findings(
-        pairs, *(_on_one_switch(pairs) if wires is None else (wires, _on_hosts(wires, workers)))
-    )
+    if wires is None:
+        wires, gpus = _on_one_switch(pairs)
+    else:  # a GPU of each host, as a node of the fabric
+        ranks = workers.filter(pl.col("rank").is_in(list(wires.gpus))).sort("rank", descending=True)
+        gpus = {host: wires.gpus[rank] for host, rank in ranks.select("host", "rank").iter_rows()}
+    lossy = _findings(pairs, wires, gpus)
     hosts = dict(workers.select("rank", "host").iter_rows())
     by_name = {finding.component_id: finding for finding, _ in lossy}
     name_of_pair = {pair: finding.component_id for finding, losing in lossy for pair in losing}
@@ -474,12 +466,6 @@ def pairs_of_hosts(counters: pl.DataFrame) -> pl.DataFrame:
         .filter(pl.col("sent") >= MIN_SENT)
         .sort("source", "target")
     )
-
-
-def _on_hosts(wires: Wires, workers: pl.DataFrame) -> dict[str, int]:
-    """Return a GPU of each host, as a node of the fabric."""
-    ranks = workers.filter(pl.col("rank").is_in(list(wires.gpus))).sort("rank", descending=True)
-    return {host: wires.gpus[rank] for host, rank in ranks.select("host", "rank").iter_rows()}
 
 
 def _on_one_switch(pairs: pl.DataFrame) -> tuple[Wires, dict[str, int]]:

@@ -237,7 +237,22 @@ def traffic_of_calls(
     outside = steps.filter(pl.col("window") < 0)
     # Calls between steps belong to the step before.
     begins = steps.select("rank", "step", "start_ns", "window").sort("start_ns")
-    calls = _timed(collectives).filter(pl.col("began_ns") >= 0).sort("began_ns")
+    # What each call moves for its rank, and when it began.
+    is_timed = (pl.col("window") < 0) & (pl.col("duration_ns") > 0) & (pl.col("sequence") >= 0)
+    began = pl.when(pl.col("start_ns") >= 0).then("start_ns").otherwise("enqueued_ns")
+    timed = collectives.filter(is_timed & (pl.col("group") != "")).select(
+        "rank",
+        "op",
+        "group",
+        "sequence",
+        "peer",
+        "duration_ns",
+        "source",
+        num_members().alias("size"),
+        bytes=pl.max_horizontal("bytes_in", "bytes_out"),
+        began_ns=began,
+    )
+    calls = timed.filter(pl.col("began_ns") >= 0).sort("began_ns")
     calls = calls.join_asof(
         begins, left_on="began_ns", right_on="start_ns", by="rank", check_sortedness=False
     ).filter(pl.col("window") < 0)
@@ -259,24 +274,6 @@ def traffic_of_calls(
     transfers = transfers.sort("step", *KEYS, "transfer_ns").with_row_index("instance")
     transfers = transfers.with_columns(pl.col("instance").cast(pl.Int64))
     return Traffic(transfers, hosts, partial(max_savings, transfers, job_steps(outside)), replayed=False)
-
-
-def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
-    """Return calls with duration, begin and operation; `bytes` is what the operation moves for the rank."""
-    is_timed = (pl.col("window") < 0) & (pl.col("duration_ns") > 0) & (pl.col("sequence") >= 0)
-    began = pl.when(pl.col("start_ns") >= 0).then("start_ns").otherwise("enqueued_ns")
-    return collectives.filter(is_timed & (pl.col("group") != "")).select(
-        "rank",
-        "op",
-        "group",
-        "sequence",
-        "peer",
-        "duration_ns",
-        "source",
-        num_members().alias("size"),
-        bytes=pl.max_horizontal("bytes_in", "bytes_out"),
-        began_ns=began,
-    )
 
 
 def _messages(calls: pl.DataFrame) -> pl.DataFrame:

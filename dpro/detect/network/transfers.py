@@ -556,7 +556,15 @@ def delay_matrix(transfers: pl.DataFrame, hosts: Mapping[int, str]) -> pl.DataFr
         Columns of `SCHEMA`, one row for each pair and, of messages, direction, sorted by source and target.
         ratio = sender x receiver x link, where a null factor counts as 1.
     """
-    kinds = _with_expected(_kinds_of_pairs(transfers.filter(pl.col("num_ranks") == 2)))
+    # The typical time of each pair, by kind of transfer.
+    ends = pl.col("members").str.split(",").cast(pl.List(pl.Int64))
+    kinds = _with_expected(
+        transfers.filter(pl.col("num_ranks") == 2)
+        .group_by(KEYS)
+        .agg(pl.col("transfer_ns").median(), count=pl.len().cast(pl.Int64))
+        .with_columns(source=ends.list.get(0), target=ends.list.get(1), directed=pl.col("op") == MESSAGE)
+        .sort(KEYS)
+    )
     if kinds.is_empty():
         return pl.DataFrame(schema=SCHEMA)
     compared = pl.col("expected_ns").is_not_null()
@@ -619,17 +627,6 @@ def both_ways(matrix: pl.DataFrame) -> pl.DataFrame:
         pl.col(swapped.get(name, name)).alias(name) for name in matrix.columns
     )
     return pl.concat([matrix, back]).sort("source", "target", "directed")
-
-
-def _kinds_of_pairs(transfers: pl.DataFrame) -> pl.DataFrame:
-    """Return each pair's typical time per kind of transfer: `LIKE`, both ends, `transfer_ns`, `count`."""
-    ends = pl.col("members").str.split(",").cast(pl.List(pl.Int64))
-    return (
-        transfers.group_by(KEYS)
-        .agg(pl.col("transfer_ns").median(), count=pl.len().cast(pl.Int64))
-        .with_columns(source=ends.list.get(0), target=ends.list.get(1), directed=pl.col("op") == MESSAGE)
-        .sort(KEYS)
-    )
 
 
 def _with_expected(kinds: pl.DataFrame) -> pl.DataFrame:

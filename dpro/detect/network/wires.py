@@ -206,7 +206,16 @@ def blame_shown(components: Sequence[FabricPart], crossing: Floats, evidence: Fl
         crossing: [G, C] these probabilities.
         evidence: [G] as for `blame_parts`.
     """
-    kept = _distinct(components, crossing)
+    # Ways that flows cross as likely as the whole cable or port are left out.
+    cables = [(column, part) for column, part in enumerate(components) if part.kind in (CABLE, PORT)]
+    of_link = {link: column for column, part in cables for link in part.links}
+    kept = [
+        column
+        for column, part in enumerate(components)
+        if part.kind != DIRECTION
+        or not np.allclose(crossing[:, column], crossing[:, of_link[part.links[0]]], atol=1e-9)
+    ]
+    kept = kept
     candidates, crossing = [components[column] for column in kept], crossing[:, kept]
     blamed = []
     for verdict in at_fault(crossing, evidence):
@@ -220,18 +229,6 @@ def blame_shown(components: Sequence[FabricPart], crossing: Floats, evidence: Fl
         counts = (int(flows.sum()) for flows in (likely, likely & shows, ~likely & shows))
         blamed.append(Blamed(verdict, suspects, runner_up, *counts))
     return blamed
-
-
-def _distinct(components: Sequence[FabricPart], crossing: Floats) -> list[int]:
-    """Return indices of components, without ways that flows cross as likely as the whole cable or port."""
-    cables = [(column, part) for column, part in enumerate(components) if part.kind in (CABLE, PORT)]
-    of_link = {link: column for column, part in cables for link in part.links}
-    return [
-        column
-        for column, part in enumerate(components)
-        if part.kind != DIRECTION
-        or not np.allclose(crossing[:, column], crossing[:, of_link[part.links[0]]], atol=1e-9)
-    ]
 
 
 def with_hops(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:

@@ -134,12 +134,16 @@ def find_late_ranks(
         together += joint
         named = ranks_of(joint)
         by_excess += [(team, excess, finding) for excess, finding in alone if named.isdisjoint(finding.ranks)]
-    late_alone = _first_per_rank(
-        [finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)]
-    )
-    findings = [*costliest_first(uneven_work)[:1], *together, *late_alone]  # uneven work of one stage at most
-    doubtful = doubtful or len({team.ranks[0] for team, *_ in by_excess}) > 1
-    return costliest_first([_add_doubt(finding) if doubtful else finding for finding in findings])
+    late_alone = [finding for team, excess, finding in by_excess if _matters(team, excess, doubtful)]
+    of_rank = {finding.ranks: finding for finding in reversed(late_alone)}  # the first of each rank
+    uneven_stage = costliest_first(uneven_work)[:1]  # of one stage at most
+    findings = [*uneven_stage, *together, *reversed(of_rank.values())]
+    if doubtful or len({team.ranks[0] for team, *_ in by_excess}) > 1:
+        findings = [
+            replace(finding, confidence=min(finding.confidence, 0.5)).observing(FIRST_CAUSE_UNKNOWN)
+            for finding in findings
+        ]
+    return costliest_first(findings)
 
 
 def _teams(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame) -> list[Team]:
@@ -259,11 +263,6 @@ def _cycle(team: Team, excess: Excess) -> float:
     return float(np.median((team.own_ns + team.waited_ns)[-excess.num_steps :, excess.column]))
 
 
-def _first_per_rank(findings: list[Finding]) -> list[Finding]:
-    """Return the first finding of each rank."""
-    return list({finding.ranks: finding for finding in reversed(findings)}.values())[::-1]
-
-
 def cannot_show(collectives: pl.DataFrame, workers: pl.DataFrame) -> list[str]:
     """Return what the times of calls do not show in this run, one line each."""
     reasons = [MESSAGES_UNSEEN] if messages_unseen(collectives, workers) else []
@@ -375,7 +374,17 @@ def _cause(
     ahead: AheadHosts,
 ) -> tuple[str, str, Observation, float]:
     """Return class, cause within the rank, its evidence, and the factor that it puts on the confidence."""
-    more = _counted(team, excess, counters)
+    # How much more of each counter the rank has per step than its peers, in ns.
+    latest = slice(-excess.num_steps, None)
+    places = pl.DataFrame(
+        {
+            "rank": pl.Series(np.tile(team.ranks, len(team.steps[latest])), dtype=pl.Int32),
+            "time_ns": team.start_ns[latest].ravel(),
+            "step": np.repeat(team.steps[latest], len(team.ranks)),
+        }
+    )
+    rows = counters.filter(pl.col("counter").is_in(COUNTED)).join(places, on=["rank", "time_ns"])
+    more = counted_more(rows, team.ranks[excess.column])
     counted = host_cause(more, longer)
     if counted is not None:
         return "slow.host", counted.cause, counted.observation, 1.0
@@ -397,24 +406,6 @@ def _cause(
     if more.get(RUN_QUEUE, 0.0) >= more[CPU]:
         how = how.then(", for which it waits {wait_ns} longer for a core", wait_ns=more[RUN_QUEUE])
     return "slow.compute", "", how, 1.0
-
-
-def _counted(team: Team, excess: Excess, counters: pl.DataFrame) -> dict[str, float]:
-    """Return how much more of each counter the rank has per step than its peers, in ns."""
-    latest = slice(-excess.num_steps, None)
-    places = pl.DataFrame(
-        {
-            "rank": pl.Series(np.tile(team.ranks, len(team.steps[latest])), dtype=pl.Int32),
-            "time_ns": team.start_ns[latest].ravel(),
-            "step": np.repeat(team.steps[latest], len(team.ranks)),
-        }
-    )
-    rows = counters.filter(pl.col("counter").is_in(COUNTED)).join(places, on=["rank", "time_ns"])
-    return counted_more(rows, team.ranks[excess.column])
-
-
-def _add_doubt(finding: Finding) -> Finding:
-    return replace(finding, confidence=min(finding.confidence, 0.5)).observing(FIRST_CAUSE_UNKNOWN)
 
 
 def messages_unseen(collectives: pl.DataFrame, workers: pl.DataFrame) -> bool:
@@ -499,9 +490,17 @@ def own_time_when_timed(collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.Da
     )
     usual = waits.group_by("rank").agg(usual=pl.col("signature").mode().min())
     own_ns = pl.col("took_ns") - pl.col("waited_ns")
+    # Where only the host timed steps, the mean counts: a host that runs ahead is done with most of them
+    # long before its GPU is.
+    device_ns = (
+        pl.col("time_ns").clip(lower_bound=-1) if "time_ns" in outside.columns else pl.lit(-1, pl.Int64)
+    )
+    by_device = pl.col("by_device") if "by_device" in outside.columns else pl.lit(value=False)
+    mean = pl.col("duration_ns").mean().over("rank").cast(pl.Int64)
+    took = pl.when(by_device).then(device_ns).otherwise(mean)
+    timed = outside.with_columns(took_ns=took).filter(pl.col("took_ns") > 0)
     return (
-        _with_step_time(outside)
-        .join(waits.filter(pl.col("known") >= WHOLE), on=["rank", "step"])
+        timed.join(waits.filter(pl.col("known") >= WHOLE), on=["rank", "step"])
         .join(usual, on="rank")
         .with_columns(usual=pl.col("signature") == pl.col("usual"), own_ns=own_ns.clip(lower_bound=1))
         .select(_OWN)
@@ -543,18 +542,6 @@ def _timed(collectives: pl.DataFrame) -> pl.DataFrame:
         .filter(pl.col("callers") > 1)
         .select("rank", "op", "size", "enqueued_ns", "wait_ns")
     )
-
-
-def _with_step_time(steps: pl.DataFrame) -> pl.DataFrame:
-    """Return how long each step took; if only the host timed it, the mean of the rank's steps.
-
-    A host that runs ahead is done with most steps long before its GPU is.
-    """
-    device_ns = pl.col("time_ns").clip(lower_bound=-1) if "time_ns" in steps.columns else pl.lit(-1, pl.Int64)
-    by_device = pl.col("by_device") if "by_device" in steps.columns else pl.lit(value=False)
-    mean = pl.col("duration_ns").mean().over("rank").cast(pl.Int64)
-    took = pl.when(by_device).then(device_ns).otherwise(mean)
-    return steps.with_columns(took_ns=took).filter(pl.col("took_ns") > 0)
 
 
 def _on_gpu(finding: Finding) -> Finding:

@@ -7,7 +7,6 @@ for others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import polars as pl
@@ -175,13 +174,8 @@ def teams_by_calls(calls: pl.DataFrame, own_times: pl.DataFrame, stages: dict[in
         rank: (signature, stages.get(rank, -1))
         for rank, signature in own_times.select("rank", "signature").unique().iter_rows()
     }
-    return teams_in_groups(kinds, _members(calls))
-
-
-def _members(calls: pl.DataFrame) -> Iterable[list[int]]:
-    """Return the ranks of each group that is called, in order."""
     rows = calls.select("key", "rank").unique().sort("key", "rank")
-    return rows.group_by("key", maintain_order=True).agg("rank")["rank"].to_list()
+    return teams_in_groups(kinds, rows.group_by("key", maintain_order=True).agg("rank")["rank"].to_list())
 
 
 def _released(calls: pl.DataFrame) -> pl.DataFrame:
@@ -308,29 +302,11 @@ def on_one_clock(rows: AlwaysOn) -> tuple[AlwaysOn, list[int]]:
     Returns:
         The rows, and the ranks that were left out because their clocks were never compared.
     """
-    if rows.steps.is_empty() or _is_one(rows.workers):
+    if rows.steps.is_empty() or (
+        rows.workers["clock"].n_unique() <= 1 and not (rows.workers["clock"] == "").any()
+    ):
         return rows, []
-    clocks = _clocks(rows)
-    apart = sorted(rank for (rank, _), clock in clocks.clocks.items() if clock.line.uncertainty_ns < 0)
-    here = ~pl.col("rank").is_in(apart)
-    collectives, steps = rows.collectives.filter(here), rows.steps.filter(here)
-    counters = rows.counters.filter(here & pl.col("counter").str.starts_with(STEP_COUNTERS))
-    moved = AlwaysOn(
-        _moved(collectives, "enqueued_ns", clocks),
-        _moved(steps, "start_ns", clocks),
-        _moved(counters, "time_ns", clocks),
-        rows.workers.filter(here),
-        rows.clock_samples,
-    )
-    return moved, apart
-
-
-def _is_one(workers: pl.DataFrame) -> bool:
-    return workers["clock"].n_unique() <= 1 and not (workers["clock"] == "").any()
-
-
-def _clocks(rows: AlwaysOn) -> Alignment:
-    """Return the clocks from their comparisons: calls have no ends from which to infer them."""
+    # From comparisons of the clocks alone: calls have no ends from which to infer them.
     ranks = sorted({*rows.steps["rank"], *rows.collectives["rank"]})
     # Events on a single clock only set the range of times.
     moments = rows.steps.select(start_ns=pl.concat_list(pl.col("start_ns").min(), pl.col("start_ns").max()))
@@ -346,7 +322,19 @@ def _clocks(rows: AlwaysOn) -> Alignment:
             members=pl.lit(2),
         )
     )
-    return align(extent, [(rank, 0) for rank in ranks], rows.workers, rows.clock_samples)
+    clocks = align(extent, [(rank, 0) for rank in ranks], rows.workers, rows.clock_samples)
+    apart = sorted(rank for (rank, _), clock in clocks.clocks.items() if clock.line.uncertainty_ns < 0)
+    here = ~pl.col("rank").is_in(apart)
+    collectives, steps = rows.collectives.filter(here), rows.steps.filter(here)
+    counters = rows.counters.filter(here & pl.col("counter").str.starts_with(STEP_COUNTERS))
+    moved = AlwaysOn(
+        _moved(collectives, "enqueued_ns", clocks),
+        _moved(steps, "start_ns", clocks),
+        _moved(counters, "time_ns", clocks),
+        rows.workers.filter(here),
+        rows.clock_samples,
+    )
+    return moved, apart
 
 
 def _moved(frame: pl.DataFrame, column: str, clocks: Alignment) -> pl.DataFrame:

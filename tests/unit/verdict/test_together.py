@@ -8,8 +8,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.store import open_run
 from dpro.verdict.advice import interval_of
 from dpro.verdict.facts import facts_of
-from dpro.verdict.together import best_together
-from dpro.verdict.verdict import explain
+from dpro.verdict.verdict import best_together, explain
 from dpro.verdict.words import lines_of
 from tests.jobs import ROOT
 

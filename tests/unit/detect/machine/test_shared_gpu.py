@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpro.detect.context import Context
-from dpro.detect.machine.shared_gpu import CAUSE, MIN_GAPS, find_shared_gpus
+from dpro.detect.machine.oversubscribed import MIN_GAPS, OTHER_PROCESS, find_shared_gpus
 from dpro.detect.run import diagnose
 from tests.builders import TinyRun
 
@@ -28,7 +28,7 @@ def gpu_job(gaps, launched_early=True, rank=0, run=None) -> TinyRun:
 def test_a_rank_whose_gpu_is_shared_is_named_with_what_that_costs(tmp_path):
     run = gpu_job([SLICE] * 10)
     (finding,) = find_shared_gpus(gpu_job([2.0] * 10, rank=1, run=run).write(tmp_path / "run"))
-    assert (finding.class_, finding.component, finding.cause) == ("slow.compute", "rank 0", CAUSE)
+    assert (finding.class_, finding.component, finding.cause) == ("slow.compute", "rank 0", OTHER_PROCESS)
     assert finding.cost_ns == 10 * SLICE * 1000
     assert finding.severity == pytest.approx(10 * SLICE / (10 * SLICE + 11 * 200), abs=1e-3)
     assert finding.evidence == (
@@ -69,4 +69,4 @@ def test_steps_share_what_is_lost_and_the_time_between_windows_is_none(tmp_path)
 
 def test_it_is_found_without_a_replay(tmp_path):
     run = gpu_job([SLICE] * 10).write(tmp_path / "run")
-    assert [finding.cause for finding in diagnose(Context(run))] == [CAUSE]
+    assert [finding.cause for finding in diagnose(Context(run))] == [OTHER_PROCESS]
