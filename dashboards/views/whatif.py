@@ -139,7 +139,7 @@ def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
         return predict_edits(loaded, edits)
     return loaded.once(  # `predict_edits` would apply the edits a second time
         ("prediction", *edits),
-        lambda: calibrated(compare(loaded.changed(edits), loaded.baseline, loaded.trust)),
+        lambda: calibrated(loaded, compare(loaded.changed(edits), loaded.baseline, loaded.trust)),
     )
 
 

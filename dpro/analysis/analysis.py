@@ -462,6 +462,13 @@ class Analysis(Cached):
         return series.typical_ns if series else None
 
     @cached
+    def shared_hosts(self) -> list[str]:
+        """Hosts on which processes of other jobs used cores for which ranks waited."""
+        from dpro.detect.machine.oversubscribed import shared_hosts
+
+        return shared_hosts(self.steps, self.counters, self.workers)
+
+    @cached
     def suspects(self) -> frozenset[int]:
         """Ranks that findings name as slow themselves; empty if the run cannot show it."""
         from dpro.detect.findings import ranks_of

@@ -6,6 +6,7 @@ Takes an `Analysis` and edits; returns a `Prediction` relative to the usual step
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import polars as pl
@@ -19,6 +20,9 @@ from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
 from dpro.selection import ALL, Selection
+
+OTHER_LOAD = "other processes use cores of these hosts: gains hold only under that load"
+UNDER_ANY_LOAD = (0.5, 1.5)  # powers of the least and most gain where other jobs took cores
 
 
 def predict_edits(
@@ -49,15 +53,35 @@ def predict_edits(
             return predict(by_rank, baseline, edits, trust)
 
     if selection:
-        return calibrated(compute())
-    return analysis.once(("prediction", *edits), lambda: calibrated(compute()))
+        return calibrated(analysis, compute())
+    return analysis.once(("prediction", *edits), lambda: calibrated(analysis, compute()))
 
 
-def calibrated(prediction: Prediction) -> Prediction:
-    """Pass a prediction through the extensions that calibrate it by the measured errors of tried changes."""
+def calibrated(analysis: Analysis, prediction: Prediction) -> Prediction:
+    """Pass a prediction through the extensions that calibrate it by the measured errors of tried changes.
+
+    Where other jobs took cores of the hosts, its interval also covers other loads.
+    """
     for calibrate in hooks_of("predicted"):
         prediction = calibrate(prediction)
-    return prediction
+    if not analysis.shared_hosts or not prediction.edits or not math.isfinite(prediction.base_ns):
+        return prediction
+    gains_ns = (prediction.gain_low_ns, prediction.gain_high_ns)
+    low, high = under_any_load(*map(prediction.speedup_at, gains_ns))
+    base_ns, samples = prediction.base_ns, prediction.samples
+    return dataclasses.replace(
+        prediction,
+        low_ns=min(prediction.low_ns, base_ns / high * samples),
+        high_ns=max(prediction.high_ns, base_ns / low * samples),
+        gain_low_ns=base_ns - base_ns / low,
+        gain_high_ns=base_ns - base_ns / high,
+    )
+
+
+def under_any_load(low: float, high: float) -> tuple[float, float]:
+    """Widen the interval of a speed-up on hosts where other jobs took cores, whose load will differ."""
+    least, most = UNDER_ANY_LOAD
+    return min(low, low**least), max(high, high**most)
 
 
 def trust_and_baseline(analysis: Analysis, selection: Selection) -> tuple[Trust, pl.DataFrame]:

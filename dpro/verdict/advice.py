@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
+from dpro.analysis.predictions import under_any_load
 from dpro.arrays import Bools, Ints
 from dpro.detect import load_model, pauses
 from dpro.detect.findings import PAUSES, CodeLocation, Finding, class_in_words
@@ -96,7 +97,6 @@ MOSTLY_IDLE = 0.3  # computing share of the step below which a larger batch cost
 _DONE_ONCE = ("launch-one", "allocator")  # remedies of what a process does only once, at its start
 WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch changes the training
 EFFORT = {"new code": 2.0, "other hardware": 2.0}  # relative to a line or a setting
-OF_A_MOMENT = (0.5, 1.5)  # powers of the least and most gain where other jobs took cores
 OFTEN = 0.5  # times per step and rank above which something is done in each
 WARM = 3.0  # length of warm-up over that of all usual steps above which warm-up dominates a recording
 _SOFTMAX = r"(?i)softmax"
@@ -149,7 +149,7 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
                 wanted += [replace(advice, gain_low=None, gain_high=None, edit="") for advice in shown]
     if facts.first_call:
         wanted = [advice for advice in wanted if advice.kind not in _DONE_ONCE]
-    if facts.shared_hosts:
+    if facts.analysis.shared_hosts:
         wanted = [_widen_gain(advice) for advice in wanted]
     first = _FIRST.get(limit, ())
     return sorted(_worth_doing(wanted), key=lambda advice: (advice.kind not in first, -_merit(advice)))
@@ -229,11 +229,11 @@ def worth_after(ranked: Sequence[Advice], later: Sequence[Advice]) -> Advice | N
 
 
 def _widen_gain(advice: Advice) -> Advice:
-    """Widen the gain for other times: what else runs on the host will differ."""
-    if advice.gain_low is None or advice.gain_high is None:
+    """Widen the gain for other loads of the host; that of an edit, which is predicted, is wide already."""
+    if advice.edit or advice.gain_low is None or advice.gain_high is None:
         return advice
-    least, most = OF_A_MOMENT
-    return replace(advice, gain_low=advice.gain_low**least, gain_high=advice.gain_high**most)
+    low, high = under_any_load(advice.gain_low, advice.gain_high)
+    return replace(advice, gain_low=low, gain_high=high)
 
 
 def partly(gain: float, part: float) -> float:
@@ -403,7 +403,7 @@ def _crowded_hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
         if finding.cause == CROWDED and finding.cost_ns > 0:
             left_ns = max(facts.step_ns - finding.cost_ns, 1.0)
             gain = max(facts.step_ns / left_ns, 1.0)
-            shared = finding.component_id in facts.shared_hosts
+            shared = finding.component_id in facts.analysis.shared_hosts
             do = (
                 "more cores, or fewer other processes or threads,"
                 if shared

@@ -25,7 +25,6 @@ from dpro.analysis.predictions import predict_edits
 from dpro.arrays import Bools, Floats
 from dpro.classify import COMMUNICATION, classify
 from dpro.detect.findings import CodeLocation, Finding
-from dpro.detect.machine.oversubscribed import shared_hosts
 from dpro.errors import DproError
 from dpro.recorders import RECORDER_FRAMES
 from dpro.replay.attribution import innermost
@@ -259,11 +258,6 @@ class JobFacts:
         except DproError:
             return []
         return findings
-
-    @cached_property
-    def shared_hosts(self) -> list[str]:
-        """Hosts on which processes of other jobs used cores for which ranks waited."""
-        return shared_hosts(self.analysis.steps, self.analysis.counters, self.analysis.workers)
 
     @cached_property
     def stretches(self) -> pl.DataFrame:

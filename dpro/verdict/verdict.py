@@ -21,6 +21,7 @@ from dpro.account import Account, AccountedDocument, Gain, StepEntry
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
 from dpro.analysis.mean_step import PARTS, inputs_of_step, mfu_of
+from dpro.analysis.predictions import OTHER_LOAD
 from dpro.analysis.step_time import step_time_document
 from dpro.classify import OTHER
 from dpro.detect.findings import Finding
@@ -528,7 +529,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         another: bool(another) and not unlike,
         f"gains are rated poor: {trust.weakest}": trust.answerable and trust.grade == "poor" and not unlike,
         "launches wait for their kernels: hosts and devices cannot overlap here": facts.launches_block,
-        "other processes use cores of these hosts: gains hold only under that load": bool(facts.shared_hosts),
+        OTHER_LOAD: bool(facts.analysis.shared_hosts),
         f"kernels that take {unknown:.0%} of compute are of unknown kind, by their names": unknown >= UNKNOWN,
     }
     return [reason for reason, holds in reasons.items() if holds]
@@ -596,7 +597,7 @@ def best_together(facts: JobFacts, advice: Sequence[Advice]) -> Together | None:
         advice: the advice that is shown.
     """
     best: Together | None = None
-    if facts.shared_hosts:  # gains hold only under that load
+    if facts.analysis.shared_hosts:  # gains hold only under that load
         return None
     easy = [place for place, one in enumerate(advice) if one.edit and one.effort in EASY]
     for first, second in combinations(easy, 2):

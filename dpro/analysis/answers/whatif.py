@@ -29,7 +29,7 @@ from dpro.analysis.cached import cached
 from dpro.analysis.end import JobEnd
 from dpro.analysis.graphs import condensed_job, fingerprint, why_too_large
 from dpro.analysis.mean_step import inputs_per_s
-from dpro.analysis.predictions import calibrated, predict_edits, trust_and_baseline
+from dpro.analysis.predictions import OTHER_LOAD, calibrated, predict_edits, trust_and_baseline
 from dpro.cache import cache_folder, keep_latest
 from dpro.documents import Document, DocumentPart, finite, plain
 from dpro.errors import DproError, Unanswerable
@@ -270,8 +270,8 @@ class WhatIfDocument(AccountedDocument, frozen=True, kw_only=True):
         run: the run, as the user named it.
         baseline_ms: the usual step as the job runs: replayed, without the recorder's cost.
         measured_ms: the same steps as recorded.
-        recording: the recorder's cost taken out of the baseline, and the time of steps outside deep windows
-            if it differs, one line each.
+        recording: the recorder's cost taken out of the baseline, the time of steps outside deep windows if it
+            differs, and whether other jobs took cores, one line each.
         of_operations: whether both times are of whole operations, outside deep windows if such steps exist.
         other_steps_ms: typical step outside deep windows; null if there are no such steps.
         answerable: whether predictions may start from this replay.
@@ -411,7 +411,7 @@ def search_of_all(
     result = cached_search(analysis, selection, budget, search)
     return dataclasses.replace(
         result,
-        predictions=ranked(map(calibrated, result.predictions)),
+        predictions=ranked(calibrated(analysis, prediction) for prediction in result.predictions),
         refused=_with_own_reasons(result.refused, analysis),
     )
 
@@ -554,13 +554,15 @@ def _step_outside_windows_ms(analysis: Analysis) -> float | None:
 
 
 def recording_lines(analysis: Analysis) -> list[str]:
-    """Return the recorder's cost taken out of steps, and a differing time of other steps, one line each."""
+    """Return what predictions start from: recording's cost that was taken out, other steps, other jobs."""
     taken_out, outside_ms = taken_out_in_words(analysis.trust), _step_outside_windows_ms(analysis)
     lines = [taken_out] if taken_out else []
     usual_ms = ms(analysis.baseline_ns)
     differs = outside_ms is not None and abs(usual_ms - outside_ms) > MIN_DIFFERENCE * outside_ms
     if differs and not analysis.run.manifest.is_pretended:
         lines.append(f"the median step outside deep windows takes {outside_ms:.2f} ms")
+    if analysis.shared_hosts:
+        lines.append(OTHER_LOAD)
     return lines
 
 

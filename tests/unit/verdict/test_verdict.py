@@ -240,12 +240,15 @@ def test_steps_that_warm_up_for_longer_than_the_others_take_ask_for_later_steps(
 def test_a_gain_beside_other_jobs_is_of_that_moment(tmp_path, monkeypatch):
     run = launches_of([("mul", 60, 10)] * 50)
     alone = explained(run, tmp_path / "alone")
-    monkeypatch.setattr(JobFacts, "shared_hosts", ["a"])
+    monkeypatch.setattr(Analysis, "shared_hosts", ["a"])
     beside = explained(run, tmp_path / "beside")
     assert kinds(beside) == kinds(alone)
     for advice, before in zip(beside.advice, alone.advice, strict=True):
-        assert advice.gain_low == pytest.approx(before.gain_low**0.5)
+        assert advice.gain_low == pytest.approx(min(before.gain_low, before.gain_low**0.5))
         assert advice.gain_high == pytest.approx(before.gain_high**1.5)
+        if advice.edit:
+            gain = beside.account.gains[advice.edit]
+            assert (gain.low, gain.high) == pytest.approx((advice.gain_low, advice.gain_high))
     assert any("only under that load" in line for line in beside.unsure)
     assert not any("only under that load" in line for line in alone.unsure)
 
@@ -577,7 +580,7 @@ def test_no_worker_is_advised_on_a_host_whose_ranks_wait_for_a_core(tmp_path, mo
     assert not any("beside the step" in advice.do for advice in crowded)
     (cores,) = (advice for advice in crowded if advice.kind == "cores")
     assert (cores.gain_low, cores.gain_high) == pytest.approx((4 / 3, 2.0))
-    monkeypatch.setattr(JobFacts, "shared_hosts", ["a"])
+    monkeypatch.setattr(Analysis, "shared_hosts", ["a"])
     (shared,) = (advice for advice in advise(with_findings(facts, [crowd]), INPUT) if advice.kind == "cores")
     assert shared.gain_low == 1.0
     assert "other processes" in shared.do
