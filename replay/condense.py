@@ -76,11 +76,14 @@ def skeletons_of(graph: Graph, cut: Cut, duration: Ints | None = None) -> Skelet
     duration = nodes.duration[:, None] if duration is None else duration
     count = duration.shape[1]
     ends = ends_of(graph, cut, duration)
-    earliest, lag = (_per_scenario(column, count) for column in (nodes.earliest, edges.lag))
+    earliest, lag = (
+        np.repeat(column[:, None], count, axis=1) if count > 1 else column[:, None]
+        for column in (nodes.earliest, edges.lag)
+    )
     behind = (ends.begins, ends.indptr, ends.source, np.zeros((ends.source.size, count), np.int64))
     ranks = (cut.order, cut.indptr, nodes.rank)
     kept, *swept = _sweep_all(
-        ranks, (duration, earliest), (graph.indptr, edges.source, lag), behind, ends.flags, REACH
+        ranks, (duration, earliest), (graph.indptr, edges.source, lag), behind, ends.flags
     )
     end = np.flatnonzero(kept >= nodes.rank.size)
     number = kept[end] - nodes.rank.size
@@ -110,14 +113,9 @@ def _drop_merges(
             break
         ranks = (np.arange(left.size), np.append(np.searchsorted(rank, cut.ranks), left.size), rank)
         marks = ((flags & ANY_DURATION) | stays * MUST_STAY).astype(np.uint8)
-        kept, *swept = _sweep_all(ranks, (lasts, earliest), (indptr, source, lag), nothing, marks, REACH)
+        kept, *swept = _sweep_all(ranks, (lasts, earliest), (indptr, source, lag), nothing, marks)
         left, rank, lasts, flags = left[kept], rank[kept], lasts[kept], flags[kept]
     return left, swept
-
-
-def _per_scenario(column: Ints, count: int) -> Ints:
-    """Repeat a column once per scenario."""
-    return np.repeat(column[:, None], count, axis=1) if count > 1 else column[:, None]
 
 
 # The partition of a graph into ranks, and the nodes of each that have to stay.
@@ -611,7 +609,6 @@ def _sweep_all(
     edges: tuple[Ints, Ints, Ints],
     ends: tuple[Ints, Ints, Ints, Ints],
     flags: NDArray[np.uint8],
-    reach: int,
 ) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """Replace all but the kept nodes by edges as long as the longest paths through them.
 
@@ -625,7 +622,6 @@ def _sweep_all(
         edges: `indptr`, `source` and `lag` [E, K].
         ends: `begins` [R + 1], `indptr`, `source` and `lag` of the virtual nodes behind each rank.
         flags: [N] flags of the nodes.
-        reach: number of kept nodes back over which distances are recorded, a power of two.
 
     Returns:
         [M] the kept nodes, virtual ends numbered from N on; their [M, K] `earliest`; `indptr`, `source` and
@@ -640,7 +636,7 @@ def _sweep_all(
         labels = np.empty(most, np.int64), np.empty((most, columns), np.int64)
         scratch = (
             np.empty(most, np.int64), np.empty(most, np.bool_), labels, np.empty(columns, np.int64),
-            np.empty(columns, np.int64), np.empty((reach, columns, reach), np.int64),
+            np.empty(columns, np.int64), np.empty((REACH, columns, REACH), np.int64),
         )  # fmt: skip
         result = (
             np.empty(most, np.int64), np.empty((most, columns), np.int64), np.empty(most + 1, np.int64),

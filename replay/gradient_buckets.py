@@ -73,7 +73,7 @@ def inferred_passes(graph: Graph) -> list[Pass]:
     """
     if graph.run is None:
         raise Unanswerable(NO_BACKWARD)
-    calls, moments = _calls_and_moments(graph)
+    calls, moments = _moments(graph)
     kinds = set(calls.select("op", "group").iter_rows())
     launches = Launches(graph, kinds)
     issued = calls_of(graph)
@@ -88,13 +88,6 @@ def inferred_passes(graph: Graph) -> list[Pass]:
     if not reduced:
         raise Unanswerable("no backward pass in the run reduces gradients in whole steps")
     return in_order(reduced)
-
-
-@computed_once
-def _calls_and_moments(graph: Graph) -> tuple[pl.DataFrame, pl.DataFrame]:
-    assert graph.run is not None
-    calls = gradient_calls(graph.run)
-    return calls, _moments(graph.run, calls)
 
 
 def given_passes(passes: list[tuple[int, Parameters]], step: Ints) -> list[tuple[int, Parameters]]:
@@ -127,8 +120,13 @@ def gradient_calls(run: Run) -> pl.DataFrame:
     kind = ["op", "group", "bytes"]
     early = calls.filter(pl.col("at") < pl.col("turn"))
     calls = calls.filter(pl.col("at") >= pl.col("turn")).join(early, on=kind, how="anti")
-    of_activations = _groups_of_activations(early, calls)
-    calls = calls.filter(~pl.col("group").is_in(of_activations))
+    if calls["group"].n_unique() > 1:
+        # Groups with a large share of their bytes in forward reduce activations.
+        both = pl.concat([early.with_columns(early=True), calls.with_columns(early=False)])
+        num_bytes = pl.col("bytes").clip(0)
+        share = num_bytes.filter("early").sum() / num_bytes.sum().clip(1)
+        of_activations = both.group_by("group").agg(share=share).filter(pl.col("share") >= MIN_SHARE)["group"]
+        calls = calls.filter(~pl.col("group").is_in(of_activations.to_list()))
     behind = (pl.col("at") > pl.col("over")) & (pl.col("op") == "all_reduce")
     calls = calls.filter(~(behind & pl.col("bytes").is_between(0, TINY_BYTES)))
     if calls.is_empty():
@@ -194,7 +192,7 @@ def _reductions(run: Run) -> pl.DataFrame:
     called = spans.filter(pl.col("name").str.starts_with("c10d::")).select(
         *PLACE, "start_ns", "span_id", end_ns=pl.col("start_ns") + pl.col("duration_ns")
     )
-    rows = _with_last_event(rows, called, "start_ns")
+    rows = _with_last_event(rows, called)
     inside = pl.col("end_ns") >= pl.col("at")
     rows = rows.with_columns(
         start_ns=pl.when(inside).then("start_ns").otherwise("at"),
@@ -204,10 +202,10 @@ def _reductions(run: Run) -> pl.DataFrame:
     return _in_steps(run, rows)
 
 
-def _with_last_event(rows: pl.DataFrame, events: pl.DataFrame, when: str) -> pl.DataFrame:
+def _with_last_event(rows: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Join to each row the last event of its thread that began no later than `at`."""
     return rows.sort("at").join_asof(
-        events.sort(when), left_on="at", right_on=when, by=PLACE, strategy="backward",
+        events.sort("start_ns"), left_on="at", right_on="start_ns", by=PLACE, strategy="backward",
         check_sortedness=False, coalesce=False,
     )  # fmt: skip
 
@@ -224,16 +222,6 @@ def _in_steps(run: Run, rows: pl.DataFrame) -> pl.DataFrame:
     return stepped.filter(pl.col("at") < pl.col("over")).drop("begin", "over")
 
 
-def _groups_of_activations(early: pl.DataFrame, calls: pl.DataFrame) -> list[str]:
-    """Return the groups with a large share of their bytes in forward, if there are several groups."""
-    if calls["group"].n_unique() < 2:
-        return []
-    per_group = pl.concat([early.with_columns(early=True), calls.with_columns(early=False)]).group_by("group")
-    num_bytes = pl.col("bytes").clip(0)
-    shares = per_group.agg(share=num_bytes.filter("early").sum() / num_bytes.sum().clip(1))
-    return shares.filter(pl.col("share") >= MIN_SHARE)["group"].to_list()
-
-
 def _with_last_forward(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     """Add `since`, the start of the last forward operator: gradients ready before it belong to another pass.
 
@@ -244,7 +232,7 @@ def _with_last_forward(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame
     evaluated = spans.filter(pl.col("name").str.starts_with(EVALUATE)).select(
         *PLACE, "start_ns", ends=pl.col("start_ns") + pl.col("duration_ns")
     )
-    inside = _with_last_event(forward, evaluated, "start_ns")
+    inside = _with_last_event(forward, evaluated)
     forward = inside.filter((pl.col("ends") < pl.col("at")).fill_null(True)).select("rank", "window", "since")
     return calls.sort("at").join_asof(
         forward.sort("since"), left_on="at", right_on="since", by=["rank", "window"], strategy="backward",
@@ -252,24 +240,32 @@ def _with_last_forward(calls: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame
     ).with_columns(pl.col("since").fill_null(-1))  # fmt: skip
 
 
-def _moments(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the moments at which gradients are ready, for `passes_at`, with the facts about each.
+@computed_once
+def _moments(graph: Graph) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return `gradient_calls`, and the moments at which gradients are ready, for `passes_at`.
 
     Returns:
-        One row per gradient: `PLACE`, `step`, `span_id`, `start_ns`, `end_ns`, `call` (number of the
-        reduction), its `bytes` and `dtype`, `shape` of the gradient (JSON, null where unknown), and `size`:
-        its recorded size, -1 where unknown.
+        Of the moments, one row per gradient: `PLACE`, `step`, `span_id`, `start_ns`, `end_ns`, `call` (number
+        of the reduction), its `bytes` and `dtype`, `shape` of the gradient (JSON, null where unknown), and
+        `size`: its recorded size, -1 where unknown.
     """
-    calls = calls.with_row_index("call")
+    run = graph.run
+    assert run is not None
+    reductions = gradient_calls(run)
+    calls = reductions.with_row_index("call")
     spans = run.table(
         SPANS, ["rank", "window", "tid", "span_id", "name", "start_ns", "duration_ns", "shapes"]
     )
     ready = spans.filter(pl.col("name") == ACCUMULATE).with_columns(
         end_ns=pl.col("start_ns") + pl.col("duration_ns")
     )
-    ready = ready.drop("shapes", "name", "duration_ns").join(
-        _shapes(spans, ready), on=["rank", "span_id"], how="left"
-    )
+    # The shape of a gradient is that of an operator within its accumulation.
+    said = spans.filter(pl.col("name").is_in(SIZED) & (pl.col("shapes") != ""))
+    said = said.select(*PLACE, "shapes", at="start_ns")
+    shapes = _with_last_event(said, ready.select(*PLACE, "span_id", "start_ns", "end_ns"))
+    shapes = shapes.filter(pl.col("at") < pl.col("end_ns"))
+    shapes = shapes.group_by("rank", "span_id").agg(shape=pl.col("shapes").sort_by("at").first())
+    ready = ready.drop("shapes", "name", "duration_ns").join(shapes, on=["rank", "span_id"], how="left")
     of_call = calls.select(*PLACE, "step", "call", "at", "since", "bytes", "dtype", call_end="end_ns")
     members = ready.sort("start_ns").join_asof(
         of_call.sort("at"), left_on="start_ns", right_on="at", by=PLACE, strategy="forward",
@@ -284,7 +280,7 @@ def _moments(run: Run, calls: pl.DataFrame) -> pl.DataFrame:
     alone = alone.with_columns(shape=pl.Series(moved, dtype=pl.String))
     columns = [*PLACE, "step", "span_id", "start_ns", "end_ns", "call", "bytes", "dtype", "shape"]
     moments = pl.concat([members.select(columns), alone.select(columns)]).sort(*PLACE, "start_ns")
-    return _with_recorded(run, moments)
+    return reductions, _with_recorded(run, moments)
 
 
 def _shape_of_bytes(text: str, num_bytes: int, dtype: str) -> str | None:
@@ -309,15 +305,6 @@ def _first_that_fits(members: pl.DataFrame) -> pl.Series:
     return ordered.with_columns(first=first).sort("row")["first"]
 
 
-def _shapes(spans: pl.DataFrame, ready: pl.DataFrame) -> pl.DataFrame:
-    """Return `rank`, `span_id`, `shape` of each gradient, from an operator within its accumulation."""
-    said = spans.filter(pl.col("name").is_in(SIZED) & (pl.col("shapes") != ""))
-    said = said.select(*PLACE, "shapes", at="start_ns")
-    shapes = _with_last_event(said, ready.select(*PLACE, "span_id", "start_ns", "end_ns"), "start_ns")
-    shapes = shapes.filter(pl.col("at") < pl.col("end_ns"))
-    return shapes.group_by("rank", "span_id").agg(shape=pl.col("shapes").sort_by("at").first())
-
-
 def _with_recorded(run: Run, moments: pl.DataFrame) -> pl.DataFrame:
     """Add `size` to moments: the recorded size of each gradient, -1 where the job recorded no fitting bucket.
 
@@ -333,27 +320,17 @@ def _with_recorded(run: Run, moments: pl.DataFrame) -> pl.DataFrame:
     buckets = [
         (int(row[0]), [int(size) for size in row[1]]) for row in rows.select("bytes", "sizes").iter_rows()
     ]
-    fitting: dict[tuple[int, int], list[int]] = {}
-    for num_bytes, count in (
-        moments.group_by("call").agg(pl.col("bytes").first(), pl.len())["bytes", "len"].iter_rows()
-    ):
+    recorded: list[int] = []
+    for _, of_call in groupby(moments.select("call", "bytes").iter_rows(), key=lambda row: row[0]):
+        num_bytes, *others = [row[1] for row in of_call]
+        count = 1 + len(others)
         sizes = {
             tuple(bucket)
             for total, bucket in buckets
             if len(bucket) == count and is_same_bucket(num_bytes, total)
         }
-        if len(sizes) == 1:
-            fitting[num_bytes, count] = list(sizes.pop())
-    recorded = [
-        size
-        for _, of_call in groupby(moments.select("call", "bytes").iter_rows(), key=lambda row: row[0])
-        for size in _sizes_of(list(of_call), fitting)
-    ]
+        recorded += sizes.pop() if len(sizes) == 1 else [-1] * count
     return moments.with_columns(size=pl.Series(recorded, dtype=pl.Int64))
-
-
-def _sizes_of(of_call: list[tuple[int, int]], fitting: dict[tuple[int, int], list[int]]) -> list[int]:
-    return fitting.get((of_call[0][1], len(of_call)), [-1] * len(of_call))
 
 
 def is_same_bucket(num_bytes: int, recorded: int) -> bool:

@@ -40,7 +40,7 @@ class Parameters:
         are_sizes_known: whether each size is known; else the size of each reduction was divided evenly.
         closes_before: whether a bucket closes before the gradient that no longer fits, as in DeepSpeed; else
             after the one that fills it, as in DDP.
-        is_update_shared_out: whether each rank updates a part of the parameters, in any reduction scheme.
+        is_update_sharded: whether each rank updates a part of the parameters, in any reduction scheme.
     """
 
     num_bytes: Ints

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import wraps
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import polars as pl
@@ -101,8 +101,21 @@ def is_one_of(kind: Ints, kinds: Sequence[int]) -> Bools:
     return table[kind]
 
 
+class _Columns:
+    """Arrays of one length, a field each."""
+
+    @property
+    def columns(self) -> tuple[Ints | Bools, ...]:
+        """All columns, in the order of the fields."""
+        return tuple(getattr(self, f.name) for f in dataclasses.fields(self))  # type: ignore[arg-type]
+
+    def taken(self, which: Ints) -> Self:
+        """Return the entries at indices `which` [K], in that order."""
+        return self.__class__(*(column[which] for column in self.columns))
+
+
 @dataclass(frozen=True)
-class Nodes:
+class Nodes(_Columns):
     """The columns of the nodes, each [N].
 
     Attributes:
@@ -143,18 +156,9 @@ class Nodes:
     measured_start: Ints
     measured_end: Ints
 
-    @property
-    def columns(self) -> tuple[Ints | Bools, ...]:
-        """All columns, in the order of the fields."""
-        return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
-
-    def taken(self, which: Ints) -> Nodes:
-        """Return the nodes at indices `which` [K], in that order."""
-        return Nodes(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(Nodes)})
-
 
 @dataclass(frozen=True)
-class Edges:
+class Edges(_Columns):
     """The columns of the edges, each [E]: source, target, lag in ns, `EdgeKind`, and whether inferred."""
 
     source: Ints
@@ -162,15 +166,6 @@ class Edges:
     lag: Ints
     kind: Ints
     inferred: Bools
-
-    @property
-    def columns(self) -> tuple[Ints | Bools, ...]:
-        """All columns, in the order of the fields."""
-        return tuple(getattr(self, f.name) for f in dataclasses.fields(self))
-
-    def taken(self, which: Ints) -> Edges:
-        """Return the edges at indices `which` [K], in that order."""
-        return Edges(**{f.name: getattr(self, f.name)[which] for f in dataclasses.fields(Edges)})
 
     def extended(self, *more: Edges) -> Edges:
         """Append more edges between the same nodes."""

@@ -87,18 +87,8 @@ def with_calls(work: pl.DataFrame, graph: Graph) -> pl.DataFrame:
     Args:
         work: rows of `work_without_calls` for all ranks.
     """
-    return (
-        work.join(_calls(graph), on="rank", how="left")
-        .with_columns(pl.col("calls").fill_null(0))
-        .sort("rank", "step", *LABEL)
-    )
-
-
-def _calls(graph: Graph) -> pl.DataFrame:
-    """Return `rank` and `calls`, a code of its usual calls in a step: operations, group sizes and phases.
-
-    Stages of a pipeline may make equally many calls, and still do other work in between.
-    """
+    # A code of the usual calls of each rank in a step: operations, group sizes and phases. Stages of a
+    # pipeline may make equally many calls, and still do other work in between.
     nodes = graph.nodes
     here = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & (nodes.step >= 0) & (nodes.message >= 0))
     messages = pl.DataFrame(
@@ -108,7 +98,12 @@ def _calls(graph: Graph) -> pl.DataFrame:
     called = pl.DataFrame({"rank": nodes.rank[here], "step": nodes.step[here], "place": nodes.phase[here]})
     called = called.with_columns(messages[nodes.message[here]])
     of_steps = called.group_by("rank", "step").agg(calls=pl.struct("op", "size", "place").hash().sum())
-    return of_steps.group_by("rank").agg(pl.col("calls").mode().min())
+    usual = of_steps.group_by("rank").agg(pl.col("calls").mode().min())
+    return (
+        work.join(usual, on="rank", how="left")
+        .with_columns(pl.col("calls").fill_null(0))
+        .sort("rank", "step", *LABEL)
+    )
 
 
 def teams_by_work(work: pl.DataFrame) -> list[list[int]]:

@@ -24,7 +24,6 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.alignment.align import Alignment, align, first_begun
 from dpro.replay.alignment.match import Matching, match_collectives
-from dpro.replay.archive import read_archive, write_archive
 from dpro.replay.condense import Cut, Skeletons, joined_graph, paths_beside, skeletons_of
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.graph_builder import (
@@ -43,9 +42,18 @@ from dpro.replay.construction.graph_builder import (
     write_columns,
 )
 from dpro.replay.construction.lags import LagFacts, Lags, facts_of, pooled, started_work, with_lags
-from dpro.replay.construction.phases import CallOrder, Positions, call_order, phases_at, positions_in_steps
-from dpro.replay.construction.rank_graph import Lanes, Place, RankGraph, build_rank_graph
-from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
+from dpro.replay.construction.rank_graph import (
+    CallOrder,
+    Lanes,
+    Place,
+    Positions,
+    RankGraph,
+    build_rank_graph,
+    call_order,
+    phases_at,
+    positions_in_steps,
+)
+from dpro.replay.construction.rank_view import Names, make_rank_view
 from dpro.replay.construction.recording_cost import (
     BY_HOSTS,
     BY_STEPS,
@@ -69,6 +77,7 @@ from dpro.replay.graph import (
     Nodes,
     assembled,
 )
+from dpro.replay.kept import read_archive, write_archive
 from dpro.replay.steps import are_stepped, lasting_steps
 from dpro.replay.timeline import PathTo, Stretch, Timeline, chain_to, extents_of, replay
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, DEPENDENCIES, SPANS, STEPS, SYNCS, WORKERS
@@ -77,14 +86,8 @@ from dpro.table import Table
 
 MapTasks = Callable[[Callable[..., Any], Iterable[Any]], Iterable[Any]]  # `map`, or that of an executor
 LANE_COLUMNS = ("span_id", "rank", "window", "device", "stream")
-TABLES_OF_RANKS = (
-    SPANS,
-    SYNCS,
-    STEPS,
-    DEPENDENCIES,
-    COLLECTIVES,
-    COUNTERS,
-)  # tables with rows of a single rank
+# Tables with rows of a single rank.
+TABLES_OF_RANKS = (SPANS, SYNCS, STEPS, DEPENDENCIES, COLLECTIVES, COUNTERS)
 
 
 @dataclass(frozen=True)
@@ -275,8 +278,19 @@ def bare_rank_of(run: Run, matched: MatchedRank) -> tuple[BareRank, RankSummary]
         view = make_rank_view(*place, spans_of(*place), moved_of(*place), own_steps, matched.stepped)
         views.append(view)
         parts.append(build_rank_graph(view, syncs_of(*place), needs(*place), by_code, None))
-    bare = _put_together(parts, views, matched.moved, (*names.to_list(), NO_SPAN, OF_RENDEZVOUS))
-    graph = bare.graph
+    # Join the windows of the rank into one graph, without rendezvous: other members are unknown here.
+    nothing = np.empty(0, np.int64)
+    alone = [dataclasses.replace(part, instance=nothing, arrive=nothing, transfer=nothing) for part in parts]
+    labels = (*names.to_list(), NO_SPAN, OF_RENDEZVOUS)
+    joined = in_order(alone, matched.moved.clear(), labels)
+    graph = assembled(joined.nodes, joined.edges, labels, joined.lanes, 0)
+    first = np.cumsum([0, *(part.begins.size for part in parts)])
+    arrive, transfer = (
+        joined.number[np.concatenate([getattr(part, end) + begin for part, begin in zip(parts, first)])]
+        for end in ("arrive", "transfer")
+    )
+    instance = np.concatenate([part.instance for part in parts])
+    bare = BareRank(graph, instance, arrive, transfer, tuple(map(call_order, views)))
     started = started_work(graph.edges, graph.nodes, on_worker(graph.lanes))
     return bare, RankSummary(
         rank=matched.rank,
@@ -298,23 +312,6 @@ def _rows(run: Run, matched: MatchedRank, table: Table, columns: Sequence[str]) 
 
 def _sorted(run: Run, matched: MatchedRank, table: Table) -> pl.DataFrame:
     return _rows(run, matched, table, list(table.columns)).sort(table.sort_by, maintain_order=True)
-
-
-def _put_together(
-    parts: Sequence[RankGraph], views: Sequence[RankView], moved: pl.DataFrame, names: tuple[str, ...]
-) -> BareRank:
-    """Join the windows of a rank into one graph, without rendezvous: other members are unknown here."""
-    nothing = np.empty(0, np.int64)
-    alone = [dataclasses.replace(part, instance=nothing, arrive=nothing, transfer=nothing) for part in parts]
-    joined = in_order(alone, moved.clear(), names)
-    graph = assembled(joined.nodes, joined.edges, names, joined.lanes, 0)
-    first = np.cumsum([0, *(part.begins.size for part in parts)])
-    arrive, transfer = (
-        joined.number[np.concatenate([getattr(part, end) + begin for part, begin in zip(parts, first)])]
-        for end in ("arrive", "transfer")
-    )
-    instance = np.concatenate([part.instance for part in parts])
-    return BareRank(graph, instance, arrive, transfer, tuple(map(call_order, views)))
 
 
 def rank_file(folder: Path, rank: int) -> Path:
@@ -618,21 +615,18 @@ def join_skeletons(
     parts = in_order(as_parts, matched.moved, labels)
     for times in (parts.nodes.measured_start, parts.nodes.measured_end):
         times -= origin
-    edges = _less_paths_beside(parts.edges, parts.nodes.duration.size)
+    edges, size = parts.edges, parts.nodes.duration.size
+    stays = edges.kind == EdgeKind.RENDEZVOUS
+    inside, between = np.flatnonzero(~stays), edges.taken(np.flatnonzero(stays))
+    lag = edges.lag[inside, None]
+    stays[inside[paths_beside(edges.source[inside], edges.target[inside], lag, between, size)]] = True
+    edges = edges.taken(np.flatnonzero(stays))
     graph = assembled(parts.nodes, edges, labels, parts.lanes, origin)
     node = np.full(graph.num_nodes, -1, np.int64)
     of_ranks = np.concatenate([skeleton.node for skeleton in skeletons])
     node[parts.number[: of_ranks.size]] = of_ranks
     graph = dataclasses.replace(graph, messages=matched.messages, places=matched.places, run=run)
     return JoinedGraph(graph, node)
-
-
-def _less_paths_beside(edges: Edges, size: int) -> Edges:
-    meets = edges.kind == EdgeKind.RENDEZVOUS
-    inside, between = np.flatnonzero(~meets), edges.taken(np.flatnonzero(meets))
-    lag = edges.lag[inside, None]
-    meets[inside[paths_beside(edges.source[inside], edges.target[inside], lag, between, size)]] = True
-    return edges.taken(np.flatnonzero(meets))
 
 
 def with_own_order(graph: Graph) -> Graph:

@@ -95,19 +95,16 @@ def per_rank(facts: pl.DataFrame) -> pl.DataFrame:
     """
     times = [column for column in FACTS.values() if column.endswith("_ns")]
     duration = pl.col("duration_ns")
-    shares = [_scaled_mean(name) for name in times]
+    shares = []
+    for name in times:
+        is_sampled = pl.col(name).is_not_null()
+        share = pl.col(name).sum() / duration.filter(is_sampled).sum()
+        shares.append(pl.when(is_sampled.any()).then(share * duration.mean()).alias(name))
     means = [duration.mean(), *shares, pl.col("backward_calls").mean()]
     shown = ["rank", "steps", "duration_ns", *FACTS.values()]
     return (
         facts.group_by("rank").agg(pl.len().cast(pl.Int64).alias("steps"), *means).select(shown).sort("rank")
     )
-
-
-def _scaled_mean(name: str) -> pl.Expr:
-    """Return the mean of a time per step, as its share of the steps that have it; null where none has."""
-    duration, is_sampled = pl.col("duration_ns"), pl.col(name).is_not_null()
-    share = pl.col(name).sum() / duration.filter(is_sampled).sum()
-    return pl.when(is_sampled.any()).then(share * duration.mean()).alias(name)
 
 
 FAR = 2.0  # multiple of the median step from which a step waits for those before it
@@ -298,8 +295,9 @@ def step_series(steps: pl.DataFrame) -> StepSeries | None:
     times = series["duration_ns"].to_numpy().astype(np.float64)
     median = pl.Series(_fill_ends(pl.Series(times).rolling_median(min(AROUND, times.size), center=True)))
     usual = np.asarray(np.maximum(median.rolling_max(3, center=True, min_samples=1).to_numpy(), 1.0))
-    noise = _noise(times / usual)
-    paused = _paused(times / usual - 1, noise)
+    ratios = times / usual
+    noise = max(float(MAD_TO_SIGMA * np.median(np.abs(ratios - np.median(ratios)))), MIN_NOISE)
+    paused = _paused(ratios - 1, noise)
     return StepSeries(
         series["step"].to_numpy(),
         times,
@@ -337,11 +335,6 @@ def undisturbed(steps: pl.DataFrame) -> pl.DataFrame:
 def _fill_ends(rolled: pl.Series) -> Floats:
     """Fill the ends of a rolling statistic with the nearest value."""
     return np.asarray(rolled.fill_null(strategy="forward").fill_null(strategy="backward").to_numpy())
-
-
-def _noise(ratios: Floats) -> float:
-    """Return the standard deviation of times, relative to the usual ones; at least `MIN_NOISE`."""
-    return max(float(MAD_TO_SIGMA * np.median(np.abs(ratios - np.median(ratios)))), MIN_NOISE)
 
 
 def _paused(longer: Floats, noise: float) -> Bools:

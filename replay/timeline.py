@@ -1,4 +1,4 @@
-"""Replay of a graph: when each node runs, the time of each step, and the path that decides it.
+"""Replay of a graph: when each node runs, the time of each step, the path that decides it, the pace of hosts.
 
 Takes a `Graph`; returns a `Timeline` and frames made from it. It does not judge how well the replay matches
 the trace: `dpro.replay.fidelity.accuracy` does.
@@ -6,6 +6,7 @@ the trace: `dpro.replay.fidelity.accuracy` does.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import chain_of, latest_ends, longest_path, longest_path_batch
 from dpro.replay.first_calls import first_calls
-from dpro.replay.graph import GPU_KINDS, Graph, NodeKind, computed_once, is_one_of, once
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, computed_once, is_one_of, once
 
 USUAL = 1.5  # ratio to the median, either way, beyond which a step is unusual
 FEW = 5  # steps; of fewer, any may be unusual
@@ -29,6 +30,7 @@ MAX_WARM = 7.0  # multiple of the steps that count: a longer warm-up makes no di
 CUT_OFF = 0.25  # of two steps, share of the first below which the last one is cut off
 BEFORE_STEPS, AFTER_STEPS = -1, -2
 NOT_BEFORE = "(start taken from the trace)"
+PACES = {"rank": pl.Int64, "window": pl.Int64, "pace_ns": pl.Float64, "later": pl.Boolean}
 PIECES = {"rank": pl.Int64, "name": pl.String, "kind": pl.String, "duration_ns": pl.Int64}
 
 
@@ -359,12 +361,7 @@ def changed_ends(baseline: pl.DataFrame, graph: Graph, end: Ints) -> pl.DataFram
 
 
 def _finish_of(baseline: pl.DataFrame, graph: Graph, end: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return the ends of baseline steps in a changed graph, and a mask of those that it has.
-
-    Args:
-        baseline: `step_ends` of the unchanged graph.
-        end: [N] ns of its nodes.
-    """
+    """Return the ends of baseline steps in a changed graph, and a mask of those that it has."""
 
     def compute(graph: Graph) -> tuple[Ints, list[int], Ints]:
         rows = _extents_at(graph, ("window", "step"))[0]
@@ -389,9 +386,6 @@ def _earliest_ends(baseline: pl.DataFrame, graph: Graph) -> Ints:
 
     Its busiest stream needs that long. Time that a change saves before such a step is subtracted from it, and
     may be more than the step takes.
-
-    Args:
-        baseline: `step_ends` of the unchanged graph.
     """
 
     def compute(graph: Graph) -> tuple[Ints, Ints, Ints, Ints]:
@@ -428,6 +422,49 @@ def share_saved(graph: Graph, changed: Graph) -> float:
         return 0.0
     timeline = replay(changed)
     return 1 - float(step_times(changed, timeline.start, timeline.end)["duration_ns"].sum()) / measured
+
+
+def host_paces(graph: Graph) -> pl.DataFrame:
+    """Replay the hosts alone, and measure the time each needs for a step.
+
+    Returns:
+        `rank`, `window`, `pace_ns` (of one step) and `later` (whether after the window's first step, so that
+        the beginning is known), a row per step; no rows where hosts launch no work on devices.
+    """
+    nodes = graph.nodes
+    if not is_one_of(nodes.kind, GPU_KINDS).any() or not (graph.edges.kind == EdgeKind.LAUNCH).any():
+        return pl.DataFrame(schema=PACES)
+    on_device = is_one_of(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER, NodeKind.RENDEZVOUS))
+    alone = dataclasses.replace(
+        graph.without_edges(graph.edges.kind == EdgeKind.RENDEZVOUS),
+        nodes=dataclasses.replace(
+            nodes,
+            duration=np.where(on_device, 0, nodes.duration),
+            earliest=np.where(on_device, 0, nodes.earliest),
+        ),
+    )
+    timeline = replay(alone)
+    on_host = is_one_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
+    extents = (
+        pl.DataFrame({name: getattr(nodes, name)[on_host] for name in ("rank", "window", "step")})
+        .with_columns(start=pl.Series(timeline.start[on_host]), end=pl.Series(timeline.end[on_host]))
+        .group_by("rank", "window", "step")
+        .agg(pl.col("start").min(), pl.col("end").max())
+        .sort("rank", "window", "step")
+    )
+    between = pl.col("end") - pl.col("end").shift(1).over("rank", "window")
+    first = pl.col("step") == pl.col("step").min().over("rank", "window")
+    return extents.with_columns(
+        pace_ns=pl.coalesce(between, pl.col("end") - pl.col("start")).cast(pl.Float64), later=~first
+    ).select("rank", "window", "pace_ns", "later")
+
+
+def slowest_pace(graph: Graph) -> float:
+    """Return the ns per step that the slowest host of a graph needs if it never waits; 0 without devices."""
+    paces = host_paces(graph)
+    counted = paces.filter("later") if paces["later"].any() else paces
+    of_ranks = counted.group_by("rank").agg(pl.col("pace_ns").median())
+    return float(of_ranks["pace_ns"].max() or 0.0)  # type: ignore[arg-type]
 
 
 def slack_of(timeline: Timeline) -> Ints:
@@ -526,7 +563,14 @@ def critical_path_of_steps(
         path_to: finds paths, as in `critical_stretches`.
     """
     nodes, path_to, pieces = timeline.graph.nodes, path_to or path_within(timeline), list[pl.DataFrame]()
-    for window, step, finish, begins in _steps_between(timeline, steps, baseline).iter_rows():
+    ends = step_ends(timeline.graph, timeline.start, timeline.end)
+    if baseline is not None:
+        of_windows = baseline.select("window", "step", "begin_ns")
+        ends = ends.drop("begin_ns").join(of_windows, on=["window", "step"], maintain_order="left")
+    begin = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
+    wanted = ends.with_columns(begin_ns=begin).join(steps.select("window", "step"), on=["window", "step"])
+    between = wanted.sort("window", "step").select("window", "step", "finish_ns", "begin_ns")
+    for window, step, finish, begins in between.iter_rows():
         last = (nodes.window == window) & (nodes.step == step) & (timeline.end == finish)
         last &= nodes.kind != NodeKind.RENDEZVOUS
         # A step that ends with earlier work has no node at its end, and so no path.
@@ -538,24 +582,6 @@ def critical_path_of_steps(
         first = {"rank": rank, "name": NOT_BEFORE, "kind": "start", "duration_ns": rest}
         pieces += [*of_step, pl.DataFrame([first], schema=PIECES)]
     return _summed(pieces)
-
-
-def _steps_between(
-    timeline: Timeline, steps: pl.DataFrame, baseline: pl.DataFrame | None = None
-) -> pl.DataFrame:
-    """Return `window`, `step`, `finish_ns`, `begin_ns` of steps; each begins when the previous one ends.
-
-    Args:
-        steps: `window` and `step` of each.
-        baseline: see `critical_path_of_steps`.
-    """
-    ends = step_ends(timeline.graph, timeline.start, timeline.end)
-    if baseline is not None:
-        begins = baseline.select("window", "step", "begin_ns")
-        ends = ends.drop("begin_ns").join(begins, on=["window", "step"], maintain_order="left")
-    begin = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
-    wanted = ends.with_columns(begin_ns=begin).join(steps.select("window", "step"), on=["window", "step"])
-    return wanted.sort("window", "step").select("window", "step", "finish_ns", "begin_ns")
 
 
 def _pieces(stretch: Stretch, since: int) -> pl.DataFrame:

@@ -26,6 +26,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from dpro.arrays import Ints
+from dpro.replay.intervals import union
 from dpro.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_duration
 
 # Comparisons of two clocks, and lines through their differences.
@@ -162,14 +163,12 @@ def on_lines(
     columns = {name: [getattr(line, field) for line in lines.values()] for name, field in fields.items()}
     by_clock = pl.DataFrame({clock: pl.Series(list(lines), dtype=frame.schema[clock]), **columns})
     joined = frame.join(by_clock, on=clock, how="left", maintain_order="left")
-    moved = [(pl.col(name) - _offset_at(pl.col(name))).fill_null(pl.col(name)) for name in times]
+    moved = []
+    for time in map(pl.col, times):
+        seconds, rest = (time - pl.col("reference_")) // NS_PER_S, (time - pl.col("reference_")) % NS_PER_S
+        drifted = seconds * pl.col("drift_") + rest * pl.col("drift_") // NS_PER_S
+        moved.append((time - (pl.col("offset_") + drifted)).fill_null(time))
     return joined.with_columns(moved).drop(*fields)
-
-
-def _offset_at(time: pl.Expr) -> pl.Expr:
-    since = time - pl.col("reference_")
-    seconds, rest = since // NS_PER_S, since % NS_PER_S
-    return pl.col("offset_") + seconds * pl.col("drift_") + rest * pl.col("drift_") // NS_PER_S
 
 
 class Comparisons:
@@ -297,7 +296,9 @@ class Alignment:
         if not any(clock.line.offset_ns or clock.line.drift_ppb for clock in self.clocks.values()):
             return frame
         first = dict(sorted(self.clocks, reverse=True))
-        start, end = frame["start_ns"].to_numpy(writable=True), _ends(frame)
+        lasts_ns = frame["duration_ns"].clip(lower_bound=0) if "duration_ns" in frame.columns else 0
+        start = frame["start_ns"].to_numpy(writable=True)
+        end = (frame["start_ns"] + lasts_ns).to_numpy(writable=True)
         place, of_row = np.unique(frame.select("rank", "window").to_numpy(), axis=0, return_inverse=True)
         rows_of_place = np.split(np.argsort(of_row, kind="stable"), np.cumsum(np.bincount(of_row))[:-1])
         for (rank, window), rows in zip(place.tolist(), rows_of_place):
@@ -309,11 +310,6 @@ class Alignment:
             return moved
         lasts = pl.when(pl.col("duration_ns") < 0).then("duration_ns").otherwise(pl.Series(end - start))
         return moved.with_columns(duration_ns=lasts)
-
-
-def _ends(frame: pl.DataFrame) -> Ints:
-    last = frame["duration_ns"].clip(lower_bound=0) if "duration_ns" in frame.columns else 0
-    return (frame["start_ns"] + last).to_numpy(writable=True)
 
 
 def one_clock(places: Iterable[tuple[int, int]], why: str) -> Alignment:
@@ -398,18 +394,16 @@ def _names(ranks: list[int], workers: pl.DataFrame, seen: pl.DataFrame) -> dict[
             names[rank] = boots.setdefault(boot, f"{host} ({boot[:8]})" if again else host)
         elif host:
             hosts[rank] = names[rank] = host
-    contradicted = _contradicted(seen, hosts)
-    return names | {rank: f"rank {rank}" for rank, host in hosts.items() if host in contradicted}
-
-
-def _contradicted(seen: pl.DataFrame, hosts: Mapping[int, str]) -> set[str]:
-    """Return the hosts whose ranks cannot share a clock, by the collectives that these have in common."""
+    # Collectives that a host's ranks have in common show whether these can share a clock.
     here = seen.with_columns(host=named("rank", hosts), clock=pl.col("rank").cast(pl.String))
     placed = here.filter(pl.col("host") != "").with_columns(
         instance=pl.struct("instance", "host").rank("dense").cast(pl.Int64)
     )
     bounds = _feasible(placed).items()
-    return {hosts[int(rank)] for rank, (low, high) in bounds if low > ONE_HOST_NS or high < -ONE_HOST_NS}
+    contradicted = {
+        hosts[int(rank)] for rank, (low, high) in bounds if low > ONE_HOST_NS or high < -ONE_HOST_NS
+    }
+    return names | {rank: f"rank {rank}" for rank, host in hosts.items() if host in contradicted}
 
 
 def _feasible(seen: pl.DataFrame) -> dict[str, tuple[float, float]]:
@@ -613,13 +607,12 @@ Answers = Mapping[int, tuple[Ints, Ints]]  # by rank: when answers began and end
 
 def answers_of(collectives: pl.DataFrame) -> Answers:
     """Return the intervals in which each rank was being answered."""
-    ran = collectives.filter((pl.col("start_ns") >= 0) & (pl.col("duration_ns") > 0)).sort("start_ns")
+    ran = collectives.filter((pl.col("start_ns") >= 0) & (pl.col("duration_ns") > 0))
     answers = {}
     for (rank,), calls in ran.group_by("rank"):
         start = calls["start_ns"].to_numpy()
-        end = np.maximum.accumulate(start + calls["duration_ns"].to_numpy())
-        opens = np.append(True, start[1:] > end[:-1])
-        answers[int(str(rank))] = start[opens], end[np.append(opens[1:], True)]
+        begins, ends = union(start, start + calls["duration_ns"].to_numpy()).T
+        answers[int(str(rank))] = begins, ends
     return answers
 
 

@@ -227,7 +227,12 @@ def _match_group(rows: pl.DataFrame, calls: _Calls, of_group: Ints) -> tuple[Int
         part = rows[of_group]
         of_ranks = part.group_by("sequence", "rank").len()
         even = of_ranks.group_by("sequence").agg(pl.col("len").n_unique() == 1)["len"].all()
-        if even and (part["sequence"] >= 0).all() and _agreed(part):
+        seen_by_rank = [set(rows["sequence"]) for rows in part.partition_by("rank")]
+        first, last = max(map(min, seen_by_rank)), min(map(max, seen_by_rank))
+        # In the range that both ends recorded, their numbers must be the same.
+        seen = [{number for number in numbers if first <= number <= last} for numbers in seen_by_rank]
+        agreed = all(numbers == seen[0] for numbers in seen) and not (part["op"] == "send_recv").any()
+        if even and (part["sequence"] >= 0).all() and agreed:
             numbers = places = _by_sequence(part)
             problems = []
     return numbers, places, problems
@@ -257,14 +262,6 @@ def _covering(of: Ints, ranks: Ints, places: Ints) -> Ints:
     located = rows.select(pl.col("rank").filter("placed").n_unique().over("of")).to_series().to_numpy()
     covering: Ints = np.where(placed, within + everywhere - located, everywhere)
     return covering
-
-
-def _agreed(part: pl.DataFrame) -> bool:
-    """Return whether both ends of messages have the same numbers in the range that both recorded."""
-    seen_by_rank = [set(rows["sequence"]) for rows in part.partition_by("rank")]
-    first, last = max(map(min, seen_by_rank)), min(map(max, seen_by_rank))
-    seen = [{number for number in numbers if first <= number <= last} for numbers in seen_by_rank]
-    return all(numbers == seen[0] for numbers in seen) and not part["op"].is_in(["send_recv"]).any()
 
 
 def _by_order(calls: _Calls) -> tuple[Ints, Ints, list[str]]:
@@ -333,7 +330,13 @@ def best_shift(ends_a: Ints, ends_b: Ints, same: Callable[[Ints, Ints], Bools]) 
         j = np.arange(max(0, m - n), m)
         return n - m, bool(same(j + n - m, j).all())
     least = max(ENOUGH_PAIRS - 1, min(n, m) // 2)  # a single pair has no spread, and shows nothing
-    shifts = _plausible(ends_a, ends_b, np.arange(least - m, n - least + 1))
+    shifts = np.arange(least - m, n - least + 1)
+    if shifts.size > MANY_SHIFTS:  # a sample of their pairs shows which may be best or next best
+        begin, end = np.maximum(0, -shifts), np.minimum(m, n - shifts)
+        j = begin[:, None] + (end - begin - 1)[:, None] * np.arange(SAMPLED_PAIRS) // (SAMPLED_PAIRS - 1)
+        differences = np.sort(ends_a[j + shifts[:, None]] - ends_b[j], axis=1)
+        sampled = _spread(differences, np.full(shifts.size, SAMPLED_PAIRS))
+        shifts = shifts[sampled <= HOPELESS * sampled.min()]
     at_once = max(PAIRS_AT_ONCE // m, 1)
     spreads: list[tuple[float, int, int]] = []
     for first in range(0, shifts.size, at_once):
@@ -381,15 +384,3 @@ def _quantile(values: Ints, sizes: Ints, share: float) -> Floats:
     step = values[rows, np.minimum(below + 1, sizes - 1)] - low
     quantile: Floats = np.where(part < 0.5, low + step * part, low + step - step * (1 - part))
     return quantile
-
-
-def _plausible(ends_a: Ints, ends_b: Ints, shifts: Ints) -> Ints:
-    """Return the shifts that may be best or next best, by the spread of a sample of their pairs."""
-    if shifts.size <= MANY_SHIFTS:
-        return shifts
-    begin, end = np.maximum(0, -shifts), np.minimum(ends_b.size, ends_a.size - shifts)
-    j = begin[:, None] + (end - begin - 1)[:, None] * np.arange(SAMPLED_PAIRS) // (SAMPLED_PAIRS - 1)
-    differences = np.sort(ends_a[j + shifts[:, None]] - ends_b[j], axis=1)
-    spread = _spread(differences, np.full(shifts.size, SAMPLED_PAIRS))
-    plausible: Ints = shifts[spread <= HOPELESS * spread.min()]
-    return plausible

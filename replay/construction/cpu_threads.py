@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Ints
 from dpro.replay.engine import innermost_segments
+from dpro.replay.intervals import union
 
 NOTHING: Ints = np.empty(0, np.int64)
 
@@ -99,7 +100,7 @@ def cut_thread(segments: ThreadSegments, cuts: Ints, wait_start: Ints, wait_end:
     marks = np.sort(marks[(marks >= segments.start[0]) & (marks < finish)], kind="stable")  # sorted parts
     marks = marks[np.append(True, marks[1:] != marks[:-1])[: marks.size]]
     stops = np.append(marks[1:], finish)
-    waiting = _covered(marks, wait_start, wait_end)
+    waiting = np.searchsorted(wait_start, marks, "right") > np.searchsorted(wait_end, marks, "right")
     span = segments.span[segments.at(marks)]
     return ThreadPieces(
         np.append(marks[~waiting], finish), np.append(stops[~waiting], finish), np.append(span[~waiting], -1)
@@ -112,22 +113,8 @@ def merge_intervals(start: Ints, end: Ints) -> tuple[Ints, Ints]:
     Args:
         start, end: [I] ns.
     """
-    real = end > start
-    start, end = start[real], end[real]
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order]) if order.size else end
-    if start.size == 0:
-        return NOTHING, NOTHING
-    opens = np.append(True, start[1:] > end[:-1])
-    return start[opens], end[np.append(opens[1:], True)]
-
-
-def _covered(time: Ints, start: Ints, end: Ints) -> NDArray[np.bool_]:
-    """Return whether each time is in one of the disjoint ascending intervals [start, end)."""
-    if start.size == 0:
-        return np.zeros(time.size, np.bool_)
-    place = np.searchsorted(start, time, side="right") - 1
-    return (place >= 0) & (time < end[np.maximum(place, 0)])
+    begins, ends = union(start, end).T
+    return begins, ends
 
 
 def top_level(start: Ints, end: Ints) -> NDArray[np.bool_]:

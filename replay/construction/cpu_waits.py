@@ -68,7 +68,10 @@ def threads_of(view: RankView, names: Names) -> Threads:
         spans = cpu[view.tid[cpu] == tid]
         finish = int(view.end[spans].max())  # a thread is idle after its last span
         annotation = spans[view.kind[spans] == KIND["annotation"]]
-        segments[tid], annotations[tid] = (_segments(view, of, finish) for of in (spans, annotation))
+        segments[tid], annotations[tid] = (
+            thread_segments(view.start[of], view.end[of], of, view.begin, finish)
+            for of in (spans, annotation)
+        )
     main = segments.get(view.main_tid)
     in_turn = {tid for tid in segments if main is not None and _launches_in_turn(view, main, tid)}
     return Threads(segments, annotations, sorted((runs_backward | in_turn) - {view.main_tid}))
@@ -88,11 +91,6 @@ def _launches_in_turn(view: RankView, main: ThreadSegments, tid: int) -> bool:
     during = main.span[main.at(view.start[calls[is_helper]])]
     quiet = (during < 0) | np.isin(view.kind[during], QUIET)
     return float(quiet.mean()) >= MEANWHILE
-
-
-def _segments(view: RankView, spans: Ints, finish: int) -> ThreadSegments:
-    """Cut some spans of a thread into segments, from the beginning of the window to `finish`."""
-    return thread_segments(view.start[spans], view.end[spans], spans, view.begin, finish)
 
 
 def hand_over(view: RankView, threads: Threads, tid: int, recorded: Dependencies) -> CpuWaits:

@@ -115,9 +115,14 @@ def resolve(dependencies: Dependencies, numbering: Numbering) -> Edges:
         entering = dependencies.target_thread == tid
         target[entering] = numbering.first[tid] + piece.starting_from(dependencies.target_at[entering])
     real = (source >= 0) & (target >= 0) & (source != target)
-    ordered, transfer = _program_order(numbering), _transfers(numbering)
-    kind = np.repeat([EdgeKind.THREAD, EdgeKind.STREAM], [ordered.size, transfer.size])
-    given = np.concatenate([ordered, transfer])
+    # What follows a piece on its thread, and the transfer that follows an arrival, have the next number.
+    ordered = [
+        numbering.first[tid] + np.arange(piece.start.size - 1) for tid, piece in numbering.pieces.items()
+    ]
+    work = numbering.work
+    arrivals = numbering.begins[work[numbering.ends[work] > numbering.begins[work]]]
+    given = np.concatenate([*ordered, arrivals])
+    kind = np.repeat([EdgeKind.THREAD, EdgeKind.STREAM], [given.size - arrivals.size, arrivals.size])
     return Edges(
         source=np.append(source[real], given),
         target=np.append(target[real], given + 1),
@@ -125,16 +130,3 @@ def resolve(dependencies: Dependencies, numbering: Numbering) -> Edges:
         kind=np.append(dependencies.kind[real], kind),
         inferred=np.append(dependencies.inferred[real], np.zeros(given.size, np.bool_)),
     )
-
-
-def _program_order(numbering: Numbering) -> Ints:
-    """Return the thread pieces that have a successor on their thread, which has the next number."""
-    return np.concatenate(
-        [numbering.first[tid] + np.arange(piece.start.size - 1) for tid, piece in numbering.pieces.items()]
-        or [np.empty(0, np.int64)]
-    )
-
-
-def _transfers(numbering: Numbering) -> Ints:
-    """Return the arrivals at collectives; their transfer has the next number."""
-    return numbering.begins[numbering.work[numbering.ends[numbering.work] > numbering.begins[numbering.work]]]

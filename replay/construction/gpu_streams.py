@@ -127,9 +127,18 @@ def event_links(
     """
     recorded = _recorded_events(view, streams, syncs)
     pairs = [(source, target, False) for source, target in (*recorded, *needs)]
-    if not recorded or _unrecorded_waiters(syncs):
+    lost = syncs.filter((pl.col("kind") == "stream_wait_event") & (pl.col("stream") >= 0) & ~IS_RECORDED)
+    waiting = {max(device, 0) * 100_000 + stream for device, stream in lost["device", "stream"].iter_rows()}
+    if not recorded or waiting:
         guessed = _inputs_of_collectives(view, streams) + _users_of_collectives(view, streams, names)
-        pairs += [(s, t, True) for s, t in _where_unrecorded(view, guessed, recorded, syncs)]
+        # Those to streams whose waits the trace has lost are kept where nothing is recorded between the two.
+        # Without any recorded dependency all are: a wait may be known by its call alone, without a stream.
+        between = {(view.stream[s], view.stream[t]) for s, t in recorded}
+        pairs += [
+            (s, t, True)
+            for s, t in guessed
+            if not recorded or (view.stream[t] in waiting and (view.stream[s], view.stream[t]) not in between)
+        ]
     coincident, draining = _unexplained_starts(view, streams, [(s, t) for s, t, _ in pairs])
     pairs += [(s, t, True) for s, t in coincident]
     unique = {(s, t): inferred for s, t, inferred in reversed(pairs)}
@@ -137,30 +146,6 @@ def event_links(
     kind = np.repeat([EdgeKind.EVENT, EdgeKind.CONTENTION], [len(unique), len(draining)])
     inferred = np.array([*unique.values(), *[True] * len(draining)], np.bool_)
     return links(kind, (WORK, source), (WORK, target), inferred)
-
-
-def _unrecorded_waiters(syncs: pl.DataFrame) -> set[int]:
-    """Return the streams that waited for events whose record the trace has lost."""
-    lost = syncs.filter((pl.col("kind") == "stream_wait_event") & (pl.col("stream") >= 0) & ~IS_RECORDED)
-    return {
-        max(device, 0) * 100_000 + stream for device, stream in lost.select("device", "stream").iter_rows()
-    }
-
-
-def _where_unrecorded(view: RankView, guessed: Pairs, recorded: Pairs, syncs: pl.DataFrame) -> Pairs:
-    """Keep the guessed dependencies that lead to streams with lost waits and have no recorded counterpart.
-
-    Without any recorded dependency all are kept: a wait may be known by its call alone, without a stream.
-    """
-    if not recorded:
-        return guessed
-    recorded_pairs = {(view.stream[s], view.stream[t]) for s, t in recorded}
-    waiting = _unrecorded_waiters(syncs)
-    return [
-        (s, t)
-        for s, t in guessed
-        if view.stream[t] in waiting and (view.stream[s], view.stream[t]) not in recorded_pairs
-    ]
 
 
 def _recorded_events(view: RankView, streams: Streams, syncs: pl.DataFrame) -> Pairs:
@@ -331,7 +316,8 @@ def blocked_calls(
         for pattern in (COPIES, ONE_STREAM, WHOLE_DEVICE, ALLOCATING)
     )
     blocked = []
-    cost = _typical_call_ns(view, is_copy)
+    others = np.setdiff1d(view.calls, is_copy, assume_unique=True)  # copies may block
+    cost = int(np.median(view.end[others] - view.start[others])) if others.size else CALL_NS
     copies = np.full(view.start.size, -1, np.int64)  # the work that each call launched
     launched = streams.work[view.launch[streams.work] >= 0]
     copies[view.launch[launched]] = launched
@@ -366,7 +352,6 @@ def _full_queue(view: RankView, streams: Streams, explained: Collection[int]) ->
     """Return launches that waited for room in the device's queue, inferred as they return when work ends.
 
     Args:
-        streams: its GPU work in order.
         explained: calls known to have waited for something else.
     """
     calls = np.unique(view.calls)
@@ -399,7 +384,6 @@ def _silent_waits(view: RankView, streams: Streams, readers: Ints) -> list[Block
     until work on the GPU has just ended.
 
     Args:
-        streams: its GPU work in order.
         readers: the calls that read.
     """
     work = streams.work[np.argsort(view.end[streams.work], kind="stable")]
@@ -436,8 +420,6 @@ def _unusually_long(
     synchronising calls only, which must have waited for something.
 
     Args:
-        streams: its GPU work in order.
-        segments: innermost spans of its threads.
         explained: calls known to have been blocked otherwise.
     """
     work = streams.work[np.argsort(view.end[streams.work], kind="stable")]
@@ -448,7 +430,8 @@ def _unusually_long(
         can_be, by_chance = (work, np.inf) if synchronises[span] else (transfers, BY_CHANCE)
         awaited = _ended_with(view, streams, can_be, tid, start, end, by_chance)
         since = start + usual
-        if awaited < 0 or view.end[awaited] <= since or _overlaps(view, explained, tid, start, end):
+        otherwise = any(view.tid[b.call] == tid and b.start < end and b.end > start for b in explained)
+        if awaited < 0 or view.end[awaited] <= since or otherwise:
             continue
         # Leave some of the piece after the wait, for the work it launches to follow.
         until = min(end - 1, int(view.end[awaited]))
@@ -470,7 +453,9 @@ def _unusual_pieces(view: RankView, segments: Mapping[int, ThreadSegments]) -> I
     )
     works = (span >= 0) & np.isin(view.kind[span], (KIND["cpu_op"], KIND["runtime"]))
     lasts = end - start
-    long = np.flatnonzero(works & (lasts >= SHARE_OF_STEP * _usual_step_ns(view)))
+    steps_ns = np.diff(view.step_start, append=view.steps_end)
+    usual_ns = float(np.median(steps_ns)) if view.step_start.size else float(view.finish - view.begin)
+    long = np.flatnonzero(works & (lasts >= SHARE_OF_STEP * usual_ns))
     usual = np.full(view.start.size, np.iinfo(np.int64).max // TIMES_USUAL)
     if long.size:
         spent = np.bincount(span[works], weights=lasts[works], minlength=view.start.size)
@@ -480,13 +465,6 @@ def _unusual_pieces(view: RankView, segments: Mapping[int, ThreadSegments]) -> I
                 usual[calls] = np.median(spent[calls])
     long = long[lasts[long] >= TIMES_USUAL * usual[span[long]]]
     return np.stack([tid[long], start[long], end[long], span[long], usual[span[long]]], axis=1)
-
-
-def _usual_step_ns(view: RankView) -> float:
-    """Return the median step of a rank in this window, or the whole window where it has no steps."""
-    if not view.step_start.size:
-        return float(view.finish - view.begin)
-    return float(np.median(np.diff(view.step_start, append=view.steps_end)))
 
 
 def _ended_with(
@@ -514,11 +492,6 @@ def _ended_with(
     return int(ended[-1])
 
 
-def _overlaps(view: RankView, explained: Collection[BlockedCall], tid: int, start: int, end: int) -> bool:
-    """Return whether a thread was blocked otherwise during a piece of it."""
-    return any(view.tid[b.call] == tid and b.start < end and b.end > start for b in explained)
-
-
 def _awaited_by_calls(view: RankView, streams: Streams, syncs: pl.DataFrame) -> dict[int, int]:
     """Return the last work that each call waits for, by index of the call, where the trace records it."""
     if syncs.is_empty():
@@ -541,12 +514,6 @@ def _awaited_by_calls(view: RankView, streams: Streams, syncs: pl.DataFrame) -> 
             last = _last_launched(streams, stream, until)
             awaited |= {call: last} if last >= 0 else {}
     return awaited
-
-
-def _typical_call_ns(view: RankView, copies: Ints) -> int:
-    """Return the CPU time of a launching call: the median of those that are not copies, which may block."""
-    calls = np.setdiff1d(view.calls, copies, assume_unique=True)
-    return int(np.median(view.end[calls] - view.start[calls])) if calls.size else CALL_NS
 
 
 def _last_everywhere(view: RankView, streams: Streams, call: int) -> list[int]:

@@ -31,8 +31,14 @@ from dpro.replay.alignment.align import (
 from dpro.replay.alignment.match import POINT_TO_POINT, Matching, match_collectives
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.lags import pooled_lags
-from dpro.replay.construction.phases import call_order, positions_in_steps
-from dpro.replay.construction.rank_graph import COMMUNICATION_THREAD, Place, RankGraph, build_rank_graph
+from dpro.replay.construction.rank_graph import (
+    COMMUNICATION_THREAD,
+    Place,
+    RankGraph,
+    build_rank_graph,
+    call_order,
+    positions_in_steps,
+)
 from dpro.replay.construction.rank_view import Names, RankView, make_rank_view
 from dpro.replay.construction.recording_cost import RecordingCost
 from dpro.replay.first_calls import with_warm_calls
@@ -377,7 +383,13 @@ def in_order(rank_graphs: Sequence[RankGraph], moved: pl.DataFrame, names: tuple
     """
     first = np.cumsum([0] + [part.begins.size for part in rank_graphs])
     met, rendezvous = _rendezvous(rank_graphs, first, moved, len(names) - 1)
-    edges = _edges_of_all(rank_graphs, first, rendezvous)
+    columns: dict[str, Any] = {}
+    for f in dataclasses.fields(Edges):
+        chunks = [getattr(part.edges, f.name) for part in rank_graphs]
+        if f.name in ("source", "target"):
+            chunks = [chunk + shift for chunk, shift in zip(chunks, first)]
+        columns[f.name] = np.concatenate([*chunks, getattr(rendezvous, f.name)])
+    edges = Edges(**columns)
     # Nodes are numbered first, so that their columns are written in order and not copied.
     total = int(first[-1]) + met.duration.size
     order, stuck = order_of(
@@ -409,17 +421,6 @@ def write_columns(some: Nodes, nodes: Nodes, number: Ints) -> None:
         getattr(nodes, f.name)[number] = getattr(some, f.name)
 
 
-def _edges_of_all(rank_graphs: Sequence[RankGraph], first: Ints, rendezvous: Edges) -> Edges:
-    """Return the edges of all ranks, numbered for all nodes, and those at rendezvous."""
-    columns: dict[str, Any] = {}
-    for f in dataclasses.fields(Edges):
-        chunks = [getattr(part.edges, f.name) for part in rank_graphs]
-        if f.name in ("source", "target"):
-            chunks = [chunk + shift for chunk, shift in zip(chunks, first)]
-        columns[f.name] = np.concatenate([*chunks, getattr(rendezvous, f.name)])
-    return Edges(**columns)
-
-
 def _rendezvous(
     rank_graphs: Sequence[RankGraph], first: Ints, moved: pl.DataFrame, name: int
 ) -> tuple[Nodes, Edges]:
@@ -435,29 +436,19 @@ def _rendezvous(
     facts = moved.group_by("instance").agg(pl.col("rendezvous_ns").first(), pl.col("window").first())
     facts = facts.filter(pl.col("instance").is_in(instances[shared].tolist())).sort("instance")
     time = facts["rendezvous_ns"].to_numpy()
-    count = int(shared.sum())
-
-    def constant(value: int) -> Ints:
-        return np.full(count, value, np.int64)
-
+    none = np.full(int(shared.sum()), -1, np.int64)
+    unknown = dict.fromkeys(("rank", "step", "lane", "around", "span", "bytes", "message", "phase"), none)
     nodes = Nodes(
-        kind=constant(NodeKind.RENDEZVOUS),
-        duration=constant(0),
-        earliest=constant(0),
-        anchored=np.zeros(count, np.bool_),
-        rank=constant(-1),
+        kind=np.full_like(none, NodeKind.RENDEZVOUS),
+        duration=np.zeros_like(none),
+        earliest=np.zeros_like(none),
+        anchored=np.zeros(none.size, np.bool_),
         window=facts["window"].cast(pl.Int64).to_numpy(),
-        step=constant(-1),
-        lane=constant(-1),
-        name=constant(name),
-        around=constant(-1),
-        span=constant(-1),
+        name=np.full_like(none, name),
         collective=instances[shared],
-        bytes=constant(-1),
-        message=constant(-1),
-        phase=constant(-1),
         measured_start=time,
         measured_end=time,
+        **unknown,
     )
     num_edges = 2 * node.size
     edges = Edges(

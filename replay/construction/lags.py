@@ -179,8 +179,15 @@ def started_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> Started:
     # The slack of a launch is its latency only where all other dependencies had ended before.
     others, called = np.full(work.size, LONG_AGO), np.full(work.size, LONG_AGO)
     _latest(ended, kind == EdgeKind.LAUNCH, leads_to, others, called)
-    late = nodes.measured_start[work] - np.maximum(others, called) > UNEXPLAINED_NS
-    behind = late & ~worker & (np.maximum(others, called) < _first_work(nodes, work))
+    # When the GPU of each rank first did anything in the window; -1 is the rank of rendezvous.
+    rank, window = nodes.rank[work], nodes.window[work]
+    of_window = (rank - rank.min(initial=0)) * (window.max(initial=0) + 1) + window
+    on_gpu = np.isin(of_work, GPU_KINDS)
+    first = np.full(int(of_window.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, of_window[on_gpu], nodes.measured_start[work[on_gpu]])
+    ready = np.maximum(others, called)
+    late = nodes.measured_start[work] - ready > UNEXPLAINED_NS
+    behind = late & ~worker & (ready < first[of_window])
     behind[leads_to[kind == EdgeKind.STREAM]] = False
     # A call that returns after its work began still worked on it, as for a copy of pageable memory.
     behind[leads_to[(kind == EdgeKind.LAUNCH) & edges.inferred[chosen]]] = False
@@ -191,17 +198,6 @@ def started_work(edges: Edges, nodes: Nodes, on_worker: Bools) -> Started:
         slack=slack, group=group[leads_to], free=free,
         others=others, called=called, on_worker=worker, behind=behind,
     )  # fmt: skip
-
-
-def _first_work(nodes: Nodes, work: Ints) -> Ints:
-    """Return [W] ns at which the GPU of each rank first did anything in the window."""
-    rank, window = nodes.rank[work], nodes.window[work]  # -1 is the rank of rendezvous
-    of_window = (rank - rank.min(initial=0)) * (window.max(initial=0) + 1) + window
-    on_gpu = np.isin(nodes.kind[work], GPU_KINDS)
-    first = np.full(int(of_window.max(initial=0)) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, of_window[on_gpu], nodes.measured_start[work[on_gpu]])
-    began_first: Ints = first[of_window]
-    return began_first
 
 
 def facts_of(started: Started, names: Sequence[str]) -> LagFacts:

@@ -186,14 +186,18 @@ def make_rank_view(
 
 
 def _steps_end(step_end: Ints, stepped: bool, spans: pl.DataFrame) -> int:
-    """Return when the last step ends; without steps in the run, when its work begins; else -1.
+    """Return when the last step ends; without steps in the run, when its work begins (0: at once); else -1.
 
     Args:
         stepped: see `make_rank_view`.
     """
     if step_end.size:
         return int(step_end.max())
-    return -1 if stepped else _begin_of_work(spans)
+    if stepped:
+        return -1
+    window = spans.group_by(OF_WINDOW).agg(pl.col("start_ns").min())
+    begins = begins_of_work(window, spans)["start_ns"]
+    return int(begins.filter(begins > window["start_ns"]).sum())  # one window, or none
 
 
 def _is_sorted(start: Ints, end: Ints, span_id: Ints) -> bool:
@@ -233,13 +237,6 @@ def _requests_and_ends(
     over = np.maximum(moved["rendezvous_ns"], start) + moved["transfer_ns"]
     end = np.where(is_asked, np.minimum(closed, over), closed)
     return is_asked, np.where(after >= 0, start + after, closed), end
-
-
-def _begin_of_work(spans: pl.DataFrame) -> int:
-    """Return when the step of a window without steps begins, by `begins_of_work`; 0 if with the window."""
-    window = spans.group_by(OF_WINDOW).agg(pl.col("start_ns").min())
-    begins = begins_of_work(window, spans)["start_ns"]
-    return int(begins.filter(begins > window["start_ns"]).sum())  # one window, or none
 
 
 def _extent(start: Ints, end: Ints, used: Bools, step_start: Ints) -> tuple[int, int]:

@@ -22,9 +22,8 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import compiled
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_one_of
-from dpro.replay.pace import host_paces
 from dpro.replay.steps import series_outside
-from dpro.replay.timeline import durations_of, replay, step_ends, usual_steps
+from dpro.replay.timeline import durations_of, host_paces, replay, step_ends, usual_steps
 from dpro.schema import SPANS
 from dpro.store import Run
 from dpro.timed import all_hosts_ahead, disturbed, with_times

@@ -19,9 +19,8 @@ from dpro.arrays import MAD_TO_SIGMA, Floats, Ints
 
 NOISE = 0.01  # of a time: least difference of two measurements of one size
 MIN_LOG_DISTANCE = 0.1  # in logarithm: the times of sizes closer than this differ by noise
-MAX_EXTRAPOLATION = (
-    4.0  # times the largest, or below the smallest size measured: beyond, a curve says nothing
-)
+# Times the largest, or below the smallest size measured: beyond, a curve says nothing.
+MAX_EXTRAPOLATION = 4.0
 SIZES_VARY = 2.0  # largest over smallest size from which latency can be separated from bandwidth
 MAX_SAMPLES = 4000
 ROUNDS = 25
@@ -155,19 +154,16 @@ def _least_distances(x: Floats, y: Floats) -> tuple[float, float]:
     weight: Floats = np.ones_like(x)
     intercept = slope = 0.0
     for _ in range(ROUNDS):
-        intercept, slope = _least_squares(one * weight, other * weight, weight)
+        # The factors of the two weighted columns whose sum is nearest to `weight`, by Gram-Schmidt.
+        first, second = one * weight, other * weight
+        length = float(first @ first)
+        shared = float(first @ second) / length
+        rest = second - shared * first
+        slope = float(rest @ weight) / float(rest @ rest)
+        intercept = float(first @ weight) / length - shared * slope
         distance = np.abs(intercept * one + slope * other - 1)
         weight = 1 / np.sqrt(np.maximum(distance, MIN_RESIDUAL))
     return intercept, slope
-
-
-def _least_squares(one: Floats, other: Floats, target: Floats) -> tuple[float, float]:
-    """Return the factors of two columns whose sum is nearest to `target`, by Gram-Schmidt."""
-    length = float(one @ one)
-    shared = float(one @ other) / length
-    rest = other - shared * one
-    factor = float(rest @ target) / float(rest @ rest)
-    return float(one @ target) / length - shared * factor, factor
 
 
 def _through_origin(x: Floats, y: Floats) -> float:
@@ -237,7 +233,12 @@ def monotone(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
     """
     step = np.diff(x)
     slope = np.diff(y) / step
-    inner = _inner_slopes(step, slope)
+    # At inner points the weighted harmonic mean of the slopes on both sides; 0 where the points turn.
+    before, after = slope[:-1], slope[1:]
+    turns = (np.sign(before) != np.sign(after)) | (before == 0) | (after == 0)
+    left, right = 2 * step[1:] + step[:-1], step[1:] + 2 * step[:-1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        inner = np.where(turns, 0.0, 1.0 / ((left / before + right / after) / (left + right)))
     first, last = slope[0], slope[-1]
     if slope.size > 1:
         first = _outer_slope(step[0], step[1], slope[0], slope[1])
@@ -254,16 +255,6 @@ def monotone(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
         return value
 
     return curve
-
-
-def _inner_slopes(step: Floats, slope: Floats) -> Floats:
-    """Return the weighted harmonic mean of both slopes at each inner point; 0 where the points turn."""
-    before, after = slope[:-1], slope[1:]
-    turns = (np.sign(before) != np.sign(after)) | (before == 0) | (after == 0)
-    left, right = 2 * step[1:] + step[:-1], step[1:] + 2 * step[:-1]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = (left / before + right / after) / (left + right)
-        return np.where(turns, 0.0, 1.0 / mean)
 
 
 def _outer_slope(step: float, next_step: float, slope: float, next_slope: float) -> float:

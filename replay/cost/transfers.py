@@ -300,9 +300,7 @@ def _integral(moments: Floats, level: Floats) -> Floats:
 MAX_SISTER_DIFFERENCE = 0.1  # in logarithm: devices whose curves differ less, by the median, have equal links
 OTHER_HALF = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
 MAX_SPREAD = 0.2  # a kind of stand-in whose error is larger, in logarithm, one time in five is not used
-UNTRIED_SPREAD = (
-    0.5  # assumed error, in logarithm, of a kind of stand-in that cannot be tried on the table itself
-)
+UNTRIED_SPREAD = 0.5  # assumed error, in logarithm, of a kind that cannot be tried on the table itself
 MIN_GROWTH = 2.0  # factor on the time per doubling of hosts: at least this much is thought possible
 
 
@@ -380,8 +378,21 @@ def _other_version(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
 
 
 def _by_sister(table: NetworkTable, group: CurveGroup) -> LinkCost | None:
-    """Return the curve of the group on the nearest device with an equal link."""
-    for device in _sisters(table, group):
+    """Return the curve of the group on the nearest device with an equal link, judged by other groups."""
+    groups_here = [
+        curve_here
+        for curve_here in table.curves
+        if (curve_here.device, curve_here.hosts) == (group.device, 1)
+        and curve_here._replace(version="") != group._replace(version="")
+    ]
+    near = {}
+    for device, link in table.links.items():
+        if device != group.device and link == NVLINK:
+            differences = [_difference(table, curve_here, device) for curve_here in groups_here]
+            apart = [difference for difference in differences if difference is not None]
+            if apart and np.median(apart) <= MAX_SISTER_DIFFERENCE:
+                near[device] = float(np.median(apart))
+    for device in sorted(near, key=lambda device: near[device]):
         curve = _nearest_version(table, group._replace(device=device), group.version)
         if curve is not None:
             return curve
@@ -460,27 +471,6 @@ def _version_distance(one: str, other: str) -> tuple[float, ...]:
     longest = max(map(len, parts))
     first, second = (part + [0] * (longest - len(part)) for part in parts)
     return tuple(float(abs(a - b)) for a, b in zip(first, second))
-
-
-def _sisters(table: NetworkTable, group: CurveGroup) -> list[str]:
-    """Return devices whose curves equal this one's, nearest first, leaving out the group's own curves."""
-    groups_here = [
-        curve_here
-        for curve_here in table.curves
-        if (curve_here.device, curve_here.hosts) == (group.device, 1)
-        and curve_here._replace(version="") != group._replace(version="")
-    ]
-    near = {}
-    for device, link in table.links.items():
-        if device != group.device and link == NVLINK:
-            apart = [
-                difference
-                for curve_here in groups_here
-                if (difference := _difference(table, curve_here, device)) is not None
-            ]
-            if apart and np.median(apart) <= MAX_SISTER_DIFFERENCE:
-                near[device] = float(np.median(apart))
-    return sorted(near, key=lambda device: near[device])
 
 
 @cache

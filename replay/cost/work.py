@@ -156,7 +156,13 @@ def _input_size(shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> tuple
 
 def _input_call(name: str, shapes: str) -> Iterator[InputCall]:
     """Yield the input of an operator, if its shapes identify it."""
-    first, second = [*_parsed_shapes(shapes), [], []][:2]
+    try:
+        read = json.loads(shapes)
+    except ValueError:
+        return
+    lists = [value if isinstance(value, list) else [] for value in read] if isinstance(read, list) else []
+    of_integers = [sizes if all(isinstance(size, int) for size in sizes) else [] for sizes in lists]
+    first, second = [*of_integers, [], []][:2]
     if name == EMBEDDING and len(first) == 2 and len(second) == 2:
         batch, sequence = second
         if batch * sequence > 0:
@@ -165,15 +171,6 @@ def _input_call(name: str, shapes: str) -> Iterator[InputCall]:
         name == CONVOLUTION and len(first) == len(second) == 4 and first[1] in IMAGE_CHANNELS and first[0] > 0
     ):
         yield InputCall(second[0] * second[1] * second[2] * second[3], first[0], 0)
-
-
-def _parsed_shapes(shapes: str) -> Sequence[list[int]]:
-    try:
-        read = json.loads(shapes)
-    except ValueError:
-        return []
-    lists = [value if isinstance(value, list) else [] for value in read] if isinstance(read, list) else []
-    return [sizes if all(isinstance(size, int) for size in sizes) else [] for sizes in lists]
 
 
 SHAPES, PARAMETERS = "shapes", "parameters"  # bases by which operations are counted

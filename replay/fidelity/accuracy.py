@@ -143,6 +143,13 @@ def figures_of(
         100 * starts_ns[percent] / step_ns if step_ns and percent in starts_ns else None
         for percent in (50, 95)
     )
+    # The smallest change, in % of the step, whose interval excludes no change.
+    smallest = None
+    if measured.size >= 2 and error is not None:
+        smallest = float(100 * STANDARD_ERRORS * RUN_TO_RUN * measured.std(ddof=1) / measured.mean()) + error
+    noise = criterion("noise of steps", smallest, 10.0, 50.0)
+    if smallest is None:  # as with one step: no prediction is good, and none shown to be poor
+        noise = structs.replace(noise, score=(GOOD + FAIR) / 2)
     figures = [
         criterion("error of replayed steps", error, 1.0, 5.0),
         criterion("median error of starts", half, 0.2, 5.0),
@@ -150,27 +157,12 @@ def figures_of(
         criterion("unexplained time", 100 * unexplained, 1.0, 10.0),
         criterion("start times surely copied from the trace", 100 * copied, 5.0, 20.0),
         criterion("length of deep steps against others", windows, 1.1, 1.5, "x"),
-        _noise(_smallest_change(measured, error)),
+        noise,
         *([criterion("spans of impossible times", 100 * impossible, 0.0, 5.0)] if impossible else []),
         *([criterion(COLD_STEPS, 100 * cold, 0.0, 50.0)] if cold else []),
         *([criterion(WARM_UP, warming, 1.0, 10.0, "x")] if warming > 1 else []),
     ]
     return tuple(sorted(figures, key=lambda figure: 2.0 if figure.score is None else figure.score))
-
-
-def _noise(change_pct: float | None) -> Criterion:
-    """Make the figure of noise; where unknown, as with one step, no prediction is good or shown poor."""
-    noise = criterion("noise of steps", change_pct, 10.0, 50.0)
-    return noise if change_pct is not None else structs.replace(noise, score=(GOOD + FAIR) / 2)
-
-
-def _smallest_change(
-    measured: np.ndarray[tuple[int], np.dtype[np.float64]], error: float | None
-) -> float | None:
-    """Return the smallest change, in % of the step, whose interval excludes no change; None where unknown."""
-    if measured.size < 2 or error is None:
-        return None
-    return float(100 * STANDARD_ERRORS * RUN_TO_RUN * measured.std(ddof=1) / measured.mean()) + error
 
 
 def deep_and_usual(steps: pl.DataFrame) -> tuple[float, StepSeries] | None:
@@ -336,7 +328,11 @@ def count_starts(timeline: Timeline) -> StartCounts:
     kind = np.select([fitted, anchored, inferred], [2, 3, 1], 0)[work]
     edges = np.bincount(2 * graph.edges.kind + graph.edges.inferred, minlength=2 * len(EdgeKind))
     set_by = np.bincount(kind, minlength=4)
-    return StartCounts(edges.reshape(-1, 2), np.array(_count_streams(graph), np.int64), set_by)
+    events = graph.edges.taken(np.flatnonzero(graph.edges.kind == EdgeKind.EVENT))
+    lanes = [graph.nodes.lane[nodes].tolist() for nodes in (events.source, events.target)]
+    ordered = {pair for pair, guessed in zip(zip(*lanes), events.inferred.tolist()) if not guessed}
+    streams = np.array([len(ordered), len(set(zip(*lanes)) - ordered)], np.int64)
+    return StartCounts(edges.reshape(-1, 2), streams, set_by)
 
 
 def is_started(graph: Graph) -> Bools:
@@ -351,16 +347,6 @@ def taken_from_trace(graph: Graph) -> Bools:
     taken = nodes.anchored.copy()
     taken[graph.edges.target[((nodes.kind == NodeKind.DELAY) & recorded)[graph.edges.source]]] = True
     return taken
-
-
-def _count_streams(graph: Graph) -> tuple[int, int]:
-    """Count the pairs of streams with waits: by recorded events, and by inferred ones only."""
-    edges = graph.edges
-    events = edges.kind == EdgeKind.EVENT
-    lanes = [graph.nodes.lane[nodes[events]].tolist() for nodes in (edges.source, edges.target)]
-    inferred = edges.inferred[events].tolist()
-    ordered = {pair for pair, guessed in zip(zip(*lanes), inferred) if not guessed}
-    return len(ordered), len(set(zip(*lanes)) - ordered)
 
 
 # Beyond these, a replay does not describe the job well enough for predictions.
@@ -500,8 +486,11 @@ def judge(
     """
     steps = step_errors(timeline)
     error_pct = float(steps["error_pct"].abs().mean() or 0.0)  # type: ignore[arg-type]
-    late = (built.graph.nodes.kind == NodeKind.DELAY).any()
-    unexplained = _share_of_delays(built.graph) if late else share(facts.unexplained)
+    unexplained, nodes = share(facts.unexplained), built.graph.nodes
+    late = nodes.kind == NodeKind.DELAY
+    if late.any():  # not their summed time, since many wait for others meanwhile
+        prompt = built.graph.with_durations(np.where(late, 0, nodes.duration))
+        unexplained = share_saved(built.graph, prompt)
     evidence = evidence_of(facts.starts)
     taken = evidence.starts.anchored + evidence.starts.fitted
     starts = start_errors(facts.misses)
@@ -573,16 +562,6 @@ def _assumed(built: Built, unexplained: float) -> tuple[str, ...]:
         "their dependencies; predictions assume the usual delay of each kind"
     )
     return (launches, *built.assumed)
-
-
-def _share_of_delays(graph: Graph) -> float:
-    """Return the share of the steps that delay nodes take.
-
-    Their summed time is not a measure of it, since many wait for others meanwhile.
-    """
-    nodes = graph.nodes
-    prompt = graph.with_durations(np.where(nodes.kind == NodeKind.DELAY, 0, nodes.duration))
-    return share_saved(graph, prompt)
 
 
 def cut_in_words(manifest: Manifest) -> list[str]:
@@ -663,18 +642,7 @@ def _not_known(built: Built, manifest: Manifest) -> list[str]:
         f"collectives not matched ({line}): their waiting counts as communication"
         for line in built.matching.refused
     ]
-    return reasons + _clocks_not_known(built)
-
-
-def without_spans(graph: Graph, manifest: Manifest) -> list[str]:
-    """Return a line if recorded ranks have no node in their graph; empty if all have."""
-    ranks = {*manifest.ranks} - {*graph.ranks}
-    return [f"no spans of {ranks_in_words(ranks)}: left out of the replay"] if ranks else []
-
-
-def _clocks_not_known(built: Built) -> list[str]:
     uncertainty = {place: clock.line.uncertainty_ns for place, clock in built.alignment.clocks.items()}
-    reasons = []
     unsure = {rank for (rank, _), ns in uncertainty.items() if ns > NS_PER_MS}
     if unsure:
         worst = ms(max(uncertainty.values()))
@@ -683,6 +651,12 @@ def _clocks_not_known(built: Built) -> list[str]:
     if unknown and (built.matching.rows["members"] > 1).any():
         reasons.append(f"clock offsets of {ranks_in_words(unknown)} are unknown")
     return reasons
+
+
+def without_spans(graph: Graph, manifest: Manifest) -> list[str]:
+    """Return a line if recorded ranks have no node in their graph; empty if all have."""
+    ranks = {*manifest.ranks} - {*graph.ranks}
+    return [f"no spans of {ranks_in_words(ranks)}: left out of the replay"] if ranks else []
 
 
 class TrustDocument(DocumentPart, frozen=True):
@@ -794,8 +768,6 @@ def _classified_ns(graph: Graph) -> Ints:
     nodes = graph.nodes
     gpu = np.isin(nodes.kind, (NodeKind.KERNEL, NodeKind.TRANSFER)) & (nodes.duration > 0)
     gpu &= np.isin(nodes.lane, [i for i, (_, what) in enumerate(graph.lanes) if what.startswith("stream")])
-    if not gpu.any():
-        return np.zeros(2, np.int64)
     is_classified = np.zeros(len(graph.names), np.bool_)
     for name in np.unique(nodes.name[gpu]).tolist():
         is_classified[name] = classify(graph.names[name]).kind != "other"

@@ -120,7 +120,15 @@ def condense_run(run: Run, folder: Path, executor: Executor, report: Progress = 
     compared = set(ranks[:: -(-len(ranks) // MAX_COMPARED_RANKS)])
     places = [rank in compared for rank in ranks]
     judged = executor.map(fit_of_rank, folders, of_ranks, met, places)
-    facts = _with_meetings(_sum(_with(done, judged)), joined.graph)
+    parts: list[FitFacts] = []
+    for of_rank in _with(done, judged):
+        parts.append(of_rank)
+        if len(parts) == TOGETHER:
+            parts = [add_facts(parts)]
+    facts = add_facts(parts)
+    edges = facts.starts.edges.copy()  # no rank by itself has those at rendezvous
+    edges[EdgeKind.RENDEZVOUS] = (np.count_nonzero(joined.graph.edges.kind == EdgeKind.RENDEZVOUS), 0)
+    facts = dataclasses.replace(facts, starts=facts.starts._replace(edges=edges))
     built, as_it_runs = _built(matched, pooled, joined), joined
     cost = profiler and _cost_of_recording(run, executor, folder, matched, pooled, profiler)
     if cost is not None:
@@ -163,22 +171,6 @@ def _with(done: Callable[[], None], results: Iterator[T]) -> Iterator[T]:
     for result in results:
         done()
         yield result
-
-
-def _sum(facts: Iterator[FitFacts]) -> FitFacts:
-    waiting: list[FitFacts] = []
-    for of_rank in facts:
-        waiting.append(of_rank)
-        if len(waiting) == TOGETHER:
-            waiting = [add_facts(waiting)]
-    return add_facts(waiting)
-
-
-def _with_meetings(facts: FitFacts, graph: Graph) -> FitFacts:
-    """Add the edges at rendezvous to the facts, which no rank alone has."""
-    edges = facts.starts.edges.copy()
-    edges[EdgeKind.RENDEZVOUS] = (np.count_nonzero(graph.edges.kind == EdgeKind.RENDEZVOUS), 0)
-    return dataclasses.replace(facts, starts=facts.starts._replace(edges=edges))
 
 
 def _built(matched: MatchedRun, pooled: Pooled, joined: JoinedGraph) -> Built:

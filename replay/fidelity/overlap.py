@@ -60,7 +60,17 @@ def contention_of(kernels: pl.DataFrame) -> Contention | None:
     Returns:
         None where too few kernels were seen both ways, or the interval does not exclude 1.
     """
-    places = _seen_both_ways(kernels)
+    beside = pl.col("beside")
+    places = (
+        kernels.group_by("name", "of", "place")
+        .agg(
+            alone=pl.col("ns").filter(~beside).median(),
+            overlapped=pl.col("ns").filter(beside).median(),
+            seen=pl.min_horizontal((~beside).sum(), beside.sum()),
+        )
+        .filter(pl.col("seen") > 0)
+        .sort("name", "of", "place")
+    )
     if places.height < ENOUGH_PLACES:
         return None
     columns = (pl.col(name) * pl.col("seen") for name in ("alone", "overlapped"))
@@ -72,21 +82,6 @@ def contention_of(kernels: pl.DataFrame) -> Contention | None:
         return None
     alone, overlapped = weighted.sum(axis=0)
     return Contention(float(overlapped / alone), float(low), float(high))
-
-
-def _seen_both_ways(kernels: pl.DataFrame) -> pl.DataFrame:
-    """Return places in the step whose kernel was seen alone and overlapped: median ns, and counts."""
-    beside = pl.col("beside")
-    return (
-        kernels.group_by("name", "of", "place")
-        .agg(
-            alone=pl.col("ns").filter(~beside).median(),
-            overlapped=pl.col("ns").filter(beside).median(),
-            seen=pl.min_horizontal((~beside).sum(), beside.sum()),
-        )
-        .filter(pl.col("seen") > 0)
-        .sort("name", "of", "place")
-    )
 
 
 def kernels_beside(graph: Graph) -> pl.DataFrame:

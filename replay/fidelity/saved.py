@@ -1,6 +1,6 @@
 """A graph or condensed ranks, with the judgement of its replay, in one file for the next command.
 
-Takes both and a path; writes the file, and reads both from it. `dpro.replay.archive` defines the format.
+Takes both and a path; writes the file, and reads both from it. `dpro.replay.kept` defines the format.
 Which run a file belongs to is not known here.
 """
 
@@ -13,7 +13,6 @@ from typing import Any
 
 from dpro.replay.alignment.align import Alignment, Clock, ClockLine
 from dpro.replay.alignment.match import Matching
-from dpro.replay.archive import read_archive, write_archive
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.construction.lags import Lags
 from dpro.replay.construction.recording_cost import RecordingCost
@@ -30,6 +29,7 @@ from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.missing_ranks import PartialCollectives
 from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.graph import Edges, Fact, Graph, MeshPosition, Message, Nodes, recall
+from dpro.replay.kept import read_archive, write_archive
 from dpro.replay.sharded import JoinedGraph, MatchedRun, Pooled, parts_of
 from dpro.store import Run
 

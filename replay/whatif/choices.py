@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from dpro.replay.attribution import MODULE, work_of
 from dpro.replay.cost.kernels.estimate import MeasuredOperations, estimate
 from dpro.replay.cost.kernels.operations import matmuls
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS, common_model, stored_as
+from dpro.replay.gradient_buckets import ITEM_BYTES as ITEM_BYTES  # edits import it from here
 from dpro.replay.graph import Graph
 from dpro.replay.whatif.graph_ops.fewer_bits import cast_bytes
 from dpro.replay.whatif.graph_ops.reductions import (
@@ -203,7 +205,6 @@ class _Program:
 
 # Codecs of gradients: the reduction of a bucket under each.
 
-ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 HALF = {"fp16": "float16", "bf16": "bfloat16"}
 INDEX_BYTES = 4
 MIN_COMPRESSION_RATE = 2  # PowerSGDState: a matrix is compressed only if that saves this factor
@@ -299,10 +300,7 @@ def _low_rank(shapes: tuple[tuple[int, ...], ...], rank: int) -> int:
     """Return the elements that PowerSGD exchanges of tensors as matrices; others are sent uncompressed."""
     total = 0
     for shape in shapes:
-        rows = shape[0] if shape else 1
-        columns = 1
-        for size in shape[1:]:
-            columns *= size
+        rows, columns = shape[0] if shape else 1, prod(shape[1:])
         used = min(rows, columns, rank)
         shrunk = (rows + columns) * used
         small = shrunk * MIN_COMPRESSION_RATE < rows * columns
@@ -396,11 +394,6 @@ def by_choice(
     return [reduction_of(reductions, bucket, choice.option) for bucket, choice in zip(plain, chosen)]
 
 
-def _ranges(closes: Ints) -> list[tuple[int, int]]:
-    """Return the first and the last parameter of each bucket."""
-    return list(zip([0, *(closes[:-1] + 1).tolist()], closes.tolist()))
-
-
 def _pipeline(
     reductions: GradientReductions, plain: Sequence[Reduction], made: Sequence[Sequence[Reduction]]
 ) -> ReductionPipeline:
@@ -428,7 +421,8 @@ def _options(
 ) -> tuple[list[list[str]], list[float], list[list[CodecOption]]]:
     """Return the parameters of each bucket, the squares of their norms, and their options."""
     table = measurements(reductions.graph.run)
-    sizes = [int(reductions.parameters.num_bytes[first : last + 1].sum()) for first, last in _ranges(closes)]
+    first = np.append(0, closes[:-1] + 1)
+    sizes = np.add.reduceat(reductions.parameters.num_bytes[: closes[-1] + 1], first).tolist()
     means = table.group_by("module", "bucket", "codec").agg(
         pl.col("names").first(), pl.col("elements").first(),
         *(pl.col(name).mean() for name in ("square_norm", "square_error", "encode_ns", "decode_ns")),
@@ -598,7 +592,14 @@ def _products(graph: Graph, kernels: Bools, modules: Sequence[str]) -> pl.DataFr
     """Return `node`, `module`, `dtype`, `us`, `batch`, `m`, `n`, `k` of modules' products, also backward."""
     assert graph.run is not None
     spans = spans_of(graph.run, [*COLUMNS, "shapes"])
-    placed = _within(products_of_kernels(graph, kernels), modules, spans)
+    # The innermost of `modules` around each operator, or around the forward operator of a backward one.
+    name = pl.col("name").str.strip_prefix(MODULE).str.strip_prefix(WRAPPER)
+    is_module = pl.col("name").str.starts_with(MODULE)
+    spans = spans.filter(~is_module | (name.is_in(list(modules)) & (pl.col("kind") == "annotation")))
+    places = spans.select("rank", "span_id", "window", "tid", "start_ns")
+    placed = products_of_kernels(graph, kernels).join(places, on=["rank", "span_id"]).sort("start_ns")
+    placed = placed.with_columns(module=work_of(spans, placed)["module"].str.strip_prefix(WRAPPER))
+    placed = placed.filter(pl.col("module") != "")
     dtypes = [stored_as(graph.names[code]) for code in graph.nodes.name[placed["node"].to_numpy()]]
     us = np.maximum(graph.nodes.duration[placed["node"].to_numpy()], 1) / 1e3
     products = (
@@ -611,17 +612,6 @@ def _products(graph: Graph, kernels: Bools, modules: Sequence[str]) -> pl.DataFr
     if products.is_empty():
         raise Unanswerable("no product of a module that was measured has shapes: record --modules --shapes")
     return products.select("node", "module", "dtype", "us", *SIZES)
-
-
-def _within(operators: pl.DataFrame, modules: Sequence[str], spans: pl.DataFrame) -> pl.DataFrame:
-    """Add to operators the innermost of `modules` around them, or around the forward of a backward."""
-    name = pl.col("name").str.strip_prefix(MODULE).str.strip_prefix(WRAPPER)
-    is_module = pl.col("name").str.starts_with(MODULE)
-    spans = spans.filter(~is_module | (name.is_in(list(modules)) & (pl.col("kind") == "annotation")))
-    places = spans.select("rank", "span_id", "window", "tid", "start_ns")
-    placed = operators.join(places, on=["rank", "span_id"]).sort("start_ns")
-    module = work_of(spans, placed)["module"].str.strip_prefix(WRAPPER)
-    return placed.with_columns(module=module).filter(pl.col("module") != "")
 
 
 def _times_ns(products: pl.DataFrame, precision: str, model: str) -> Floats:

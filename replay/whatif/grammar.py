@@ -278,7 +278,14 @@ def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict
         UsageError: a key is unknown (with the nearest one), twice or without a value, or a quote is open.
     """
     values: dict[str, str] = {}
-    for item in _items(rest, name):
+    lexer = shlex(rest, posix=True)
+    lexer.whitespace, lexer.quotes, lexer.escape, lexer.commenters = ",", '"', "", ""
+    lexer.whitespace_split = True
+    try:
+        items = list(lexer)
+    except ValueError as error:
+        raise UsageError(f"{name}: a quote is not closed in {rest!r}") from error
+    for item in items:
         key, equals, value = item.partition("=")
         if key not in keys:
             takes = f"it takes {', '.join(keys)}, as in {example}" if keys else "it takes none"
@@ -295,14 +302,3 @@ def nearest(word: str, words: Iterable[str]) -> str:
     """Return ` (did you mean …?)` with the word nearest to `word`; empty where none is near."""
     close = get_close_matches(word, list(words), n=1, cutoff=0.4)
     return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def _items(text: str, name: str) -> list[str]:
-    """Split `a=1,b="x, y"` at its commas outside quotes."""
-    lexer = shlex(text, posix=True)
-    lexer.whitespace, lexer.quotes, lexer.escape, lexer.commenters = ",", '"', "", ""
-    lexer.whitespace_split = True
-    try:
-        return list(lexer)
-    except ValueError as error:
-        raise UsageError(f"{name}: a quote is not closed in {text!r}") from error

@@ -19,9 +19,8 @@ import polars as pl
 from dpro.replay.fidelity.overlap import overlapped_before, replays_with_new_overlap
 from dpro.replay.graph import GPU_KINDS, Fact, Graph, once
 from dpro.replay.kept import tables_written
-from dpro.replay.pace import slowest_pace
 from dpro.replay.peers import phase_work
-from dpro.replay.timeline import PathTo, Timeline, path_within, replay
+from dpro.replay.timeline import PathTo, Timeline, path_within, replay, slowest_pace
 from dpro.replay.whatif.edit import Edit, RankChange, refuse_foreign
 from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.store import Run

@@ -192,7 +192,10 @@ def _rank_key(prediction: Prediction) -> tuple[object, ...]:
     block, effort = list(BLOCKS).index(prediction.block), list(EFFORTS).index(prediction.effort)
     sure = prediction.is_advice and prediction.effect == "faster"
     least = prediction.speedup_at(prediction.gain_low_ns)
-    merit = (-_order_of_gain(least), block, effort, -least) if sure else (block, -prediction.speedup)
+    merit: tuple[float, ...] = (block, -prediction.speedup)
+    if sure:  # gains in percent that reach equal powers of two count as similar
+        power = math.floor(math.log2(min(max(100 * (least - 1), 0.1), 1e6)))
+        merit = (-power, block, effort, -least)
     return (
         not prediction.is_advice,
         prediction.effect != "faster",
@@ -201,11 +204,6 @@ def _rank_key(prediction: Prediction) -> tuple[object, ...]:
         len(prediction.edits),
         *map(str, prediction.edits),
     )
-
-
-def _order_of_gain(speedup: float) -> int:
-    """Return the power of two that a gain in percent reaches: gains with equal powers count as similar."""
-    return math.floor(math.log2(min(max(100 * (speedup - 1), 0.1), 1e6)))
 
 
 def baseline_steps(

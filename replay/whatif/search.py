@@ -422,7 +422,9 @@ def taken(sets: EditSets, facts: RunFacts, edit: Edit, samples: float = 1.0) -> 
         ns of the mean step, and whether the run has all of the path.
     """
     before, changed, now = sets.facts.graph, sets.changed.get(edit), facts.graph
-    if changed is None or edit.samples(before) != 1 or not _keeps_dependencies(before, changed):
+    if changed is None or edit.samples(before) != 1 or not is_slim(before, changed):
+        return math.inf, False
+    if changed.edges.source is not before.edges.source or changed.nodes.earliest is not before.nodes.earliest:
         return math.inf, False
     path, edges = facts.path, facts.edges_of_path
     columns = [(before.nodes.duration, changed.nodes.duration, now.nodes.duration[path])]
@@ -439,12 +441,6 @@ def taken(sets: EditSets, facts: RunFacts, edit: Edit, samples: float = 1.0) -> 
         total += float(np.minimum(can, np.maximum(lasts, 0)).sum())
         anywhere += total if has_all else samples * sets.taken_anywhere_ns(edit, was, then)
     return facts.per_step(min(total, anywhere)), has_all
-
-
-def _keeps_dependencies(graph: Graph, changed: Graph) -> bool:
-    """Return whether a changed graph differs only in durations and lags."""
-    kept = changed.edges.source is graph.edges.source and changed.nodes.earliest is graph.nodes.earliest
-    return kept and is_slim(graph, changed)
 
 
 def _original_nodes(before: Graph, graph: Graph, nodes: Ints) -> Ints:
@@ -646,23 +642,18 @@ def _interactions(sets: EditSets, usable: list[Prediction], gains: Mapping[Edit,
     """Return pairs of the best edits whose joint saving differs from the sum of their savings."""
     if not sets.compares_pairs:
         return []
+    of_kinds: list[Prediction] = []  # the best of each kind, by gain
+    for single in sorted(usable, key=lambda other: -other.speedup):
+        if can_combine(single.edits[0], [other.edits[0] for other in of_kinds]):
+            of_kinds.append(single)
     interactions = []
-    best = [single.edits[0] for single in _best_of_each(usable) if len(single.edits) == 1]
+    best = [single.edits[0] for single in of_kinds if len(single.edits) == 1]
     for pair in combinations(best[:MAX_PAIRED], 2):
         together_ns = sets.together(pair) if can_combine(pair[1], [pair[0]]) else None
         apart_ns = gains[pair[0]] + gains[pair[1]]
         if together_ns is not None and abs(together_ns - apart_ns) > MIN_INTERACTION * sets.facts.base_ns:
             interactions.append(Interaction(list(map(str, pair)), ms(together_ns), ms(apart_ns)))
     return interactions
-
-
-def _best_of_each(usable: list[Prediction]) -> list[Prediction]:
-    """Return the best edit of each kind, by gain."""
-    kept: list[Prediction] = []
-    for single in sorted(usable, key=lambda other: -other.speedup):
-        if can_combine(single.edits[0], [other.edits[0] for other in kept]):
-            kept.append(single)
-    return kept
 
 
 def _combined(

@@ -155,10 +155,7 @@ def _of_one_kind(
     missing = pl.col("us").is_nan()
     why = "more operations or bytes than any that was measured"
     return frame.select(
-        *(
-            pl.when(missing).then(None).otherwise(pl.col(name)).alias(name)
-            for name in ("us", "low_us", "high_us")
-        ),
+        *(pl.when(missing).then(None).otherwise(pl.col(name)).alias(name) for name in TIMES),
         "method",
         reason=pl.when(missing).then(pl.lit(why)),
     ).cast(SCHEMA)
@@ -180,12 +177,11 @@ def _scaled(
     ran = str(given.operations["dtype"][0])
     for software in _common_software(kind, (device, dtype), (given.device, ran), sources):
         here = _by_tables(operations, kind, dtype, device, sources, software[0])
-        there = list(_by_tables(given.operations, kind, ran, given.device, sources, software[1]))
+        there_us = np.full(operations.height, np.nan)
+        for answer in _by_tables(given.operations, kind, ran, given.device, sources, software[1]):
+            there_us = np.where(np.isnan(there_us), answer.us, there_us)
         for one in here:
-            other = np.fmax(
-                np.full(operations.height, np.nan), _first_finite([answer.us for answer in there])
-            )
-            yield _half_corrected(one, other, given.us, half_bands(kind, dtype, "tables"))
+            yield _half_corrected(one, there_us, given.us, half_bands(kind, dtype, "tables"))
     if given.device in sources.sheets and ran in sources.sheets[given.device].tflops:
         other = _by_formula(given.operations, kind, ran, given.device, sources)
         for one in _by_tables(operations, kind, dtype, device, sources):
@@ -198,14 +194,6 @@ def _scaled(
 def _half_corrected(one: _Answer, other_us: Floats, measured_us: Floats, bands: Bands) -> _Answer:
     """Scale one device's prediction by half of the error, in log, on the other device."""
     return _Answer(one.us * (measured_us / other_us) ** HALF, bands, one.bias, f"measured x {one.method}")
-
-
-def _first_finite(answers: Sequence[Floats]) -> Floats:
-    """Return, for each operation, the first of several answers that is a number."""
-    us = answers[0].copy()
-    for answer in answers[1:]:
-        us = np.where(np.isnan(us), answer, us)
-    return us
 
 
 def _common_software(
@@ -241,22 +229,15 @@ def _by_tables(
 
     learned = {trees.software: trees for trees in sources.learned if fits(trees)}
     for table in filter(fits, sources.tables):
-        trees = learned.get(table.software)
-        yield _Answer(_looked_up(table, operations), trees.bands if trees else UNKNOWN_BANDS, 0.0, "table")
+        rows = table.operations.select(SAME_OPERATION).with_columns(us=pl.Series(table.us))
+        typical = rows.group_by(SAME_OPERATION).agg(pl.col("us").median())
+        numbered = operations.select(SAME_OPERATION).with_row_index("row")
+        measured = numbered.join(typical, on=SAME_OPERATION, how="left").sort("row")["us"]
+        bands = learned[table.software].bands if table.software in learned else UNKNOWN_BANDS
+        yield _Answer(measured.fill_null(float("nan")).to_numpy(), bands, 0.0, "table")
     for trees in learned.values():
         us = np.where(covers(trees, operations), predicted_us(trees, operations), np.nan)
         yield _Answer(us, trees.bands, 0.0, "trees")
-
-
-def _looked_up(table: DeviceTable, operations: pl.DataFrame) -> Floats:
-    rows = table.operations.select(SAME_OPERATION).with_columns(us=pl.Series(table.us))
-    measured = (
-        operations.select(SAME_OPERATION)
-        .with_row_index("row")
-        .join(rows.group_by(SAME_OPERATION).agg(pl.col("us").median()), on=SAME_OPERATION, how="left")
-    )
-    us: Floats = measured.sort("row")["us"].fill_null(float("nan")).to_numpy()
-    return us
 
 
 def _by_formula(operations: pl.DataFrame, kind: str, dtype: str, device: str, sources: Sources) -> _Answer:

@@ -155,22 +155,16 @@ def features(operations: pl.DataFrame, gpu: GpuModel, formula: Floats) -> Floats
         _log2(sizes.m * sizes.n),
     ]
     columns += [np.log2(np.maximum(sizes.moved, 1) / ((gpu.l2_mb or USUAL_L2_MB) * 1e6))]
-    columns += _of_heads(operations, sms)
-    return np.stack([np.asarray(column, np.float64) for column in columns], 1)
-
-
-def _of_heads(operations: pl.DataFrame, sms: int) -> list[Floats]:
-    """Return features of attention: queries that share keys, and the fill of the last wave of blocks.
-
-    A tree would treat heads and sequences as unrelated numbers; a device sees only blocks.
-    """
+    # Of attention, queries that share keys, and the fill of the last wave of blocks: a tree would treat heads
+    # and sequences as unrelated numbers, and a device sees only blocks.
     batch, heads, kv_heads = (operations[name].to_numpy() for name in ("batch", "heads", "kv_heads"))
     shared, blocks = batch * kv_heads, batch * heads
-    columns = [_log2(heads / np.maximum(kv_heads, 1)), _log2(shared), _log2(blocks)]
+    columns += [_log2(heads / np.maximum(kv_heads, 1)), _log2(shared), _log2(blocks)]
     for count in (shared, blocks):
         waves = np.maximum(count / sms, 1e-6)
         columns += [np.ceil(waves) / waves]
-    return [*columns, np.log2(np.maximum(shared / sms, 1e-6))]
+    columns += [np.log2(np.maximum(shared / sms, 1e-6))]
+    return np.stack([np.asarray(column, np.float64) for column in columns], 1)
 
 
 def _log2(values: Floats) -> Floats:

@@ -30,7 +30,7 @@ from dpro.replay.cost.kernels.formula import (
     shipped,
     sizes_of,
 )
-from dpro.replay.cost.kernels.learned import KEPT_OUT, LearnedTrees, learn
+from dpro.replay.cost.kernels.learned import KEPT_OUT, learn
 from dpro.replay.cost.kernels.operations import matmuls
 from dpro.replay.cost.kernels.roofline import BYTES, GPUS
 from dpro.replay.cost.tables import read_measured
@@ -139,7 +139,14 @@ def sources_of(products: pl.DataFrame | None, *devices: str) -> Sources:
         of_device = [table for table in tables if (table.device, table.dtype) == (device, dtype)]
         if (numbers := _numbers(of_device, device, dtype, coefficients)) is not None:
             coefficients["matmul", dtype, device] = numbers
-    return Sources(tables, list(_learned(tables)), coefficients)
+    large: list[DeviceTable] = []
+    if find_spec("sklearn") is not None:
+        large = [
+            table
+            for table in tables
+            if table.us.size >= FOR_TREES and table.shapes.select("n", "k").n_unique() >= 2 * KEPT_OUT
+        ]
+    return Sources(tables, [*map(learn, large)], coefficients)
 
 
 def _tables(products: pl.DataFrame) -> Iterator[DeviceTable]:
@@ -176,15 +183,6 @@ def _numbers(
         return calibrated(numbers_of("matmul", dtype, device, coefficients)[0], sample)
     except Unanswerable:
         return None
-
-
-def _learned(tables: list[DeviceTable]) -> Iterator[LearnedTrees]:
-    """Yield trees of each large table; none where scikit-learn is not installed."""
-    if find_spec("sklearn") is None:
-        return
-    for table in tables:
-        if table.us.size >= FOR_TREES and table.shapes.select("n", "k").n_unique() >= 2 * KEPT_OUT:
-            yield learn(table)
 
 
 # Numbers of a device from a few operations of the user's trace.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Floats
 from dpro.replay.cost.kernels.estimate import (
     HOLDS_80,
     TIMES,
@@ -60,17 +59,15 @@ def on_another_device(kernels: pl.DataFrame, device: str, to: str, sources: Sour
 def _of_one_kind(
     kernels: pl.DataFrame, kind: str, dtype: str, device: str, to: str, sources: Sources
 ) -> pl.DataFrame:
-    """Estimate products by sizes, others by class; at 16 bits where no name shows the precision."""
+    """Estimate products by sizes, others by class; at 16 bits where no name shows the precision.
+
+    By class, times are scaled by a typical operation on both devices; short kernels keep theirs.
+    """
     us = kernels["us"].to_numpy()
     if kind == "product":
         products = matmuls(dtype, *(kernels[size] for size in ("m", "n", "k", "batch")))
         return estimate(products, to, sources, MeasuredOperations(device, products, us))
     typical = matmuls(dtype or "fp16", LARGE, LARGE, LARGE) if kind == "computes" else moves("fp16", 1e9, 1e9)
-    return _by_class(us, typical, device, to, sources)
-
-
-def _by_class(us: Floats, typical: pl.DataFrame, device: str, to: str, sources: Sources) -> pl.DataFrame:
-    """Scale times by a typical operation of the class on both devices; short kernels keep theirs."""
     here, there = (estimate(typical, place, sources) for place in (device, to))
     for answer in (here, there):
         if answer["us"][0] is None:

@@ -12,13 +12,12 @@ import pytest
 from dpro.analysis import graphs
 from dpro.analysis.graphs import graph_of, make_graph
 from dpro.errors import Unanswerable
-from dpro.replay.archive import write_archive
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.gradient_buckets import gradient_passes
 from dpro.replay.graph import Fact, Graph, once
-from dpro.replay.kept import kept
+from dpro.replay.kept import kept, write_archive
 from dpro.replay.mesh import axes_of_messages
 from dpro.replay.peers import phase_work
 from dpro.replay.whatif.graph_ops.scope import optimizing, rows_of

@@ -16,12 +16,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpro.replay.archive import built_from
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import Trust, assess
 from dpro.replay.fidelity.by_rank import CondensedRun
 from dpro.replay.fidelity.saved import RECORDS, load, save
 from dpro.replay.graph import recall
+from dpro.replay.kept import built_from
 from dpro.replay.timeline import replay
 from dpro.store import Run
 from tests.builders import cpu_job, gpu_job

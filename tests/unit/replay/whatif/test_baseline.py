@@ -11,8 +11,7 @@ import pytest
 
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import assess
-from dpro.replay.pace import slowest_pace
-from dpro.replay.timeline import replay, step_lengths, usual_steps
+from dpro.replay.timeline import replay, slowest_pace, step_lengths, usual_steps
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import baseline_steps, measured_ns, predict, refuse_nothing_left
 from dpro.replay.whatif.registry import parse_edit
