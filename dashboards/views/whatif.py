@@ -107,7 +107,6 @@ def _between(points: pl.DataFrame, factor: float) -> float:
 
 
 NAME = "whatif"
-GROUPS = {"untold": "What it gains is not known", **HEADINGS}
 CHANGES = 10  # bars of the waterfall
 LESS = "all smaller changes"
 PACE = "hosts need that long to enqueue a step"  # faster devices wait for the hosts
@@ -389,7 +388,7 @@ def ranked_info(loaded: Loaded) -> pl.DataFrame:
     """Return what would help: predictions of the search, and everything that the first view says to try.
 
     Returns:
-        `group` (key of `GROUPS`), `advice` (its number in the first view; empty if it is not there), `edit`,
+        `group` (key of `HEADINGS`), `advice` (its number in the first view; empty if it is not there), `edit`,
         `what`, `speedup_low`, `speedup`, `speedup_high`, `predicted_ms`, `samples`; in words `gain`, `step`,
         `takes`. Sorted by group, and in a group by gain, descending.
 
@@ -405,11 +404,10 @@ def ranked_info(loaded: Loaded) -> pl.DataFrame:
     searched |= {_edits_text(prediction): prediction for prediction in advised if prediction}
     rows = [_ranked_row(loaded, prediction, numbers) for prediction in searched.values()]
     for row in tries.filter(pl.col("edit") == "").iter_rows(named=True):
-        sure = loaded.trust.answerable and row["low"] is not None and row["low"] > 1
         gain, _, takes = row["worth"].removeprefix(": ").rpartition(", ")
         rows.append(
             {
-                "group": "untold" if row["low"] is None else "faster" if sure else "unclear",
+                "group": "advised",
                 "advice": row["label"],
                 "edit": "",
                 "what": row["do"],
@@ -426,11 +424,10 @@ def ranked_info(loaded: Loaded) -> pl.DataFrame:
         | dict.fromkeys(numbers_of, pl.Float64())
         | dict.fromkeys(("gain", "step", "takes"), pl.String())
     )
-    middle = (pl.col("speedup_low") * pl.col("speedup_high")).sqrt()
-    group = pl.col("group").replace_strict(list(GROUPS), range(len(GROUPS)), return_dtype=pl.Int64)
-    by = [group, pl.coalesce("speedup", middle), pl.col("edit")]
+    group = pl.col("group").replace_strict(list(HEADINGS), range(len(HEADINGS)), return_dtype=pl.Int64)
+    by = [group, pl.col("advice"), pl.col("speedup"), pl.col("edit")]
     frame = pl.DataFrame(rows, schema=schema, orient="row")
-    return frame.sort(by, descending=[False, True, False], nulls_last=True, maintain_order=True)
+    return frame.sort(by, descending=[False, False, True, False], nulls_last=True, maintain_order=True)
 
 
 def _edits_text(prediction: Prediction) -> str:
@@ -444,9 +441,8 @@ def _ranked_row(loaded: Loaded, prediction: Prediction, numbers: Mapping[str, st
         numbers: number of each advice, by its edit.
     """
     text = _edits_text(prediction)
-    mended = text in numbers and not prediction.is_advice
     return {
-        "group": group_of(prediction, loaded.trust.answerable, mended),
+        "group": group_of(prediction, loaded.trust.answerable, text in numbers),
         "advice": numbers.get(text, ""),
         "edit": text,
         "what": prediction.what(),
@@ -467,7 +463,7 @@ def _ranked(loaded: Loaded, link: Link) -> Any:
     worth = ranked.filter((pl.col("speedup") >= WORTH_SHOWING).fill_null(True) | (pl.col("advice") != ""))
     groups: list[Any] = []
     for (group,), rows in worth.group_by("group", maintain_order=True):
-        heading, listed = GROUPS[str(group)], _edits(rows, link)
+        heading, listed = HEADINGS[str(group)], _edits(rows, link)
         folded = html.Details([html.Summary(f"{heading} ({rows.height})"), listed])
         groups += [folded] if group == "bound" else [html.H3(html.Strong(heading)), listed]
     little = ranked.height - worth.height

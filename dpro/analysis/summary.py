@@ -182,7 +182,7 @@ PROOFS = {"proven": "real jobs, before and after"}  # by the block of a predicti
 
 
 class Gains(NamedTuple):
-    """Changes that are advice and would help, in the order of the search.
+    """Changes that are advice and would help: those of TRY, then those of the search, each in its order.
 
     Attributes:
         clear: predictions that stand out from the noise of the steps.
@@ -193,13 +193,18 @@ class Gains(NamedTuple):
     within_noise: list[Prediction]
 
 
-def what_helps(predictions: Sequence[Prediction]) -> Gains:
+def what_helps(predictions: Sequence[Prediction], advised: Sequence[Prediction] = ()) -> Gains:
     """Split the helpful changes into clear gains and those within the noise.
 
     Args:
         predictions: predictions as ranked by `dpro.replay.whatif.search`.
+        advised: predictions of what TRY advises; they come first.
     """
-    advice = [prediction for prediction in predictions if prediction.speedup > 1 and prediction.is_advice]
+    tried = {prediction.edits for prediction in advised}
+    others = [
+        prediction for prediction in predictions if prediction.is_advice and prediction.edits not in tried
+    ]
+    advice = [prediction for prediction in (*advised, *others) if prediction.speedup > 1]
     clear = [stands_out(prediction) for prediction in advice]
     return Gains(
         [prediction for prediction, stands in zip(advice, clear) if stands],
@@ -213,7 +218,7 @@ def stands_out(prediction: Prediction) -> bool:
 
 
 HEADINGS = {  # groups of predictions, in their order
-    "mended": "If the slow ranks are fixed",
+    "advised": "Advised under TRY",
     "faster": "Faster over the whole interval",
     "unclear": "May gain nothing",
     "slower": "Slower over the whole interval",
@@ -221,15 +226,15 @@ HEADINGS = {  # groups of predictions, in their order
 }
 
 
-def group_of(prediction: Prediction, answerable: bool, mended: bool) -> str:
+def group_of(prediction: Prediction, answerable: bool, advised: bool) -> str:
     """Return the key of `HEADINGS` under which a prediction is listed.
 
     Args:
         answerable: whether the replay fits; without that, no effect is certain.
-        mended: whether the edit removes the faults that findings name.
+        advised: whether TRY has the edits.
     """
-    if mended:
-        return "mended"
+    if advised:
+        return "advised"
     if not prediction.is_advice:
         return "bound"
     return prediction.effect if answerable else "unclear"

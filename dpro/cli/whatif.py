@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -307,7 +307,7 @@ def _print_whole(
     answer: WhatIf, analysis: Analysis, selection: Selection, listed: Listed, proposal: Proposal | None
 ) -> None:
     """Print the verdict or the end of the job, then the answer; after a hang, only that to given edits."""
-    from dpro.verdict.verdict import explain
+    from dpro.verdict.verdict import advised_predictions, explain
     from dpro.verdict.words import lines_of
 
     out = console()
@@ -322,7 +322,7 @@ def _print_whole(
         return
     if analysis.end.hung:
         out.print("The job hung: these predictions are for the steps before that, and none fixes the hang.")
-    advised = [] if listed.asked else [advice.edit for advice in explain(analysis).advice]
+    advised = advised_predictions(analysis) if explains else []
     trial = None if proposal is None else proposal.trial
     _print(answer, analysis.run, listed, explained=explains, advised=advised, trial=trial)
     for line in () if proposal is None else proposal.lines:
@@ -330,13 +330,18 @@ def _print_whole(
 
 
 def _print(
-    answer: WhatIf, run: Run, listed: Listed, explained: bool, advised: Collection[str], trial: str | None
+    answer: WhatIf,
+    run: Run,
+    listed: Listed,
+    explained: bool,
+    advised: Sequence[Prediction],
+    trial: str | None,
 ) -> None:
     """Print trust, the unchanged step, predictions in blocks, and what was not answered.
 
     Args:
         explained: whether the cost of recording is already on the screen.
-        advised: edits that `dpro explain` advises; those that heal faults are always listed.
+        advised: predictions of what TRY advises, always listed, and first.
         trial: command that tries the edits; empty if none can, None for the default command.
     """
     from dpro.analysis.step_time import usual_step_in_words
@@ -354,23 +359,23 @@ def _print(
         out.print(usual_step_in_words(base, measured))
     for line in () if explained else document.recording:
         out.print(f"{capitalised(line)}.")
-    worth = [row for row in answer.predictions if listed.asked or row.speedup >= WORTH_SHOWING]
+    tried = {row.edits for row in advised}
+    others = [row for row in answer.predictions if row.edits not in tried]
+    worth = [row for row in others if listed.asked or row.speedup >= WORTH_SHOWING]
     changes = [row for row in worth if row.is_advice]
     if not listed.changes:
-        changes = changes[:MAX_CHANGES]
-    mended = [row for row in worth if not row.is_advice and " ".join(map(str, row.edits)) in advised]
-    bounds = [row for row in worth if listed.bounds and not row.is_advice and row not in mended]
+        changes = changes[: max(MAX_CHANGES - len(advised), 0)]
+    bounds = [row for row in worth if listed.bounds and not row.is_advice]
     shown = sorted(
-        [*mended, *changes, *bounds],
-        key=lambda row: list(HEADINGS).index(group_of(row, document.answerable, row in mended)),
+        [*advised, *changes, *bounds],
+        key=lambda row: list(HEADINGS).index(group_of(row, document.answerable, row in advised)),
     )
-    _print_blocks(shown, document.answerable, mended)
-    left = len(answer.predictions) - len(worth) + len(document.little)
+    _print_blocks(shown, document.answerable, advised)
+    left = len(others) - len(worth) + len(document.little)
     if left and listed.changes:
         out.print(f"{left} more would change little or nothing (--json has them)")
-    first = shown[0] if shown and shown[0] in mended else None
-    _print_how(changes, run, first, trial)
-    hidden, refused = len(worth) - len(shown), len(document.refused)
+    _print_how([*advised, *changes], run, trial)
+    hidden, refused = len(worth) + len(advised) - len(shown), len(document.refused)
     more = [f"{hidden} more (--all)"] if hidden and not listed.changes else []
     more += [f"{refused} not answerable (--why-not)"] if refused and not listed.refused else []
     if more:
@@ -395,12 +400,12 @@ def refused_in_words(refused: Sequence[Refusal]) -> list[str]:
     return [one_line(f"not answered: {', '.join(names)}: {reason}") for reason, names in edits.items()]
 
 
-def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequence[Prediction]) -> None:
+def _print_blocks(shown: Sequence[Prediction], answerable: bool, advised: Sequence[Prediction]) -> None:
     """Print predictions in blocks by certainty, in the given order.
 
     Args:
         answerable: whether the replay fits; without that, no effect is certain.
-        mended: predictions that remove the faults that findings name.
+        advised: predictions of what TRY advises.
     """
     from itertools import groupby
 
@@ -408,7 +413,7 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequenc
 
     out = console()
     out.print("Throughput (samples per second) and the step:")
-    for group, rows in groupby(shown, lambda row: group_of(row, answerable, row in mended)):
+    for group, rows in groupby(shown, lambda row: group_of(row, answerable, row in advised)):
         out.print(f"{HEADINGS[group]}:")
         for row in list(rows)[:ROWS]:
             out.print(f"  {gain_in_words(row)}  {step_in_words(row)}: {row.what()}")
@@ -418,24 +423,21 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool, mended: Sequenc
             out.print(f"{_INDENT}{edits}{'  ' if fits else chr(10) + _INDENT}{block}")
 
 
-def _print_how(
-    shown: Sequence[Prediction], run: Run, mended: Prediction | None = None, trial: str | None = None
-) -> None:
-    """Print the notes on the first prediction, how to make the change, and how to try it.
+def _print_how(shown: Sequence[Prediction], run: Run, trial: str | None = None) -> None:
+    """Print how to make the first change, the notes on it, and how to try the first that can be tried.
 
     Args:
-        mended: prediction that removes a fault, if it is listed before the others.
         trial: command that tries the edits; empty if none can, None for the default command.
     """
-    out, named = console(), "the first change"
-    if mended is not None:
-        out.print(f"How to make the first change: {mended.how()}")
-        named = " and ".join(str(edit).partition(":")[0] for edit in shown[0].edits) if shown else ""
-    for note in (*shown[0].notes, *shown[0].training) if shown else ():
-        out.print(f"  - {note}")
+    out = console()
     if shown:
-        out.print(f"How to make {named}: {shown[0].how()}")
+        for note in (*shown[0].notes, *shown[0].training):
+            out.print(f"  - {note}")
+        out.print(f"How to make the first change: {shown[0].how()}")
+    named = "it"
     if trial is None:
-        trial = next(filter(None, (say(shown, run) for say in hooks_of("tried"))), "")
+        trials = [next(filter(None, (say([one], run) for say in hooks_of("tried"))), "") for one in shown]
+        trial = next(filter(None, trials), "")
+        named = "it" if trial in trials[:1] else "one of them"
     if trial:
-        out.print(f"To measure it: {trial}")
+        out.print(f"To measure {named}: {trial}")

@@ -33,7 +33,7 @@ from dpro.documents import Document
 from dpro.errors import DproError
 from dpro.replay.whatif.predict import Prediction
 from dpro.units import format_duration, ms
-from dpro.verdict.verdict import Explanation, explain
+from dpro.verdict.verdict import Explanation, advised_predictions, explain
 from dpro.verdict.words import limit_of_run, lines_of
 from dpro.words import distinct_names, printable, short_name, shortened
 
@@ -162,7 +162,7 @@ def _gains(analysis: Analysis) -> tuple[Gains, str, Pairs]:
         base_ns = analysis.baseline_ns
     except DproError:
         return Gains([], []), "", []
-    helpful = what_helps(result.predictions)
+    helpful = what_helps(result.predictions, advised_predictions(analysis))
     return helpful, format_duration(base_ns), [(refusal.edit, refusal.reason) for refusal in result.refused]
 
 

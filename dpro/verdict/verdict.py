@@ -21,7 +21,7 @@ from dpro.account import Account, AccountedDocument, Gain, StepEntry
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
 from dpro.analysis.mean_step import PARTS, inputs_of_step, mfu_of
-from dpro.analysis.predictions import OTHER_LOAD
+from dpro.analysis.predictions import OTHER_LOAD, predict_edits
 from dpro.analysis.step_time import step_time_document
 from dpro.classify import OTHER
 from dpro.detect.findings import Finding
@@ -34,7 +34,7 @@ from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.fidelity.accuracy import cut_in_words, deep_and_usual, taken_out_in_words, without_spans
 from dpro.replay.phases import in_words
 from dpro.replay.steps import StepSeries
-from dpro.replay.whatif.predict import measured_ns
+from dpro.replay.whatif.predict import Prediction, measured_ns
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import can_combine, in_order
 from dpro.schema import SPANS
@@ -168,6 +168,13 @@ class ComparedRuns(Document, frozen=True, kw_only=True):
     """
 
     runs: list[Explanation]
+
+
+@cached
+def advised_predictions(analysis: Analysis) -> list[Prediction]:
+    """Return the predictions of the edits under TRY, in its order; advice without an edit has none."""
+    edits = [parse_edit(advice.edit) for advice in explain(analysis).advice if advice.edit]
+    return [predict_edits(analysis, [edit]) for edit in edits]
 
 
 @cached

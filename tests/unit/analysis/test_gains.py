@@ -40,6 +40,8 @@ BOUND = _prediction("no-comm", 50, 45, 55)
 def test_what_noise_hides_is_kept_from_what_is_clear_and_what_does_not_help_is_left_out():
     helpful = what_helps([GRAPHS, HEAL, UNCLEAR, SLOWER, BOUND])
     assert helpful == ([GRAPHS], [UNCLEAR])  # what a rank costs is no advice
+    sure = _prediction("heal:rank=1", 95, 90, 98)
+    assert what_helps([GRAPHS, sure, UNCLEAR], [sure]) == ([sure, GRAPHS], [UNCLEAR])  # but TRY may advise it
 
 
 def test_a_gain_that_rounds_to_nothing_is_within_noise_however_sure_it_is():
@@ -50,11 +52,11 @@ def test_a_gain_that_rounds_to_nothing_is_within_noise_however_sure_it_is():
 
 def test_a_prediction_is_in_one_group_and_said_with_its_interval():
     rows = (GRAPHS, UNCLEAR, SLOWER, BOUND, HEAL)
-    groups = [group_of(row, answerable=True, mended=False) for row in rows]
+    groups = [group_of(row, answerable=True, advised=False) for row in rows]
     assert groups == ["faster", "unclear", "unclear", "bound", "bound"]
-    assert group_of(HEAL, answerable=True, mended=True) == "mended"
-    assert group_of(GRAPHS, answerable=False, mended=False) == "unclear"
-    assert group_of(_prediction("bucket:mb=1", 110, 105, 115), answerable=True, mended=False) == "slower"
+    assert group_of(HEAL, answerable=True, advised=True) == "advised"
+    assert group_of(GRAPHS, answerable=False, advised=False) == "unclear"
+    assert group_of(_prediction("bucket:mb=1", 110, 105, 115), answerable=True, advised=False) == "slower"
     assert gain_in_words(GRAPHS) == "x1.11 (1.05 to 1.18)"
     assert (
         gain_in_words(_prediction("cuda-graph", 10, 0, 90)) == "x10.00 (1.11 or more)"

@@ -14,26 +14,32 @@ def change(text: str, note: str = "") -> SimpleNamespace:
     return SimpleNamespace(edits=[text], notes=[note] if note else [], training=[], how=lambda: f"do {text}")
 
 
-def said(monkeypatch, capsys, *arguments) -> list[str]:
-    monkeypatch.setattr(whatif, "hooks_of", lambda _: ())
-    whatif._print_how(*arguments)
+def said(monkeypatch, capsys, how_to_try, changes) -> list[str]:
+    monkeypatch.setattr(whatif, "hooks_of", lambda _: (how_to_try,))
+    whatif._print_how(changes, None)
     return capsys.readouterr().out.splitlines()
 
 
 def test_the_first_that_is_listed_is_explained(monkeypatch, capsys):
     changes = [change("workers:count=1", "a note"), change("cuda-graph")]
-    assert said(monkeypatch, capsys, changes, None) == [
+    assert said(monkeypatch, capsys, lambda *_: "", changes) == [
         "  - a note",
         "How to make the first change: do workers:count=1",
     ]
-    assert said(monkeypatch, capsys, changes, None, change("heal:rank=1")) == [
-        "How to make the first change: do heal:rank=1",
-        "  - a note",
-        "How to make workers: do workers:count=1",
-    ]
-    assert said(monkeypatch, capsys, [], None, change("heal:rank=1")) == [
-        "How to make the first change: do heal:rank=1"
-    ]
+    assert said(monkeypatch, capsys, lambda *_: "", []) == []
+
+
+def test_the_first_that_can_be_tried_is_offered_to_be_measured(monkeypatch, capsys):
+    def how_to_try(predictions, run):
+        (text,) = predictions[0].edits
+        return "" if text.startswith("heal") else f"try {text}"
+
+    rank, workers, graphs = map(change, ("heal:rank=1", "workers:count=1", "cuda-graph"))
+    assert said(monkeypatch, capsys, how_to_try, [rank, workers, graphs])[-1] == (
+        "To measure one of them: try workers:count=1"
+    )
+    assert said(monkeypatch, capsys, how_to_try, [graphs, workers])[-1] == "To measure it: try cuda-graph"
+    assert len(said(monkeypatch, capsys, how_to_try, [rank])) == 1
 
 
 def test_of_a_job_that_hung_it_says_first_what_gains_are_of():

@@ -10,9 +10,11 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.whatif import search_once
+from dpro.analysis.summary import stands_out
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, STEPS, conform
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from dpro.verdict.report import MAX_KERNELS, MAX_PREDICTIONS, make_report, markdown_of
+from dpro.verdict.verdict import advised_predictions
 from tests.builders import TinyRun, cpu_job
 from tests.unit.detect.hanging import OPEN, Job, _frame
 
@@ -65,8 +67,11 @@ def test_a_report_names_the_slow_rank_its_cost_and_what_would_help(slow):
     assert finding.title == "slow host work: rank 1 (the input pipeline)"
     assert list(finding.evidence) == list(slow.verdict[0][0].evidence)
     assert 0 < len(report.gains) <= MAX_PREDICTIONS
-    best = search_once(slow).predictions[0]
-    assert report.gains[0] == best
+    advised = [gain for gain in advised_predictions(slow) if stands_out(gain)]
+    assert advised
+    assert report.gains[: len(advised)] == advised
+    best = next(gain for gain in search_once(slow).predictions if gain not in advised)
+    assert report.gains[len(advised)] == best
     assert report.trust is not None
     assert report.trust.startswith("Predictions from this run: ")
     assert dict(report.fit)["collectives found on all ranks"] == "100.0%"
