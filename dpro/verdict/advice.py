@@ -63,6 +63,7 @@ from dpro.verdict.limits import (
 from dpro.words import counted
 
 MAX_ADVICE = 3
+OF_FAULTS = ("heal", "cores")  # kinds of advice that treat a part at fault
 OBSERVED = (COMPUTE, SYNCHRONISATION, COPIES, INPUT)  # limits that times of calls and kernels show directly
 RECORD_MORE = "record-more"
 NO_FAULT = "warm-up"  # class of findings about the recording rather than the job
@@ -152,7 +153,9 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
     if facts.analysis.shared_hosts:
         wanted = [_widen_gain(advice) for advice in wanted]
     first = _FIRST.get(limit, ())
-    return sorted(_worth_doing(wanted), key=lambda advice: (advice.kind not in first, -_merit(advice)))
+    best = sorted(_worth_doing(wanted), key=lambda advice: (advice.kind not in first, -_merit(advice)))
+    cores = [advice for advice in best if advice.kind == "cores"]
+    return [advice for advice in best if advice not in cores[1:]]  # all of it asks for the same
 
 
 def advise_of_findings(facts: JobFacts) -> list[Advice]:
@@ -199,7 +202,7 @@ def record_steps(facts: JobFacts) -> list[Advice]:
 
 
 def first_of(ranked: Sequence[Advice], last: Sequence[Advice] = ()) -> list[Advice]:
-    """Return the advice to show: as `advise` ranks it, but always with a rank at fault, whatever the limit.
+    """Return the advice to show: as `advise` ranks it, but always with what treats a fault.
 
     Args:
         last: shown in addition, at the end, unless advice of its kind is shown already.
@@ -212,7 +215,7 @@ def first_of(ranked: Sequence[Advice], last: Sequence[Advice] = ()) -> list[Advi
         ranked = [joined if advice is first else advice for advice in ranked if advice not in others]
     last = [advice for advice in last if advice.kind not in {shown.kind for shown in ranked[:MAX_ADVICE]}]
     most = MAX_ADVICE - len(last)
-    healing = [advice for advice in ranked[most:] if advice.kind == "heal"][:1]
+    healing = [advice for advice in ranked[most:] if advice.kind in OF_FAULTS][:1]
     return [*ranked[: most - len(healing)], *healing, *last]
 
 

@@ -215,7 +215,11 @@ def _by_replay(facts: JobFacts) -> Explanation:
     step_ms, advice = ms(facts.step_ns), first_of(ranked, record_steps(facts))
     together = best_together(facts, advice) if analysis.trust.answerable else None
     others = deep_and_usual(analysis.steps)
-    steps = steps_in_words(analysis.steps, facts.step_ns, others[1].typical_ns if others else None)
+    if analysis.trust.answerable:
+        steps = steps_in_words(analysis.steps, facts.step_ns, others[1] if others else None)
+    else:  # a replay that does not fit has no step to tell
+        recorded = format_duration(measured_ns(analysis.trust, facts.ends))
+        steps = f"{recorded} a step as recorded ({counted(facts.ends.height, 'step')})"
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
     blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
     hosts = "no rank stands out: all wait for their hosts" if len(faults) < len(facts.findings) else ""
@@ -228,7 +232,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         step_ms=step_ms,
         steps=usual,
         left_out=facts.ends.height - usual,
-        shares={} if blind else _shares(facts),
+        shares={} if blind or not analysis.trust.answerable else _shares(facts),
         limit=limit,
         alternatives={kind: round(gain, 3) for kind, gain in facts.gains_by_limit().items()},
         phase=in_words(analysis.phases) if analysis.condensed is None else "",
@@ -384,23 +388,22 @@ def _job(analysis: Analysis, steps: str) -> str:
     return "   ".join([shortened(name, 34), devices, steps, *([f"MFU {mfu.share:.1%}"] if mfu else [])])
 
 
-def steps_in_words(steps: pl.DataFrame, step_ns: float, typical_ns: float | None) -> str:
+def steps_in_words(steps: pl.DataFrame, step_ns: float, others: StepSeries | None) -> str:
     """Return how long a step is, how many were timed, and how many of them in deep windows.
 
     Args:
         steps: as from `steps_of`; empty for traces of one step.
         step_ns: the usual step in deep windows, as the job runs.
-        typical_ns: of the other steps; None if there are too few.
+        others: the other steps; None if there are too few.
     """
     took = f"usual step {format_duration(step_ns)}"
     total = max(steps["step"].n_unique(), 1)
     deep = steps.filter(pl.col("window") >= 0)["step"].n_unique()
-    if typical_ns is None or deep in (0, total):
+    if others is None or deep in (0, total):
         return f"{took} ({counted(total, 'step')})"
-    if abs(typical_ns / step_ns - 1) <= SIMILAR:
+    if abs(others.typical_ns / step_ns - 1) <= SIMILAR:
         return f"{took} ({total:,} steps, {deep} in depth)"
-    others = counted(total - deep, "other")
-    return f"{took} ({deep} in depth; {others}: typical {format_duration(typical_ns)})"
+    return f"{took} ({deep} in depth; {counted(total - deep, 'other')}: {_typical_in_words(others)})"
 
 
 def _devices(analysis: Analysis) -> str:
@@ -554,10 +557,16 @@ def unlike_the_others(analysis: Analysis) -> str:
 
 
 def _deep_and_others(deep_ns: float, others: StepSeries) -> str:
-    """Return how long both kinds of steps take, with the mean of the others if it is not their median."""
-    typical, mean = format_duration(others.typical_ns), format_duration(others.mean_ns)
-    mean = f" ({mean} on average)" if abs(others.mean_ns / others.typical_ns - 1) > SIMILAR else ""
-    return f"steps in deep windows take {format_duration(deep_ns)}, the others {typical}{mean}"
+    """Return how long both kinds of steps take."""
+    return f"steps in deep windows take {format_duration(deep_ns)}, the others {_typical_in_words(others)}"
+
+
+def _typical_in_words(series: StepSeries) -> str:
+    """Return the median of steps, and their mean if it differs."""
+    typical, mean = format_duration(series.typical_ns), format_duration(series.mean_ns)
+    return (
+        f"median {typical}, mean {mean}" if abs(series.mean_ns / series.typical_ns - 1) > SIMILAR else typical
+    )
 
 
 def cause_of(facts: JobFacts, limit: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -19,7 +20,7 @@ from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import CUT, open_run
-from dpro.verdict.advice import Advice, advise, advise_of_findings, partly, remedies_of, worth_after
+from dpro.verdict.advice import Advice, advise, advise_of_findings, first_of, partly, remedies_of, worth_after
 from dpro.verdict.facts import JobFacts, place_of
 from dpro.verdict.ledger import LIMIT_OF, LedgerRow, cause_of_finding, entries_of
 from dpro.verdict.limits import (
@@ -580,6 +581,8 @@ def test_no_worker_is_advised_on_a_host_whose_ranks_wait_for_a_core(tmp_path, mo
     assert not any("beside the step" in advice.do for advice in crowded)
     (cores,) = (advice for advice in crowded if advice.kind == "cores")
     assert (cores.gain_low, cores.gain_high) == pytest.approx((4 / 3, 2.0))
+    others = [Advice(kind, "", 1.1, 2.0, "a setting") for kind in ("input", "copies", "launch")]
+    assert cores in first_of([*others, cores])  # what treats a fault is shown whatever the limit
     monkeypatch.setattr(Analysis, "shared_hosts", ["a"])
     (shared,) = (advice for advice in advise(with_findings(facts, [crowd]), INPUT) if advice.kind == "cores")
     assert shared.gain_low == 1.0
@@ -1242,8 +1245,8 @@ def test_one_step_shows_no_spread_and_is_rated_fair_at_most(tmp_path):
     [
         ([0, 0, 0], None, "usual step 10 ms (3 steps)"),
         ([0, 0, 0, *[-1] * 6], 10.5, "usual step 10 ms (9 steps, 3 in depth)"),
-        ([0, 0, 0, *[-1] * 6], 16.0, "usual step 10 ms (3 in depth; 6 others: typical 16 ms)"),
-        ([0, -1], 16.0, "usual step 10 ms (1 in depth; 1 other: typical 16 ms)"),
+        ([0, 0, 0, *[-1] * 6], 16.0, "usual step 10 ms (3 in depth; 6 others: 16 ms)"),
+        ([0, -1], 16.0, "usual step 10 ms (1 in depth; 1 other: 16 ms)"),
         ([], None, "usual step 10 ms (1 step)"),
     ],
 )
@@ -1251,7 +1254,14 @@ def test_the_headline_counts_all_steps_and_names_those_in_depth_apart(windows, t
     steps = pl.DataFrame(
         {"step": range(len(windows)), "window": windows}, schema_overrides={"window": pl.Int32}
     )
-    assert steps_in_words(steps, 10e6, typical_ms and typical_ms * 1e6) == words
+    others = typical_ms and SimpleNamespace(typical_ns=typical_ms * 1e6, mean_ns=typical_ms * 1e6)
+    assert steps_in_words(steps, 10e6, others) == words
+
+
+def test_the_headline_has_the_mean_of_other_steps_where_it_is_not_their_median():
+    steps = pl.DataFrame({"step": range(9), "window": [0, 0, *[-1] * 7]})
+    words = "usual step 10 ms (2 in depth; 7 others: median 6 ms, mean 11 ms)"
+    assert steps_in_words(steps, 10e6, SimpleNamespace(typical_ns=6e6, mean_ns=11e6)) == words
 
 
 @pytest.mark.parametrize("name", ["slow_rank", "h200_slow_host"])
