@@ -51,7 +51,7 @@ _WITHOUT = {
     HOST: "With a free host",
     COMMUNICATION: "Without transfers",
     IMBALANCE: "With equal ranks",
-    INPUT: "With the input ready",
+    INPUT: "With free input",
     SYNCHRONISATION: "Without these waits",
     COPIES: "Without copies",
     BUBBLE: "Without bubble",
