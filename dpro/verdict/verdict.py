@@ -217,7 +217,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
     others = deep_and_usual(analysis.steps)
     if analysis.trust.answerable:
         steps = steps_in_words(analysis.steps, facts.step_ns, others[1] if others else None)
-    else:  # a replay that does not fit has no step to tell
+    else:  # a replay that does not fit shows no step
         recorded = format_duration(measured_ns(analysis.trust, facts.ends))
         steps = f"{recorded} a step as recorded ({counted(facts.ends.height, 'step')})"
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
