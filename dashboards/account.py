@@ -91,8 +91,11 @@ def entry_info(account: Account) -> pl.DataFrame:
 
 
 def healing_edits(finding: Finding) -> list[Edit]:
-    """Return edits that make ranks blamed by a finding as fast as their peers; empty if it blames none."""
-    blames = cause_of_finding(finding) == RANK
+    """Return edits that make ranks blamed by a finding as fast as their peers.
+
+    Empty if it blames none, or if it costs pauses: predictions are of the usual step.
+    """
+    blames = cause_of_finding(finding) == RANK and not finding.costs_pauses
     return [parse_edit(f"heal:rank={rank}") for rank in finding.ranks] if blames else []
 
 

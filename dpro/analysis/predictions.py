@@ -8,15 +8,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.graphs import condensed_job
 from dpro.analysis.selected import replayed_steps
+from dpro.errors import DproError
 from dpro.plugins import hooks_of
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
 from dpro.selection import ALL, Selection
@@ -60,10 +63,19 @@ def predict_edits(
 def calibrated(analysis: Analysis, prediction: Prediction) -> Prediction:
     """Pass a prediction through the extensions that calibrate it by the measured errors of tried changes.
 
-    Where other jobs took cores of the hosts, its interval also covers other loads.
+    The interval also covers the cost of findings on ranks that are healed, which steps outside deep windows
+    may show, and other loads where other jobs took cores of the hosts.
     """
     for calibrate in hooks_of("predicted"):
         prediction = calibrate(prediction)
+    if costs_ns := _costs_healed(analysis, prediction):
+        prediction = dataclasses.replace(
+            prediction,
+            low_ns=min(prediction.low_ns, prediction.base_ns - max(costs_ns)),
+            high_ns=max(prediction.high_ns, prediction.base_ns - min(costs_ns)),
+            gain_low_ns=min(prediction.gain_low_ns, *costs_ns),
+            gain_high_ns=max(prediction.gain_high_ns, *costs_ns),
+        )
     if not analysis.shared_hosts or not prediction.edits or not math.isfinite(prediction.base_ns):
         return prediction
     gains_ns = (prediction.gain_low_ns, prediction.gain_high_ns)
@@ -76,6 +88,23 @@ def calibrated(analysis: Analysis, prediction: Prediction) -> Prediction:
         gain_low_ns=base_ns - base_ns / low,
         gain_high_ns=base_ns - base_ns / high,
     )
+
+
+def _costs_healed(analysis: Analysis, prediction: Prediction) -> list[float]:
+    """Return the costs in the usual step, ns, of findings that blame just the ranks that are healed."""
+    ranks = {edit.place.rank for edit in prediction.edits if isinstance(edit, Heal)}
+    if not ranks or not all(isinstance(edit, Heal) for edit in prediction.edits):
+        return []
+    with suppress(DproError):  # the run cannot be diagnosed
+        return [
+            min(finding.cost_ns, prediction.base_ns)
+            for finding in analysis.verdict[0]
+            if finding.component_kind in ("rank", "ranks")
+            and set(finding.ranks) == ranks
+            and finding.cost_ns > 0
+            and not finding.costs_pauses
+        ]
+    return []
 
 
 def under_any_load(low: float, high: float) -> tuple[float, float]:

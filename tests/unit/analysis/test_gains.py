@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dpro.analysis.predictions import calibrated, under_any_load
 from dpro.analysis.summary import (
     effort_in_words,
     gain_in_words,
@@ -16,6 +17,8 @@ from dpro.analysis.summary import (
     step_in_words,
     what_helps,
 )
+from dpro.detect.findings import HIDDEN, Finding
+from dpro.detect.observations import observe
 from dpro.replay.fidelity.accuracy import TraceCoverage
 from dpro.replay.whatif.predict import Prediction
 from dpro.replay.whatif.registry import parse_edit
@@ -96,3 +99,26 @@ def test_more_than_a_fifth_of_starts_from_the_trace_is_in_doubt():
     (line,) = interval_doubts(Fit(0.21), [])
     assert line.startswith("21% of start times come from the trace")
     assert shown_grade(SimpleNamespace(grade="poor"), [line]) == "poor"
+
+
+def _slow_rank(cost_ms: float) -> Finding:
+    return Finding("slow.host", "rank", "1", (1,), 0.5, 1.0, cost_ms * MS, ())
+
+
+def test_a_healed_rank_may_gain_what_the_finding_on_it_costs():
+    costly = calibrated(SimpleNamespace(verdict=([_slow_rank(40)], []), shared_hosts=[]), HEAL)
+    assert (costly.gain_low_ns, costly.gain_high_ns) == (HEAL.gain_low_ns, 40 * MS)
+    assert (costly.low_ns, costly.high_ns, costly.speedup) == (60 * MS, HEAL.high_ns, HEAL.speedup)
+    pauses = replace(_slow_rank(40), observations=(observe(HIDDEN, "in every 5th step"),))
+    other = replace(_slow_rank(40), component_id="0", ranks=(0,))
+    for findings in ([], [pauses], [other]):
+        assert calibrated(SimpleNamespace(verdict=(findings, []), shared_hosts=[]), HEAL) == HEAL
+
+
+def test_where_other_jobs_take_cores_a_gain_holds_for_other_loads_too():
+    shared = calibrated(SimpleNamespace(verdict=([], []), shared_hosts=["a"]), GRAPHS)
+    low, high = map(GRAPHS.speedup_at, (GRAPHS.gain_low_ns, GRAPHS.gain_high_ns))
+    assert shared.speedup_at(shared.gain_low_ns) == pytest.approx(low**0.5)
+    assert shared.speedup_at(shared.gain_high_ns) == pytest.approx(high**1.5)
+    assert shared.low_ns < GRAPHS.low_ns < GRAPHS.high_ns < shared.high_ns
+    assert under_any_load(0.9, 1.1)[0] == 0.9  # never narrower
