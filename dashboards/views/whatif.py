@@ -388,8 +388,8 @@ def ranked_info(loaded: Loaded) -> pl.DataFrame:
     """Return what would help: predictions of the search, and everything that the first view says to try.
 
     Returns:
-        `group` (key of `HEADINGS`), `advice` (its number in the first view; empty if not there), `edit`, `what`,
-        `speedup_low`, `speedup`, `speedup_high`, `predicted_ms`, `samples`; in words `gain`, `step`,
+        `group` (key of `HEADINGS`), `advice` (its number in the first view; empty if not there), `edit`,
+        `what`, `speedup_low`, `speedup`, `speedup_high`, `predicted_ms`, `samples`; in words `gain`, `step`,
         `takes`. Sorted by group; advice by its number, the others by gain, descending.
 
     Raises:
