@@ -56,7 +56,8 @@ class Extension:
         changes: changes that are predicted without a graph, by the command that predicts them: a mapping of
             names to `dpro.replay.whatif.grammar.KnownChange`.
         detectors: `dpro.detect.run.Detector`s by name.
-        importers: importers of traces by name: a `dpro.ingest.formats.Importer`, or its class.
+        importers: importers of traces by name: a `dpro.ingest.formats.Importer`, or its class, tried in the
+            order of `dpro.ingest.formats.FormatEvidence`.
         classes: classes of kernels by name: a list of entries with `pattern`, `kind` and `op`, tried before
             dpro's own.
         views: `dpro.dashboards.page.View`s of the dashboard, by name.

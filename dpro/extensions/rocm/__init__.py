@@ -6,5 +6,6 @@ EXTENSION = Extension(
     importers={
         "rocmProfileData": "dpro.extensions.rocm.importers:RPD",
         "rocprofv3": "dpro.extensions.rocm.importers:ROCPROFV3",
-    }
+    },
+    needs=("nsys",),
 )

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import InputError
-from dpro.ingest.execution_trace import is_execution_trace, read_execution_trace, refuse_alone
+from dpro.extensions.chakra.reader import is_execution_trace, read_execution_trace, refuse_alone
 from dpro.ingest.reading.files import read_head
 from dpro.schema import SPANS, TABLES, conform
 from tests.execution_traces import LAYER, ROOTS, SCHEMAS, Fields, needs, node, tensor, trace_file

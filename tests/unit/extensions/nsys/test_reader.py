@@ -12,10 +12,10 @@ import polars as pl
 import pytest
 
 from dpro.errors import InputError
-from dpro.ingest.nsys import is_nsys, read_nsys
+from dpro.extensions.nsys.reader import is_nsys, read_nsys
 from dpro.ingest.trace import RankTrace
 from dpro.schema import TABLES, conform
-from tests.unit.ingest.nsys.exports import NO_EVENT, NO_STREAM, UTC, Database, session, thread
+from tests.unit.extensions.nsys.exports import NO_EVENT, NO_STREAM, UTC, Database, session, thread
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)"
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<(unsigned long)4096>)"
@@ -465,7 +465,7 @@ def test_a_file_may_be_called_anything(tmp_path):
 
 
 def test_a_table_with_more_rows_than_its_pages_can_hold_is_damaged(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpro.ingest.nsys.MIN_ROW_BYTES", 1 << 14)
+    monkeypatch.setattr("dpro.extensions.nsys.sqlite.MIN_ROW_BYTES", 1 << 14)
     database = session()
     for number in range(9):
         database.kernel("gemm", 100 * number, 100 * number + 50)

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from dpro.errors import InputError
+from dpro.extensions.serving.requests import moment_ns, read_requests
 from dpro.ingest.importer import find_traces
-from dpro.ingest.requests import moment_ns, read_requests
 
 MOMENTS = ("arrival_ns", "scheduled_ns", "first_token_ns", "end_ns")
 

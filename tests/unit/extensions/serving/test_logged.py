@@ -4,8 +4,8 @@ from pathlib import Path
 
 import polars as pl
 
-from dpro.collectors.convert.served import add_logged
-from dpro.ingest.requests import RequestLog
+from dpro.extensions.serving.recorded import add_logged
+from dpro.extensions.serving.requests import RequestLog
 from dpro.schema import REQUESTS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import InputError
-from dpro.ingest.nccl_ras import is_ras_report, read_ras_report
+from dpro.extensions.nccl.ras import is_ras_report, read_ras_report
 from dpro.ingest.reading.files import read_head
 from dpro.schema import TABLES, WORKERS, conform
 

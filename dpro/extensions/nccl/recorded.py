@@ -1,6 +1,6 @@
 """Measurements of NCCL's Inspector, added to the tables of a run.
 
-Reads the folder of its logs, with a reader for one log; writes rows of `collectives` with durations, for
+Reads the folder of its logs; writes rows of `collectives` with durations, for
 collectives outside deep windows, and rows of `sends` if NCCL's proxies were traced. These rows are separate
 from the flight recorder's: NCCL counts per communicator and operation, PyTorch per process group.
 """
@@ -16,8 +16,9 @@ import polars as pl
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside import records
 from dpro.collectors.launch.recording import Launch
-from dpro.collectors.launch.start import INSPECTOR_LOGS
 from dpro.errors import DproError
+from dpro.extensions.nccl.inspector import read_inspector_log
+from dpro.extensions.nccl.plugin import INSPECTOR_LOGS
 from dpro.schema import COLLECTIVES, SENDS, conform
 from dpro.store import write_part
 
@@ -26,6 +27,11 @@ NOTHING = (
     "the plugin could not be loaded (NCCL_DEBUG=INFO shows why)"
 )
 _FIRST_ID = 1 << 61  # above the ids of the flight recorder and of windows
+
+
+def convert_inspector_logs(launch: Launch, processes: Sequence[RecordedProcess]) -> dict[str, Any]:
+    """Write the Inspector's measurements of the processes of a launch; see `convert_logs`."""
+    return convert_logs(launch, processes, read_inspector_log)
 
 
 def convert_logs(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import InputError
-from dpro.ingest.execution_trace import combine, read_execution_trace
+from dpro.extensions.chakra.reader import combine, read_execution_trace
 from dpro.ingest.kineto import read_trace
 from dpro.schema import SPANS, TABLES, conform
 from tests.execution_traces import LAYER, SCHEMAS, Fields, needs, node, stored, trace_file

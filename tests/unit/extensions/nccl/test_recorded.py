@@ -6,12 +6,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.collectors.convert.inspector_logs import NOTHING, convert_logs
 from dpro.collectors.convert.recorded import RecordedProcess
 from dpro.collectors.inside import records
 from dpro.collectors.launch.recording import Launch
-from dpro.collectors.launch.start import INSPECTOR_LOGS, check_plugin, inspector_variables
 from dpro.errors import InputError, UsageError
+from dpro.extensions.nccl.plugin import INSPECTOR_LOGS, check_plugin, inspector_variables
+from dpro.extensions.nccl.recorded import NOTHING, convert_logs
 from dpro.schema import COLLECTIVES
 from dpro.store import Run
 from tests.recorder_output import FlushedWriter

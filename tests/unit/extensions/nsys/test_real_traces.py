@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dpro.ingest.nsys import is_nsys, read_nsys
+from dpro.extensions.nsys.reader import is_nsys, read_nsys
 from dpro.ingest.reading.files import read_head
 from dpro.ingest.trace import RankTrace
 from dpro.schema import TABLES, conform

@@ -7,9 +7,9 @@ from typing import Any
 
 import polars as pl
 
-from dpro.ingest.nccl_inspector import read_inspector_log
+from dpro.extensions.nccl.inspector import read_inspector_log
 from dpro.schema import SENDS, conform
-from tests.unit.ingest.nccl.test_inspector import coll, log, whose
+from tests.unit.extensions.nccl.test_inspector import coll, log, whose
 
 START_US = 1_752_867_229_235_000
 

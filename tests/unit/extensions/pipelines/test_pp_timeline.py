@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from dpro.errors import InputError
-from dpro.ingest.pp_timeline import is_pp_timeline, read_pp_timeline
+from dpro.extensions.pipelines.pp_timeline import is_pp_timeline, read_pp_timeline
 from dpro.ingest.trace import RankTrace
 from dpro.schema import TABLES, conform
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpro.errors import InputError
-from dpro.ingest.nccl_inspector import is_inspector_log, read_inspector_log
+from dpro.extensions.nccl.inspector import is_inspector_log, read_inspector_log
 from dpro.ingest.reading.files import read_head
 from dpro.schema import COLLECTIVES, TABLES, conform
 

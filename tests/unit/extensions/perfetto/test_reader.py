@@ -12,9 +12,9 @@ import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
 from dpro.errors import InputError
+from dpro.extensions.perfetto.reader import is_perfetto, read_perfetto
 from dpro.ingest.formats import registry
 from dpro.ingest.kineto.reader import read_trace
-from dpro.ingest.perfetto import is_perfetto, read_perfetto
 from dpro.ingest.trace import RankTrace
 from tests.perfetto_traces import STAGES, pftrace
 from tests.traces import annotation, cpu_op, event, kernel, launch

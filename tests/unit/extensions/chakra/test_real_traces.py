@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpro.ingest.execution_trace import combine, is_execution_trace, read_execution_trace
+from dpro.extensions.chakra.reader import combine, is_execution_trace, read_execution_trace
 from dpro.ingest.kineto import read_trace
 from dpro.ingest.reading.files import heads
 from dpro.ingest.trace import RankTrace

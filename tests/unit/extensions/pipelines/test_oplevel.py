@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from dpro.errors import InputError
-from dpro.ingest.oplevel import is_oplevel, read_oplevel
+from dpro.extensions.pipelines.oplevel import is_oplevel, read_oplevel
 from dpro.ingest.trace import RankTrace
 from dpro.schema import TABLES, conform
 
@@ -238,7 +238,7 @@ def test_a_column_of_any_type_is_read_or_refused_in_one_line(tmp_path, name, odd
 
 
 def test_more_rows_than_a_file_of_its_size_can_hold_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpro.ingest.oplevel.MIN_ROWS", 100)
+    monkeypatch.setattr("dpro.extensions.pipelines.oplevel.MIN_ROWS", 100)
     path = write(tmp_path, [op("gc", 0, 0)] * 100_000)
     with pytest.raises(InputError, match="claims to have 100000 rows"):
         read_oplevel(path)
