@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -13,6 +12,7 @@ import click
 from dpro.cli.options import DAY_S, MAX_PID, MAX_WINDOW_STEPS, NumberRange
 from dpro.cli.output import console, json_option, print_json, stderr_console
 from dpro.errors import InputError, UsageError
+from dpro.plugins import hooks_of
 
 if TYPE_CHECKING:
     from dpro.collectors.attach import Answers, AttachDocument, RankStacks, RankWindow
@@ -74,9 +74,15 @@ def attach(
         raise UsageError("give one of --steps, --stacks, --off, --on and -o")
     if (run is None) == (pid is None):
         raise UsageError("name the job by RUN or by --pid")
-    if pid is not None and run is None and steps and copy and _asks_daemon(pid):
-        _profile(pid, steps, copy, timeout_s, as_json)
-        return
+    if pid is not None and steps and copy:
+        profiled = (profile(pid, steps, copy, timeout_s) for profile in hooks_of("attach"))
+        if (answer := next(filter(None, profiled), None)) is not None:
+            profile_document, line = answer
+            if as_json:
+                print_json(profile_document)
+            else:
+                console().print(line)
+            return
     folder = (run or _run_of(pid)).resolve()
     document = _request(folder, steps, switch, stacks, native, timeout_s)
     if copy is not None:
@@ -134,34 +140,11 @@ def _run_of(pid: int | None) -> Path:
     assert pid is not None
     run = run_of(pid)
     if run is None:
+        works = "; --steps with -o works if it was started with KINETO_USE_DAEMON=1"
         raise InputError(
-            f"process {pid}: not started by `dpro record`; --steps with -o works if it was started with "
-            "KINETO_USE_DAEMON=1"
+            f"process {pid}: not started by `dpro record`{works if any(hooks_of('attach')) else ''}"
         )
     return run
-
-
-def _asks_daemon(pid: int) -> bool:
-    from dpro.collectors.attach import run_of
-    from dpro.collectors.dynolog import listens
-
-    return run_of(pid) is None and listens(pid)
-
-
-def _profile(pid: int, steps: int, run: Path, timeout_s: float, as_json: bool) -> None:
-    """Profile a job that is not being recorded, and import the traces."""
-    from dpro.collectors.attach import ProfileDocument
-    from dpro.collectors.dynolog import profile
-    from dpro.ingest.importer import import_sources
-
-    with TemporaryDirectory(prefix="dpro-attach-") as folder:
-        with stderr_console().status(f"waiting for {steps} steps"):
-            traces = profile(pid, steps, Path(folder), timeout_s)
-        manifest = import_sources(traces, run)
-    if as_json:
-        print_json(ProfileDocument(run=str(run), ranks=manifest.ranks, warnings=manifest.warnings))
-    else:
-        console().print(f"ranks {', '.join(map(str, manifest.ranks))} are in {run}")
 
 
 def first_window(answers: Answers) -> Mapping[str, Any]:

@@ -78,7 +78,8 @@ def test_traces_are_imported_again_when_the_code_of_an_extensions_reader_changes
     reader = package / "reader.py"
     reader.write_text("def read(path, *, rank=None): ...\n")
     (package / "importers.py").write_text(
-        "from dpro.ingest.formats import Format\nTICKS = Format('ticks', 'my_ticks.reader', 'read', (b'TICKS',))\n"
+        "from dpro.ingest.formats import Format\n"
+        "TICKS = Format('ticks', 'my_ticks.reader', 'read', (b'TICKS',))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     importers = (*registry().importers, load("my_ticks.importers:TICKS"))

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from dpro.collectors import readiness
-from dpro.collectors.readiness import LIMITED, MISSING, READY
 from dpro.collectors.telemetry.node import PortCounters
+from dpro.extensions.doctor import readiness
+from dpro.extensions.doctor.readiness import LIMITED, MISSING, READY
+from dpro.extensions.rocm import telemetry as amd
 
 
 def test_python_without_torch_is_reported_with_what_to_do(tmp_path):
@@ -121,13 +122,14 @@ def test_restricted_ptrace_is_no_hindrance(tmp_path):
 
 def test_a_node_with_amds_driver_reports_whether_its_library_answers(tmp_path, monkeypatch):
     (tmp_path / "kfd").touch()
-    monkeypatch.setattr(readiness.amd, "DRIVER", tmp_path / "kfd")
+    monkeypatch.setattr(amd, "DRIVER", tmp_path / "kfd")
+    monkeypatch.setattr(amd, "AMD_SMI", amd.AMD_SMI._replace(driver=tmp_path / "kfd"))
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    *_, telemetry = readiness.gpus({"gpus": 8}, tmp_path)
-    assert (telemetry.state, telemetry.what) == (LIMITED, readiness.amd.NOT_INSTALLED)
-    monkeypatch.setattr(readiness.amd, "AmdGpus", lambda complain: None)
-    *_, telemetry = readiness.gpus({"gpus": 8}, tmp_path)
-    assert telemetry.state == READY
+    *_, check = readiness.gpus({"gpus": 8}, tmp_path)
+    assert (check.state, check.what) == (LIMITED, amd.NOT_INSTALLED)
+    monkeypatch.setattr(amd, "AMD_SMI", amd.AMD_SMI._replace(open=lambda complain: None))
+    *_, check = readiness.gpus({"gpus": 8}, tmp_path)
+    assert (check.state, check.what) == (READY, "AMD SMI answers")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import click
 from dpro.cli.output import console, json_option, print_json, stderr_console
 
 if TYPE_CHECKING:
-    from dpro.collectors.readiness import Check
+    from dpro.extensions.doctor.readiness import Check
 
 STEPS = 8
 JOB_S = 180
@@ -68,7 +68,7 @@ def doctor(python: str, folder: Path, as_json: bool) -> None:
     with stderr_console().status("Checking this machine …"):
         checks = list(examine(python, folder))
     if as_json:
-        from dpro.collectors.readiness import ReadinessDocument
+        from dpro.extensions.doctor.readiness import ReadinessDocument
 
         ready = all(check.state != "missing" for check in checks)
         print_json(ReadinessDocument(ready=ready, checks=checks))
@@ -80,7 +80,7 @@ def doctor(python: str, folder: Path, as_json: bool) -> None:
 
 def examine(python: str, folder: Path) -> Iterator[Check]:
     """Yield all checks, the most important first."""
-    from dpro.collectors import readiness
+    from dpro.extensions.doctor import readiness
 
     torch, facts = readiness.torch_of(python)
     yield torch
@@ -101,8 +101,8 @@ def loops() -> Iterator[Check]:
     """Compile the loops of imports and analyses by explaining a sample run; yield nothing without numba."""
     from dpro.analysis.analysis import Analysis
     from dpro.cli.demo import SAMPLE, sample_run
-    from dpro.collectors.readiness import READY, Check
     from dpro.compiled import can_compile
+    from dpro.extensions.doctor.readiness import READY, Check
     from dpro.ingest.kineto.columns import Columns, Memory
     from dpro.ingest.kineto.scanner import Scanner
     from dpro.opening import open_path
@@ -120,8 +120,8 @@ def loops() -> Iterator[Check]:
 
 def recording(python: str) -> Check:
     """Check whether a tiny job is recorded, with a deep window."""
-    from dpro.collectors.readiness import LIMITED, MISSING, READY, Check
     from dpro.errors import DproError
+    from dpro.extensions.doctor.readiness import LIMITED, MISSING, READY, Check
     from dpro.opening import ensure_finished
     from dpro.schema import SPANS, STEPS
     from dpro.store import open_run

@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from dpro.collectors.telemetry import amd, nvml, sampler
-from dpro.collectors.telemetry.amd import AmdGpus
+from dpro.collectors.telemetry import nvml, sampler
 from dpro.collectors.telemetry.gpus import Unavailable, libraries
+from dpro.extensions.rocm import telemetry
+from dpro.extensions.rocm.telemetry import AmdGpus
 from tests import fake_amdsmi, fake_nvml
 from tests.fake_amdsmi import BUSY, NO_PERM, NOT_SUPPORTED, FakeGpu, FakeLibrary
 
@@ -45,7 +46,7 @@ MI210 = {
 def opened(opening, monkeypatch, tmp_path):
     """Opens a made-up library: the GPUs, and what was complained of."""
     (tmp_path / "kfd").touch()
-    monkeypatch.setattr(amd, "DRIVER", tmp_path / "kfd")
+    monkeypatch.setattr(telemetry, "DRIVER", tmp_path / "kfd")
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
     return lambda library: opening(AmdGpus, fake_amdsmi.installed(library, monkeypatch))
 
@@ -183,7 +184,7 @@ def test_a_gpu_that_cannot_be_opened_is_named(opened):
 
 
 def test_a_node_without_the_driver_never_loads_the_binding(monkeypatch, tmp_path):
-    monkeypatch.setattr(amd, "DRIVER", tmp_path / "none")
+    monkeypatch.setattr(telemetry, "DRIVER", tmp_path / "none")
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     with pytest.raises(Unavailable) as raised:
         AmdGpus(print)
@@ -210,7 +211,7 @@ def test_a_node_with_the_driver_and_no_binding_gets_the_install_command(opened, 
 
 
 def test_gpus_of_both_makers_on_one_node_are_sampled_side_by_side(opened, monkeypatch):
-    assert [each.__module__ for each in libraries()] == [nvml.__name__, amd.__name__]
+    assert list(libraries()) == [nvml.NVML, telemetry.AMD_SMI]
     amds, _ = opened(FakeLibrary(FakeGpu(metrics=MI300X)))
     nvidias = fake_nvml.installed(fake_nvml.FakeNvml(fake_nvml.FakeGpu("GPU-8c5")), monkeypatch)
     seen, complaints = set(), []

@@ -21,7 +21,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeGuard
 
-from dpro.collectors.telemetry.gpus import Call, Complain, Fate, SampledGpu, SampledGpus, Unavailable, Values
+from dpro.collectors.telemetry.gpus import (
+    Call,
+    Complain,
+    Fate,
+    GpuLibrary,
+    SampledGpu,
+    SampledGpus,
+    Unavailable,
+    Values,
+)
 
 NOT_INSTALLED = (
     "AMD GPUs are not sampled: AMD SMI's Python package is missing (/opt/rocm/share/amd_smi of ROCm, or "
@@ -266,3 +275,6 @@ def _mean(several: Any, one: Any) -> Any:
 def _sum(several: Any, factor: int) -> float | None:
     numbers = [value for value in several if _is_number(value)] if isinstance(several, list) else []
     return sum(numbers) * factor if numbers else None
+
+
+AMD_SMI = GpuLibrary("AMD SMI", DRIVER, AmdGpus)

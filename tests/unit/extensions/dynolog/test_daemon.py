@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpro.collectors import dynolog
-from dpro.collectors.dynolog import HEAD, parse_request
 from dpro.errors import InputError
+from dpro.extensions.dynolog import daemon
+from dpro.extensions.dynolog.daemon import HEAD, parse_request
 
 
 def request(pids, kind=b"req"):
@@ -35,16 +35,16 @@ def test_no_datagram_is_trouble(datagram):
 
 
 def test_second_daemon_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(dynolog, "environment_of", lambda _: {"KINETO_IPC_SOCKET_DIR": str(tmp_path)})
+    monkeypatch.setattr(daemon, "environment_of", lambda _: {"KINETO_IPC_SOCKET_DIR": str(tmp_path)})
     (tmp_path / "dynolog").touch()
     with pytest.raises(InputError, match="another daemon"):
-        dynolog.profile(1, 3, tmp_path, 1.0)
+        daemon.profile(1, 3, tmp_path, 1.0)
 
 
 def test_a_job_that_names_no_folder_asks_at_an_address_that_ends_as_a_text_in_c_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(dynolog, "environment_of", lambda _: {})
+    monkeypatch.setattr(daemon, "environment_of", lambda _: {})
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         with suppress(OSError):  # where a daemon of this machine has it
             other.bind("\0dynolog\0")
         with pytest.raises(InputError, match=r"^dynolog: another daemon already listens"):
-            dynolog.profile(1, 3, tmp_path, 1.0)
+            daemon.profile(1, 3, tmp_path, 1.0)

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dpro.collectors.launch.absence import OLDEST_TORCH
-from dpro.collectors.telemetry import amd
-from dpro.collectors.telemetry.gpus import Unavailable
+from dpro.collectors.telemetry.gpus import GpuLibrary, Unavailable, libraries
 from dpro.collectors.telemetry.node import PortCounters, find_ports
 from dpro.documents import Document
 from dpro.folders import lock, written_whole
@@ -142,8 +141,8 @@ def _hindrances(variables: Mapping[str, str]) -> Iterator[Check]:
 def gpus(facts: Mapping[str, Any], proc: Path = Path("/proc")) -> Iterator[Check]:
     """Yield checks of the GPUs that torch sees, of the driver's restrictions, and of GPU telemetry."""
     driver = proc / "driver" / "nvidia"
-    of_amd = amd.DRIVER.exists()
-    if not driver.exists() and not of_amd and not facts.get("gpus"):
+    others = [library for library in libraries() if library.name != "NVML" and library.driver.exists()]
+    if not driver.exists() and not others and not facts.get("gpus"):
         yield Check("GPU", READY, "none: jobs on the CPU can still be recorded")
         return
     if not facts:
@@ -161,10 +160,9 @@ def gpus(facts: Mapping[str, Any], proc: Path = Path("/proc")) -> Iterator[Check
             "kernels and copies can be traced; the driver restricts hardware counters to administrators",
             "nothing to do: dpro reads no hardware counters of kernels",
         )  # fmt: skip
-    if driver.exists() or not of_amd:
+    if driver.exists() or not others:
         yield _nvml()
-    if of_amd:
-        yield _amd()
+    yield from map(_telemetry, others)
 
 
 def attached(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator[Check]:
@@ -203,12 +201,13 @@ def _nvml() -> Check:
     return Check("telemetry", READY, f"NVML reports {count} GPUs, driver {version}")
 
 
-def _amd() -> Check:
+def _telemetry(library: GpuLibrary) -> Check:
     try:
-        amd.AmdGpus(lambda _: None)
+        library.open(lambda _: None)
     except Unavailable as reason:
-        return Check("telemetry", LIMITED, str(reason) or "AMD SMI finds no GPU", "GPUs are not sampled")
-    return Check("telemetry", READY, "AMD SMI answers")
+        what = str(reason) or f"{library.name} finds no GPU"
+        return Check("telemetry", LIMITED, what, "GPUs are not sampled")
+    return Check("telemetry", READY, f"{library.name} answers")
 
 
 def network(find: Callable[[], list[PortCounters]] = find_ports) -> Check:
