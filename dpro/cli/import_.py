@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -88,14 +88,16 @@ def _import(
     """Import into a local folder, or into a remote store by way of the temporary folder `here`."""
     from dpro.cli.analysis import progress_bar
     from dpro.ingest.importer import Reading, import_sources
-    from dpro.ingest.shards import WaitingImport, import_shard, import_to_store
-    from dpro.remote import is_url
+    from dpro.ingest.shards import WaitingImport, import_shard
+    from dpro.remote import NEEDED, is_url
     from dpro.store import open_run
 
     with progress_bar() as report:
         reading = Reading(jobs, progress=report)
         if is_url(output):
-            return import_to_store(traces, output, share, here, reading)
+            for import_to_store in hooks_of("stored"):
+                return cast("Run | WaitingImport", import_to_store(traces, output, share, here, reading))
+            raise UsageError(f"{output}: {NEEDED}")
         run = Path(output)
         if share is None:
             import_sources(traces, run, **vars(reading))
