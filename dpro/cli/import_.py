@@ -12,7 +12,7 @@ import click
 
 from dpro.cli.output import console, json_option, print_json, progress, warn
 from dpro.errors import DproError, UsageError
-from dpro.plugins import hooks_of
+from dpro.plugins import hooks_of, options_of
 from dpro.words import first_few
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def import_(
     share = parse_shard(shard) if shard is not None else None
     additions = [add for ask in hooks_of("import") if (add := ask(output, given)) is not None]
     if not sources and (not additions or share is not None):
-        raise UsageError("name the traces to import")
+        others = [] if share else [option.opts[0] for option in options_of("import") if option.expose_value]
+        raise UsageError(", or only ".join(["name the traces to import", *others]))
     traces = [local_copy(source) if is_url(source) else Path(source) for source in sources]
     with TemporaryDirectory(prefix="dpro-import-") as here:
         outcome = _import(traces, output, share, jobs, Path(here)) if traces else _make_empty(Path(output))

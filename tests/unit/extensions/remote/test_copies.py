@@ -113,3 +113,11 @@ def test_a_store_whose_library_is_missing_is_named(store, monkeypatch):
 def test_what_only_looks_like_a_url_is_one_line(store):
     with pytest.raises(UsageError, match="is no URL"):
         local_copy("http://[")
+
+
+def test_without_the_extension_a_url_is_one_line_that_says_what_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr("dpro.remote.hooks_of", lambda occasion: iter(()))
+    with pytest.raises(UsageError, match=r"^memory://bucket/run: URLs need dpro's extension `remote`"):
+        open_path("memory://bucket/run")
+    cpu_job().write(tmp_path / "run")
+    assert open_path(f"file://{tmp_path / 'run'}").path == tmp_path / "run"

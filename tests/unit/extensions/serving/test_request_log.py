@@ -8,6 +8,7 @@ import pytest
 from dpro.errors import InputError
 from dpro.extensions.serving.requests import moment_ns, read_requests
 from dpro.ingest.importer import find_traces
+from tests.commands import dpro, refused
 
 MOMENTS = ("arrival_ns", "scheduled_ns", "first_token_ns", "end_ns")
 
@@ -221,3 +222,8 @@ def test_what_says_no_more_than_a_moment_is_no_log(tmp_path, text):
     with pytest.raises(InputError, match="no trace found") as caught:
         find_traces([tmp_path / "file"])
     assert "--requests" not in str(caught.value)
+
+
+def test_an_import_of_nothing_is_sent_to_the_option_for_logs(tmp_path):
+    done = dpro("import", "-o", tmp_path / "run")
+    assert refused(done, 2) == "dpro: name the traces to import, or only --requests"
