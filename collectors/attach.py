@@ -450,17 +450,3 @@ class SwitchDocument(AttachDocument, frozen=True, kw_only=True):
     """
 
     from_step: int
-
-
-class ProfileDocument(Document, frozen=True, kw_only=True):
-    """A run made from the profile of a job that dpro does not record.
-
-    Attributes:
-        run: the run directory.
-        ranks: ranks in the run.
-        warnings: warnings of the importer.
-    """
-
-    run: str
-    ranks: list[int]
-    warnings: list[str]

@@ -21,7 +21,6 @@ import polars as pl
 from msgspec.structs import replace
 
 from dpro._version import __version__
-from dpro.collectors.convert.inspector_logs import convert_logs
 from dpro.collectors.convert.process import convert_process, convert_so_far, move_process
 from dpro.collectors.convert.recorded import (
     Readers,
@@ -32,7 +31,7 @@ from dpro.collectors.convert.recorded import (
     worker_groups,
 )
 from dpro.collectors.convert.retention import LATEST, keep_windows
-from dpro.collectors.convert.served import add_logged, write_engines
+from dpro.collectors.convert.served import write_engines
 from dpro.collectors.convert.tables import Ending, convert_samples, ending, exited, first_error
 from dpro.collectors.convert.windows import worst
 from dpro.collectors.inside import records
@@ -51,8 +50,8 @@ from dpro.collectors.launch.absence import why_no_steps
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, ensure_mine, keep_others_out, launches
 from dpro.collectors.sidecar import ABSENCE
 from dpro.collectors.telemetry.sampler import forget_elections
-from dpro.errors import DproError
 from dpro.folders import locked
+from dpro.plugins import hooks_of
 from dpro.schema import COUNTERS, STEPS, TABLES, WORKERS
 from dpro.store import AppliedChange, Manifest, is_run, merge_counts, open_run, part_files, write_manifest
 from dpro.units import NS_PER_S
@@ -132,13 +131,11 @@ def finish(
             notes.append(_note_or_warning(doubt, _convert_one, *given))
         notes.append({"warnings": [*other, *disagreement(folder)]})
         if folder == launch.run:
-            doubt = "not all NCCL Inspector logs were converted"
             notes += [{"warnings": warnings}]
             notes += [_note_or_warning("not all telemetry was converted", _sampled, launch, recorded)]
-            notes += [
-                _note_or_warning(doubt, convert_logs, launch, recorded, readers.log),
-                _add_logged_requests(launch, readers),
-            ]
+            for convert in hooks_of("recorded"):
+                failed = f"{convert.__name__.replace('_', ' ')} failed"
+                notes += [_note_or_warning(failed, convert, launch, recorded)]
         if launches(launch.run) == [launch]:
             _keep_windows(folder, options)
         _write_manifest(folder, _manifest(launch, folder, recorded, notes, status))
@@ -267,24 +264,6 @@ def _latest_ns(parts: Iterable[Path], column: str) -> int:
     """Return the largest value of a column in existing parts; -1 for none."""
     values = [pl.read_parquet(part, columns=[column])[column].max() for part in parts if part.exists()]
     return max((value for value in values if isinstance(value, int)), default=-1)
-
-
-def _add_logged_requests(launch: Launch, readers: Readers) -> dict[str, Any]:
-    """Add the requests of logs that the user named.
-
-    Raises:
-        OSError: the table cannot be written; a later `finish` may succeed.
-    """
-    facts = launch.facts()
-    paths = [Path(path) for path in facts.get("options", {}).get("requests", ())]
-    try:
-        return (
-            add_logged(launch.run, readers.requests(paths), int(facts.get("launched_ns", -1)))
-            if paths
-            else {}
-        )
-    except (DproError, ValueError) as error:
-        return {"warnings": [f"no requests of a log were added: {error}"]}
 
 
 def _recorded_again(process: RecordedProcess) -> bool:

@@ -12,6 +12,8 @@ import stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +25,8 @@ from dpro.remote import is_url, local_copy
 if TYPE_CHECKING:
     from dpro.collectors.convert.recorded import Readers
     from dpro.collectors.launch.recording import Launch
+    from dpro.ingest.formats import Importer
     from dpro.ingest.importer import Progress
-    from dpro.ingest.trace import RankTrace
     from dpro.store import Run
 
     Watched = Callable[[], AbstractContextManager[Progress | None]]
@@ -137,22 +139,10 @@ def _finish(recording: Launch) -> None:
 def readers() -> Readers:
     """Return the readers of PyTorch's files, for the recorder."""
     from dpro.collectors.convert.recorded import Readers
-    from dpro.ingest.execution_trace import combine, read_execution_trace
     from dpro.ingest.flight_recorder import read_dump
     from dpro.ingest.kineto import read_trace
-    from dpro.ingest.nccl_inspector import read_inspector_log
-    from dpro.ingest.requests import read_requests
 
-    def add_execution_trace(trace: RankTrace, path: Path, *, rank: int) -> RankTrace:
-        return combine(trace, read_execution_trace(path, rank=rank))
-
-    return Readers(
-        trace=read_trace,
-        dump=read_dump,
-        log=read_inspector_log,
-        execution=add_execution_trace,
-        requests=read_requests,
-    )
+    return Readers(trace=read_trace, dump=read_dump)
 
 
 def _open_cached(source: Path, watched: Watched) -> Run:
@@ -180,12 +170,23 @@ def _fingerprint(source: Path) -> str:
     from dpro.ingest.formats import registry
     from dpro.store import FORMAT_VERSION
 
-    importers = " ".join(importer.name for importer in registry().importers)
+    readers = registry().importers
+    importers = " ".join(importer.name for importer in readers)
     digest = hashlib.sha256(f"{__version__} {FORMAT_VERSION} {table_version()} {importers}".encode())
-    code = sorted(Path(dpro.ingest.__file__).parent.rglob("*.py"))
+    code = {*Path(dpro.ingest.__file__).parent.rglob("*.py"), *chain.from_iterable(map(_code_of, readers))}
     files = sorted(source.rglob("*")) if source.is_dir() else [source]
-    for file in [*code, *files]:
+    for file in [*sorted(code), *files]:
         if file.is_file():
             status = file.stat()
             digest.update(b"\0%s\0%d\0%d" % (os.fsencode(file.resolve()), status.st_size, status.st_mtime_ns))
     return digest.hexdigest()[:32]
+
+
+def _code_of(importer: Importer) -> list[Path]:
+    """Return the file with an importer's reader, and those beside it in its package."""
+    name = getattr(importer, "module", type(importer).__module__)
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        return []
+    file = Path(spec.origin)
+    return list(file.parent.glob("*.py")) if "." in name else [file]

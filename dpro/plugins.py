@@ -56,11 +56,13 @@ class Extension:
         changes: changes that are predicted without a graph, by the command that predicts them: a mapping of
             names to `dpro.replay.whatif.grammar.KnownChange`.
         detectors: `dpro.detect.run.Detector`s by name.
-        importers: importers of traces by name: a `dpro.ingest.formats.Importer`, or its class.
+        importers: importers of traces by name: a `dpro.ingest.formats.Importer`, or its class, tried in the
+            order of `dpro.ingest.formats.FormatEvidence`.
         classes: classes of kernels by name: a list of entries with `pattern`, `kind` and `op`, tried before
             dpro's own.
         views: `dpro.dashboards.page.View`s of the dashboard, by name.
         figures: figures of `run.plot` by name: functions of a `dpro.dashboards.loaded.Loaded` and a link.
+        telemetry: `dpro.collectors.telemetry.gpus.GpuLibrary`s by name, to sample the GPUs of a vendor.
         probes: modules that are imported inside recorded jobs, by name; values are modules, without a colon.
         hooks: functions that the core calls, by occasion; `docs/extensions.md` lists the occasions.
         needs: names of other extensions that this one requires; without them it is not offered.
@@ -75,6 +77,7 @@ class Extension:
     classes: Mapping[str, str] = field(default_factory=dict)
     views: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, str] = field(default_factory=dict)
+    telemetry: Mapping[str, str] = field(default_factory=dict)
     probes: Mapping[str, str] = field(default_factory=dict)
     hooks: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()

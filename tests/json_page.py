@@ -17,15 +17,15 @@ from dpro.analysis.answers.report import ReportFilesDocument
 from dpro.analysis.answers.whatif import ParetoDocument, SensitivityDocument, WhatIfDocument
 from dpro.collectors.attach import (
     AttachDocument,
-    ProfileDocument,
     StacksDocument,
     SwitchDocument,
     WindowDocument,
 )
-from dpro.collectors.readiness import ReadinessDocument
 from dpro.detect.findings_log import WatchDocument
 from dpro.documents import schema_of
 from dpro.extensions.check.answer import CheckDocument
+from dpro.extensions.doctor.readiness import ReadinessDocument
+from dpro.extensions.dynolog.profiled import ProfileDocument
 from dpro.extensions.export.drawing import ExportDocument
 from dpro.extensions.export.otlp import SentDocument
 from dpro.extensions.fabric.answer import TopologyDocument

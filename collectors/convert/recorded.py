@@ -184,23 +184,17 @@ def latest_lines(path: Path, key: Callable[[dict[str, Any]], tuple[Any, ...]]) -
     return list(rows.values())
 
 
-# Readers of PyTorch's and NCCL's files, passed in because collectors do not import `ingest`.
+# Readers of PyTorch's files, passed in because collectors do not import `ingest`.
 
 
 @dataclass(frozen=True)
 class Readers:
-    """Functions of `dpro.ingest`; all but `log` and `requests` read one file of one rank.
+    """Functions of `dpro.ingest` that read one file of one rank.
 
     Attributes:
         trace: `kineto.read_trace`, for a window.
         dump: `flight_recorder.read_dump`.
-        log: `nccl_inspector.read_inspector_log`, whose file may cover several processes.
-        execution: adds to the result of `trace` what an execution trace of the same steps records.
-        requests: `requests.read_requests`.
     """
 
     trace: Callable[..., Any]
     dump: Callable[..., Any]
-    log: Callable[[Path], Sequence[Any]]
-    execution: Callable[..., Any]
-    requests: Callable[[Sequence[Path]], Any]

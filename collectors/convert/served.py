@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
@@ -19,7 +18,7 @@ from dpro.collectors.inside.files import ENGINE, ENGINES
 from dpro.collectors.inside.files import REQUESTS as LINES
 from dpro.collectors.launch.recording import Launch
 from dpro.schema import ITERATIONS, REQUESTS, kind_of_batch
-from dpro.store import part_files, write_part
+from dpro.store import write_part
 from dpro.words import from_json
 
 HOOK = "hook"
@@ -78,34 +77,6 @@ def write_engines(launch: Launch) -> None:
             write_part(launch.run, REQUESTS, process.part, requests(process))
 
 
-def add_logged(run: Path, log: Any, launched_ns: int) -> dict[str, Any]:
-    """Add logged requests to a run whose engine was not recorded; an engine's own records are more complete.
-
-    Args:
-        log: the parsed logs: `requests`, `skipped` and `warnings`.
-        launched_ns: requests that ended before then are not added.
-
-    Returns:
-        Entries for the manifest: `warnings`, `skipped`.
-
-    Raises:
-        OSError: the table cannot be written.
-    """
-    said: dict[str, Any] = {"warnings": list(log.warnings), "skipped": [dict(log.skipped)]}
-    if any(pl.scan_parquet(part).head(1).collect().height for part in part_files(run, REQUESTS)):
-        why = f"{log.requests.height} requests of logs were not added: the engine's own were recorded"
-        return said | {"warnings": [*said["warnings"], why]}
-    last = pl.max_horizontal("arrival_ns", "end_ns")
-    in_job = log.requests.filter((last >= launched_ns) | (last < FIRST_DATE_NS))
-    earlier = log.requests.height - in_job.height
-    if earlier:
-        said["skipped"].append({"requests that ended before the job began": earlier})
-    numbered = in_job.with_columns(request=pl.int_range(pl.len(), dtype=pl.Int64))
-    if numbered.height:
-        write_part(run, REQUESTS, "log-00000", numbered)
-    return said
-
-
 def _replica(process: RecordedProcess) -> int:
     return _facts(process.folder / ENGINE).get("replica", 0)
 
@@ -123,6 +94,5 @@ def _facts(path: Path) -> dict[str, int]:
     return {}
 
 
-FIRST_DATE_NS = 10**17  # 1973: smaller times are relative to the start of a log
 MAX_FACT = 1 << 22  # above all ranks, replicas and process ids
 REQUEST_BITS = 40  # the rank is above these bits: requests of several engines have distinct numbers

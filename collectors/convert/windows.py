@@ -23,6 +23,7 @@ from dpro.collectors.convert.recorded import Readers, RecordedProcess
 from dpro.collectors.inside import records
 from dpro.collectors.inside.files import PRETENDED
 from dpro.errors import DproError
+from dpro.plugins import extended
 from dpro.schema import (
     COLLECTIVES,
     COUNTERS,
@@ -86,10 +87,7 @@ def convert_batch(run: Path, process: RecordedProcess, batch: Path, readers: Rea
     for path in paths:
         window = int(path.stem.removeprefix("window"))
         try:
-            trace = readers.trace(path, rank=process.rank, window=window)
-            execution = path.with_name(path.name.replace("window", "trace"))
-            if execution.exists():
-                trace = readers.execution(trace, execution, rank=process.rank)
+            trace = extended("window", readers.trace(path, rank=process.rank, window=window), path)
         except DproError as error:
             notes.append(
                 {"warnings": [f"rank {process.rank}: window {window} is lost: {_cause(error, path)}"]}

@@ -80,11 +80,9 @@ class RecordOptions:
         keep_windows: number of windows kept after the job has ended; None for all.
         keep: which windows are kept, `latest` or `slow`.
         telemetry_period_s: time between samples of the node; 0 for no samples.
-        nccl_inspector: profiler plug-in for NCCL to load; empty for none.
         nccl_timing: whether PyTorch measures the run time of each NCCL collective.
         watch_loss: whether losses and gradient norms of each step are recorded.
         mask_command: whether only the first word of the command is kept.
-        requests: request logs that a server or its client writes during the recording.
         step: function, as `module:name`, whose returns end steps; empty if optimizers do.
         ray: whether Ray workers are recorded, too.
     """
@@ -105,10 +103,8 @@ class RecordOptions:
     mask_command: bool = False
     step: str = ""
     telemetry_period_s: float = 1.0
-    nccl_inspector: str = ""
     nccl_timing: bool = False
     watch_loss: bool = False
-    requests: tuple[str, ...] = ()
     ray: bool = False
 
 
@@ -120,6 +116,8 @@ class Request:
         extra: settings of extensions for the recorder, as JSON, beside the options.
         probes: modules that the recorder loads in the job beside its own, by name.
         environment: variables that are set for the job.
+        prepare: called with the launch and the job's environment before it starts; they return more
+            variables.
         beside: called first in the sidecar, while it still has the terminal, to start processes that need it.
         run_instead: runs the command and returns its exit code, in place of this process becoming the
             command.
@@ -130,6 +128,7 @@ class Request:
     extra: dict[str, Any] = field(default_factory=dict)
     probes: dict[str, str] = field(default_factory=lambda: places("probes"))
     environment: dict[str, str] = field(default_factory=dict)
+    prepare: list[Callable[[Launch, Mapping[str, str]], Mapping[str, str]]] = field(default_factory=list)
     beside: list[Callable[[Launch], None]] = field(default_factory=list)
     run_instead: Callable[[Launch, Mapping[str, str]], int] | None = None
 
@@ -166,9 +165,11 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
         refuse_other_jobs(run, command)
         make_raw(recording)
         marker = prepare(recording, request)
+        environment = job_environment(recording, request.options) | request.environment
+        for prepared in request.prepare:
+            environment |= prepared(recording, environment)
     _fork_sidecar(recording, marker, sidecar, request.beside)
     print_run(run)
-    environment = job_environment(recording, request.options) | request.environment
     if request.options.ray:
         environment |= ray_variables(os.environ, environment)
     if request.run_instead is not None:
@@ -287,8 +288,6 @@ def prepare(recording: Launch, request: Request) -> IO[bytes]:
     probes = {name: _where_inside(place) for name, place in request.probes.items()}
     config = document | {"pid": os.getpid(), "probes": probes}
     (recording.raw / "config.json").write_text(json.dumps(config))
-    if options.nccl_inspector:
-        (recording.raw / INSPECTOR_LOGS).mkdir()
     return marker
 
 
@@ -314,9 +313,6 @@ def job_environment(recording: Launch, options: RecordOptions) -> dict[str, str]
     paths = [str(INJECT), recording.inject, copied, environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     environment.setdefault("KINETO_LOG_LEVEL", "99")
-    if options.nccl_inspector:
-        logs = recording.raw / INSPECTOR_LOGS
-        environment |= inspector_variables(options.nccl_inspector, logs, environment)
     if options.nccl_timing:
         environment[TIMING] = "1"
     return environment
@@ -438,43 +434,3 @@ def job_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     if ours["host"] == theirs["host"] and not ours["places"] and not meets:
         return "it is the same command on the same host"
     return ""
-
-
-# NCCL's Inspector, a profiler plug-in in the sources of NCCL 2.28 and later.
-
-INSPECTOR_LOGS = "nccl"  # folder of its logs in that of the launch
-INSPECTOR_PLUGIN = "NCCL_PROFILER_PLUGIN"
-_INSPECTOR_FOLDER = "NCCL_INSPECTOR_DUMP_DIR"
-
-
-def check_plugin(plugin: str, given: Mapping[str, str]) -> str:
-    """Return the value of the variable that names the plug-in to NCCL.
-
-    Args:
-        plugin: the path of a library, or a name by which NCCL finds one: `inspector` is
-            libnccl-profiler-inspector.so on the library path of the job.
-
-    Raises:
-        UsageError: there is no such library, or the job already sets a plug-in or its folder.
-    """
-    for name in (INSPECTOR_PLUGIN, _INSPECTOR_FOLDER):
-        if name in given:
-            raise UsageError(f"--nccl-inspector: {name} is set already; unset it, or leave the option out")
-    if "/" not in plugin and not plugin.endswith(".so"):
-        return plugin
-    if not Path(plugin).is_file():
-        raise UsageError(f"--nccl-inspector {plugin}: no such file")
-    return str(Path(plugin).resolve())
-
-
-def inspector_variables(plugin: str, logs: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that make NCCL load the Inspector and it write; variables the user set are kept."""
-    wanted = {
-        INSPECTOR_PLUGIN: plugin,
-        "NCCL_INSPECTOR_ENABLE": "1",
-        _INSPECTOR_FOLDER: str(logs),
-        "NCCL_INSPECTOR_DUMP_VERBOSE": "1",  # otherwise its lines lack times
-        # The first versions keep only the latest collective of each communicator between two dumps.
-        "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",
-    }
-    return {name: value for name, value in wanted.items() if name not in given}

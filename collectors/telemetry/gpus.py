@@ -12,9 +12,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from dpro.collectors.telemetry.samples import TelemetrySample
+from dpro.plugins import load, places
 
 PAUSE_S = 0.1  # between polls for events, where a library returns at once
 
@@ -160,9 +162,17 @@ class SampledGpus(ABC):
         self._gpus.remove(gpu)
 
 
-def libraries() -> Iterator[Callable[[Complain], SampledGpus]]:
-    """Yield the constructor for each vendor's library; a node may have both."""
-    from dpro.collectors.telemetry import amd, nvml
+class GpuLibrary(NamedTuple):
+    """A vendor's library: its name, what exists where the driver is loaded, and how its GPUs are opened."""
 
-    yield nvml.NvidiaGpus
-    yield amd.AmdGpus
+    name: str
+    driver: Path
+    open: Callable[[Complain], SampledGpus]
+
+
+def libraries() -> Iterator[GpuLibrary]:
+    """Yield the library of NVIDIA, and those of extensions; a node may have several."""
+    from dpro.collectors.telemetry import nvml
+
+    yield nvml.NVML
+    yield from map(load, places("telemetry").values())

@@ -12,7 +12,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dpro.collectors.telemetry.gpus import Call, Complain, Fate, SampledGpu, SampledGpus, Unavailable, Values
+from dpro.collectors.telemetry.gpus import (
+    Call,
+    Complain,
+    Fate,
+    GpuLibrary,
+    SampledGpu,
+    SampledGpus,
+    Unavailable,
+    Values,
+)
 
 NOT_INSTALLED = (
     "GPUs are not sampled: nvidia-ml-py is not installed next to dpro (pip install 'dpro-toolkit[gpu]')"
@@ -329,3 +338,6 @@ def _without_prefix(uuid: str | bytes) -> str:
 
 def _address(handle: Any) -> int | None:
     return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+NVML = GpuLibrary("NVML", Path("/proc/driver/nvidia"), NvidiaGpus)

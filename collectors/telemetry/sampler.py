@@ -111,8 +111,8 @@ def sample_until_ended(recording: Launch, period_s: float, lifeline_end: int) ->
     for number in itertools.count():
         if not election.is_won and election.try_to_win():
             sources |= _node_sources(recording, complain)
-            for open_ in libraries():
-                arguments = (open_, period_s, output, complain)
+            for library in libraries():
+                arguments = (library.open, period_s, output, complain)
                 threading.Thread(target=sample_gpus, args=arguments, daemon=True).start()
         output.append(_read_all(sources, number % RARELY == 0, complain))
         due = max(due + period_s, time.monotonic())

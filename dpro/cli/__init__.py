@@ -58,7 +58,6 @@ CORE: dict[str, Command] = {
         "dpro.cli.whatif:whatif", "Predict how a change would affect step time.", CHANGE, paged=True
     ),
     "demo": Command("dpro.cli.demo:demo", "Try dpro: record a small real job and explain it.", SET_UP),
-    "doctor": Command("dpro.cli.doctor:doctor", "Check whether this machine is ready to record.", SET_UP),
     "completion": Command("dpro.cli.completion:completion", "Print a script for shell completion.", SET_UP),
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -13,6 +12,7 @@ import click
 from dpro.cli.options import DAY_S, MAX_PID, MAX_WINDOW_STEPS, NumberRange
 from dpro.cli.output import console, json_option, print_json, stderr_console
 from dpro.errors import InputError, UsageError
+from dpro.plugins import hooks_of
 
 if TYPE_CHECKING:
     from dpro.collectors.attach import Answers, AttachDocument, RankStacks, RankWindow
@@ -74,18 +74,16 @@ def attach(
         raise UsageError("give one of --steps, --stacks, --off, --on and -o")
     if (run is None) == (pid is None):
         raise UsageError("name the job by RUN or by --pid")
-    if pid is not None:
-        from dpro.collectors.attach import run_of
-
-        run = run_of(pid)
-        if run is None and steps and copy and _profile(pid, steps, copy, timeout_s, as_json):
+    if pid is not None and steps and copy:
+        profiled = (profile(pid, steps, copy, timeout_s) for profile in hooks_of("attach"))
+        if (answer := next(filter(None, profiled), None)) is not None:
+            profile_document, line = answer
+            if as_json:
+                print_json(profile_document)
+            else:
+                console().print(line)
             return
-    if run is None:
-        raise InputError(
-            f"process {pid}: not started by `dpro record`; --steps with -o works if it was started with "
-            "KINETO_USE_DAEMON=1"
-        )
-    folder = run.resolve()
+    folder = (run or _run_of(pid)).resolve()
     document = _request(folder, steps, switch, stacks, native, timeout_s)
     if copy is not None:
         from msgspec.structs import replace
@@ -136,23 +134,17 @@ def _replies(answers: Answers, kind: type[P]) -> list[P]:
         raise InputError(f"a rank's reply is from another version of dpro ({error})") from error
 
 
-def _profile(pid: int, steps: int, run: Path, timeout_s: float, as_json: bool) -> bool:
-    """Profile a job that is not being recorded, and import the traces; return False if it does not listen."""
-    from dpro.collectors.attach import ProfileDocument
-    from dpro.collectors.dynolog import listens, profile
-    from dpro.ingest.importer import import_sources
+def _run_of(pid: int | None) -> Path:
+    from dpro.collectors.attach import run_of
 
-    if not listens(pid):
-        return False
-    with TemporaryDirectory(prefix="dpro-attach-") as folder:
-        with stderr_console().status(f"waiting for {steps} steps"):
-            traces = profile(pid, steps, Path(folder), timeout_s)
-        manifest = import_sources(traces, run)
-    if as_json:
-        print_json(ProfileDocument(run=str(run), ranks=manifest.ranks, warnings=manifest.warnings))
-    else:
-        console().print(f"ranks {', '.join(map(str, manifest.ranks))} are in {run}")
-    return True
+    assert pid is not None
+    run = run_of(pid)
+    if run is None:
+        works = "; --steps with -o works if it was started with KINETO_USE_DAEMON=1"
+        raise InputError(
+            f"process {pid}: not started by `dpro record`{works if any(hooks_of('attach')) else ''}"
+        )
+    return run
 
 
 def first_window(answers: Answers) -> Mapping[str, Any]:

@@ -6,12 +6,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from dpro.cli.output import console, json_option, print_json, progress, warn
 from dpro.errors import DproError, UsageError
+from dpro.plugins import hooks_of, options_of
 from dpro.words import first_few
 
 if TYPE_CHECKING:
@@ -36,21 +37,14 @@ if TYPE_CHECKING:
     metavar="I/N",
     help="Import shard I of N of the files; the last shard to finish creates the run.",
 )
-@click.option(
-    "--requests",
-    multiple=True,
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Request log of an inference server (JSON lines or CSV), with or without traces; can be repeated.",
-)
 @json_option
 def import_(
     sources: tuple[str, ...],
     output: str,
     jobs: int | None,
     shard: str | None,
-    requests: tuple[Path, ...],
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Import traces and dumps of other tools as a run directory.
 
@@ -58,21 +52,18 @@ def import_(
 
     \b
     dpro import traces/ -o RUN
-    dpro import profile/ --requests requests.jsonl -o RUN
     dpro import rank0.json.gz dumps.zip -o RUN --jobs 4
     dpro import /data/traces -o /data/RUN --shard $SLURM_ARRAY_TASK_ID/16
     dpro import s3://bucket/traces -o s3://bucket/RUN
     """
-    from dpro.ingest.requests import add_requests, read_requests
     from dpro.ingest.shards import WaitingImport, parse_shard
     from dpro.remote import is_url, local_copy
 
     share = parse_shard(shard) if shard is not None else None
-    if not sources and (not requests or share is not None):
-        raise UsageError("name the traces to import" + (", or only a request log" if not share else ""))
-    if requests and is_url(output):
-        raise UsageError(f"{output}: --requests needs a local output folder; upload the run afterwards")
-    log = read_requests(requests) if requests else None
+    additions = [add for ask in hooks_of("import") if (add := ask(output, given)) is not None]
+    if not sources and (not additions or share is not None):
+        others = [] if share else [option.opts[0] for option in options_of("import") if option.expose_value]
+        raise UsageError(", or only ".join(["name the traces to import", *others]))
     traces = [local_copy(source) if is_url(source) else Path(source) for source in sources]
     with TemporaryDirectory(prefix="dpro-import-") as here:
         outcome = _import(traces, output, share, jobs, Path(here)) if traces else _make_empty(Path(output))
@@ -81,8 +72,8 @@ def import_(
             return
         if share is not None and not is_url(output):
             _condense(outcome)
-        if log is not None:
-            outcome = replace(outcome, manifest=add_requests(outcome.path, log))
+        for add in additions:
+            outcome = replace(outcome, manifest=add(outcome.path))
         for warning in outcome.manifest.warnings:
             warn(warning)
         _say_what_was_imported(outcome, as_json)
@@ -98,14 +89,16 @@ def _import(
     """Import into a local folder, or into a remote store by way of the temporary folder `here`."""
     from dpro.cli.analysis import progress_bar
     from dpro.ingest.importer import Reading, import_sources
-    from dpro.ingest.shards import WaitingImport, import_shard, import_to_store
-    from dpro.remote import is_url
+    from dpro.ingest.shards import WaitingImport, import_shard
+    from dpro.remote import NEEDED, is_url
     from dpro.store import open_run
 
     with progress_bar() as report:
         reading = Reading(jobs, progress=report)
         if is_url(output):
-            return import_to_store(traces, output, share, here, reading)
+            for import_to_store in hooks_of("stored"):
+                return cast("Run | WaitingImport", import_to_store(traces, output, share, here, reading))
+            raise UsageError(f"{output}: {NEEDED}")
         run = Path(output)
         if share is None:
             import_sources(traces, run, **vars(reading))

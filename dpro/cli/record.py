@@ -10,7 +10,7 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,10 +95,6 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
     help="Record every allocation: memory in use and its peak.",
 )
 @click.option(
-    "--execution-trace/--no-execution-trace", default=False, show_default=True,
-    help="Record data dependencies between operators.",
-)  # fmt: skip
-@click.option(
     "--keep-windows", type=click.IntRange(1, MAX_STEPS), metavar="N",
     help="Deep windows to keep in RUN after the job, the same ones on all ranks.  [default: all]",
 )  # fmt: skip
@@ -121,11 +117,6 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
     metavar="SECONDS", help="Sampling period of the node's GPUs, network and CPUs; 0 turns sampling off.",
 )  # fmt: skip
 @click.option(
-    "--nccl-inspector", default="", metavar="PLUGIN",
-    help="Load the NCCL Inspector and record its measurements. PLUGIN is the path of "
-    "libnccl-profiler-inspector.so, or `inspector` if it is on the job's library path.",
-)  # fmt: skip
-@click.option(
     "--nccl-timing", is_flag=True,
     help="Have PyTorch time every NCCL collective (TORCH_NCCL_ENABLE_TIMING=1), so that a slow GPU "
     "shows without deep windows. With CUDA_DEVICE_MAX_CONNECTIONS=1, this prevents communication from "
@@ -141,14 +132,6 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
     help="Record the loss and the gradient norm of every step, so that `dpro diagnose` and `dpro watch` name "
     "the first rank and step where one is not finite or jumps.",
 )  # fmt: skip
-@click.option(
-    "--requests",
-    multiple=True,
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False, resolve_path=True),
-    help="Request log that the inference server or its client writes (JSON lines or CSV); "
-    "can be repeated. Not needed for vLLM, SGLang and transformers, whose requests dpro records itself.",
-)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def record(
@@ -180,11 +163,10 @@ def record(
     The job keeps its output, signals and exit code. RUN is ready moments after the job ends, even after
     a crash; commands that read RUN wait until it is.
     """
-    from dpro.collectors.launch.start import RecordOptions, Request, check_plugin, launch
+    from dpro.collectors.launch.start import RecordOptions, Request, launch
 
     names = {option.name for option in fields(RecordOptions)} & given.keys()
     chosen = RecordOptions(**{name: given.pop(name) for name in names})
-    chosen = replace(chosen, requests=tuple(map(str, chosen.requests)))
     if not chosen.windows:
         _refuse(context, _OF_WINDOWS, "deep windows, which --no-windows turns off")
     if chosen.on_request:
@@ -196,8 +178,6 @@ def record(
     module, colon, function = chosen.step.partition(":")
     if chosen.step and not (colon and all(map(str.isidentifier, f"{module}.{function}".split(".")))):
         raise UsageError(f"--step {chosen.step}: give a function as MODULE:FUNCTION, for instance train:step")
-    if chosen.nccl_inspector:
-        chosen = replace(chosen, nccl_inspector=check_plugin(chosen.nccl_inspector, os.environ))
     if chosen.nccl_timing and os.environ.get(_ONE_QUEUE) == "1":
         click.echo(
             f"dpro: --nccl-timing with {_ONE_QUEUE}=1: communication will not overlap compute", err=True

@@ -22,7 +22,7 @@ from dpro._version import __version__
 from dpro.errors import InputError
 from dpro.folders import made_whole
 from dpro.ingest.flight_recorder import in_words, newest
-from dpro.ingest.formats import EXECUTION_TRACE, FLIGHT_RECORDER, KINETO
+from dpro.ingest.formats import FLIGHT_RECORDER, KINETO, addition_to
 from dpro.ingest.staging import (
     FileNote,
     ImportTask,
@@ -252,25 +252,25 @@ class Remarks:
 def without_redundant(pieces: Sequence[StagedPiece]) -> tuple[list[StagedPiece], Remarks]:
     """Leave out files that add nothing to others.
 
-    These are execution traces (all but one where there is a Kineto trace, else those without times), and
-    flight recorder dumps that newer ones supersede.
+    These are additions to Kineto traces (all but one where there is a Kineto trace, else those of no use
+    alone), and flight recorder dumps that newer ones supersede.
 
     Returns:
         The remaining files, the one with spans first, and remarks on the others.
     """
-    others = [piece for piece in pieces if piece.format != EXECUTION_TRACE]
-    traces = [piece for piece in pieces if piece.format == EXECUTION_TRACE]
+    added = [piece for piece in pieces if addition_to(KINETO, piece.format)]
+    others = [piece for piece in pieces if piece not in added]
     remarks = Remarks()
     if any(piece.format == KINETO for piece in others):
-        if len(traces) > 1:
-            remarks.skipped["further execution traces of a rank"] = len(traces) - 1
-        traces = traces[:1]
+        if len(added) > 1:
+            remarks.skipped[f"further {added[1].format}s of a rank"] = len(added) - 1
+        added = added[:1]
     else:
-        lacks = [_lack_of_times(piece) for piece in traces]
+        lacks = [_lack_alone(piece) for piece in added]
         remarks.warnings.extend(LEFT_OUT + lack for lack in lacks if lack)
-        traces = [piece for piece, lack in zip(traces, lacks, strict=True) if not lack]
+        added = [piece for piece, lack in zip(added, lacks, strict=True) if not lack]
     others = _newest_dumps(others, remarks)
-    ordered = sorted([*others, *traces], key=lambda piece: SPANS.name not in piece.share.tables)
+    ordered = sorted([*others, *added], key=lambda piece: SPANS.name not in piece.share.tables)
     return sorted(ordered, key=lambda piece: piece.format != KINETO), remarks
 
 
@@ -286,12 +286,12 @@ def _newest_dumps(pieces: Sequence[StagedPiece], remarks: Remarks) -> list[Stage
     return [piece for piece in pieces if piece not in left]
 
 
-def _lack_of_times(piece: StagedPiece) -> str:
-    """Return why an execution trace needs the Kineto trace of its process; empty where it does not."""
-    from dpro.ingest.execution_trace import refuse_alone
-
+def _lack_alone(piece: StagedPiece) -> str:
+    """Return why a file needs the Kineto trace of its process; empty where it does not."""
+    importer = addition_to(KINETO, piece.format)
+    assert importer is not None
     try:
-        refuse_alone(_trace(piece), piece.path)
+        importer.refuse_alone(_trace(piece), piece.path)
     except InputError as error:
         return str(error)
     return ""
@@ -301,7 +301,7 @@ def clash(first: StagedPiece, second: StagedPiece) -> str:
     """Return what two files of one rank both describe but only one may; empty where they fit together."""
     if first.format == second.format:
         return first.format
-    if {first.format, second.format} == {KINETO, EXECUTION_TRACE}:
+    if addition_to(first.format, second.format) or addition_to(second.format, first.format):
         return ""
     tables = _FROM_ONE_FILE.intersection(first.share.tables, second.share.tables)
     return ", ".join(sorted(tables))
@@ -359,14 +359,16 @@ def merge_rank(rank: int, pieces: Sequence[StagedPiece], run: Path) -> Remarks:
 
 
 def _combined(traces: Sequence[tuple[str, RankTrace]]) -> list[RankTrace]:
-    """Return the traces, with the Kineto trace and execution trace of a process combined into one."""
-    by_format = dict(traces)
-    if KINETO not in by_format or EXECUTION_TRACE not in by_format:
+    """Return the traces, with the Kineto trace of a process and what adds to it combined into one."""
+    whole = dict(traces).get(KINETO)
+    if whole is None:
         return [trace for _, trace in traces]
-    from dpro.ingest.execution_trace import combine
-
-    whole = combine(by_format[KINETO], by_format[EXECUTION_TRACE])
-    rest = [trace for name, trace in traces if name not in (KINETO, EXECUTION_TRACE)]
+    rest = []
+    for name, trace in traces:
+        if addition := addition_to(KINETO, name):
+            whole = addition.combine(whole, trace)
+        elif name != KINETO:
+            rest.append(trace)
     return [whole, *rest]
 
 

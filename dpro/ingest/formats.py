@@ -1,7 +1,7 @@
 """The formats that dpro can import, recognised by content, and their importers.
 
-Takes the first bytes of a file; returns its importer, or the reason why it is passed over. A new format is
-one entry here, or an importer of an extension.
+Takes the first bytes of a file; returns its importer, or the reason why it is passed over. PyTorch's own
+files are read by the core, all other formats by extensions.
 """
 
 from __future__ import annotations
@@ -9,25 +9,39 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum, auto
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from dpro.ingest.reading.files import Source
 from dpro.ingest.trace import RankTrace
-from dpro.plugins import load, places
+from dpro.plugins import hooks_of, load, places
 
 KINETO = "kineto"
-EXECUTION_TRACE = "execution trace"
 FLIGHT_RECORDER = "flight recorder"
-NCCL_RAS = "NCCL RAS"
-REQUEST_LOGS = "logs of requests"
-SNAPSHOTS = "snapshots of PyTorch's allocator"
+NCCL_RAS = "NCCL RAS"  # of an extension; a report may be beside the dumps of a job
+
+
+class FormatEvidence(IntEnum):
+    """What the first bytes say about a format; the importers that ask for most are tried first.
+
+    Among importers with equal evidence, the core's come first, then those of extensions by name.
+    """
+
+    SIGNATURE = auto()  # the signature of a file type, and what only one tool puts into it
+    KEYS = auto()  # keys that only this format has
+    UNSTATED = auto()  # importers that do not state it
+    STRUCTURE = auto()  # a structure that files of other formats may have, too
+    COMMON = auto()  # keys that many formats have
 
 
 class Importer(Protocol):
-    """A format: its name, how a file of it is recognised, and how it is read."""
+    """A format: its name, how a file of it is recognised, and how it is read.
+
+    An attribute `evidence`, of type `FormatEvidence`, says when it is tried; it may be missing.
+    """
 
     @property
     def name(self) -> str:
@@ -44,15 +58,34 @@ class Importer(Protocol):
         """
 
 
+class Addition(Importer, Protocol):
+    """A format whose files add to a trace that another format has of the same process."""
+
+    @property
+    def completes(self) -> str:
+        """Name of the other format."""
+
+    def combine(self, whole: RankTrace, addition: RankTrace) -> RankTrace:
+        """Return a trace of the other format with what the file adds."""
+
+    def refuse_alone(self, trace: RankTrace, path: str) -> None:
+        """Raise if a file without such a trace beside it is of no use.
+
+        Raises:
+            InputError: it is not.
+        """
+
+
 @dataclass(frozen=True)
 class Format:
-    """A built-in importer, whose module is loaded when a file needs it.
+    """An importer whose module is loaded when a file needs it.
 
     Attributes:
         reader: function in the module that reads a file.
         hints: a head without any of them is not of the format; avoids loading the module.
         test: function in the module that decides by the head, where the hints alone do not.
         streams: the reader accepts a member of an archive, without a separate file.
+        evidence: when it is tried.
     """
 
     name: str
@@ -61,6 +94,7 @@ class Format:
     hints: tuple[bytes, ...]
     test: str = ""
     streams: bool = False
+    evidence: FormatEvidence = FormatEvidence.UNSTATED
 
     def matches(self, head: bytes) -> bool:
         """Return whether a file that begins with `head` is of the format."""
@@ -93,52 +127,23 @@ class _Kineto(Format):
         return _has_key(head, "traceEvents", "schemaVersion", "deviceProperties", "ph")
 
 
-# The first match wins.
 FORMATS: tuple[Importer, ...] = (
-    Format("nsys", "dpro.ingest.nsys", "read_nsys", (b"SQLite format 3\0",), "is_nsys"),
-    Format("op-level parquet", "dpro.ingest.oplevel", "read_oplevel", (b"PAR1",), "is_oplevel"),
     Format(
         FLIGHT_RECORDER,
         "dpro.ingest.flight_recorder",
         "read_dump",
         (b"pg_config", b"pg_status", b"entries"),
         "is_dump",
+        evidence=FormatEvidence.KEYS,
     ),
-    Format(
-        "NCCL Inspector",
-        "dpro.ingest.nccl_inspector",
-        "read_inspector_log",
-        (b"coll_perf", b"p2p_perf", b"dump_stats", b"proxy_trace"),
-        "is_inspector_log",
-    ),
-    Format(NCCL_RAS, "dpro.ingest.nccl_ras", "read_ras_report", (b"communicators",), "is_ras_report"),
-    Format(
-        EXECUTION_TRACE,
-        "dpro.ingest.execution_trace",
-        "read_execution_trace",
-        (b"ctrl_deps", b"rf_id"),
-        "is_execution_trace",
-    ),
-    Format(
-        "pipeline timeline",
-        "dpro.ingest.pp_timeline",
-        "read_pp_timeline",
-        (b"fwd_start", b"microbatch", b"pad_before"),
-        "is_pp_timeline",
-    ),
+    _Kineto(KINETO, "dpro.ingest.kineto", "read_trace", (), streams=True, evidence=FormatEvidence.COMMON),
 )
-# Tried after those of extensions, since they match on little evidence.
-FALLBACK_FORMATS: tuple[Importer, ...] = (
-    Format("Perfetto", "dpro.ingest.perfetto", "read_perfetto", (b"\n",), "is_perfetto"),
-    _Kineto(KINETO, "dpro.ingest.kineto", "read_trace", (), streams=True),
-)
+_SQLITE = b"SQLite format 3\0"
 # Files that are recognised but are not traces, by the name under which they are counted.
 _NOT_TRACES: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
     ("empty or damaged files", lambda head: not head),
     ("timelines drawn from an analysis", lambda head: _is_drawn(head)),
-    ("SQLite databases that are not traces", lambda head: head.startswith(b"SQLite format 3\0")),
-    (REQUEST_LOGS, lambda head: is_request_log(head)),
-    (SNAPSHOTS, lambda head: head[:1] == b"\x80" and b"total_size" in head[:400] and b"device" in head[:400]),
+    ("SQLite databases that are not traces", lambda head: head.startswith(_SQLITE)),
     ("JSON files that are not traces", lambda head: head.lstrip()[:1] in (b"{", b"[")),
 )
 
@@ -163,9 +168,8 @@ class Registry:
 
 @cache
 def registry() -> Registry:
-    """Return built-in formats and those of extensions; a broken importer becomes a warning."""
+    """Return the core's formats and those of extensions; a broken importer becomes a warning."""
     importers: dict[str, Importer] = {importer.name: importer for importer in FORMATS}
-    last = {importer.name: importer for importer in FALLBACK_FORMATS}
     warnings = []
     for label, place in places("importers").items():
         try:
@@ -178,13 +182,16 @@ def registry() -> Registry:
             missing = f"it has no {', '.join(lacks)}" if lacks else ""
         except Exception as error:  # a plug-in may raise anything
             missing = f"{type(error).__name__}: {error}"
-        if not missing and name in importers | last:
+        if not missing and name in importers:
             missing = f"there is a format of the name {name!r} already"
         if missing:
             warnings.append(f"importer {label} ({place}) cannot be used: {missing}")
         else:
             importers[name] = plugin
-    return Registry((*importers.values(), *last.values()), tuple(warnings))
+    ordered = sorted(
+        importers.values(), key=lambda importer: getattr(importer, "evidence", FormatEvidence.UNSTATED)
+    )
+    return Registry(tuple(ordered), tuple(warnings))
 
 
 def _matches(importer: Importer, head: bytes) -> bool:
@@ -203,13 +210,25 @@ def _is_drawn(head: bytes) -> bool:
     return head.lstrip()[:1] == b"[" and all(key in head for key in keys)
 
 
-def is_request_log(head: bytes) -> bool:
-    """Return whether a file that begins with `head` is a log of a server's requests."""
-    from dpro.ingest.requests import is_log
+def addition_to(other: str, name: str) -> Addition | None:
+    """Return the format of a name if its files add to traces of another format, else None."""
+    named = (importer for importer in registry().importers if importer.name == name)
+    additions = (importer for importer in named if getattr(importer, "completes", "") == other)
+    return cast("Addition | None", next(additions, None))
 
-    return is_log(head)
+
+class PassedOver(NamedTuple):
+    """Files that are not read: the name under which they are counted, and what to do with one."""
+
+    reason: str
+    advice: str = ""
 
 
-def why_passed_over(head: bytes) -> str:
-    """Return the name under which a file of an unknown format is counted."""
-    return next((reason for reason, matches in _NOT_TRACES if matches(head)), "files that are not traces")
+def why_passed_over(path: Path, head: bytes) -> PassedOver:
+    """Return what a file of an unknown format is, by its path and first bytes."""
+    if not (_is_drawn(head) or head.startswith(_SQLITE)):
+        of_extensions = (ask(path, head) for ask in hooks_of("passed_over"))
+        if answer := next(filter(None, of_extensions), None):
+            return cast(PassedOver, answer)
+    reasons = (reason for reason, matches in _NOT_TRACES if matches(head))
+    return PassedOver(next(reasons, "files that are not traces"))

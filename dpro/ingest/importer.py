@@ -27,7 +27,7 @@ from dpro.classify import table_version
 from dpro.errors import DproError, InputError, UsageError, first_line
 from dpro.folders import refuse_undecodable
 from dpro.ingest.assembly import LEFT_OUT, Spread, assemble
-from dpro.ingest.formats import REQUEST_LOGS, SNAPSHOTS, registry, why_passed_over
+from dpro.ingest.formats import registry, why_passed_over
 from dpro.ingest.reading.files import Source, goes_forward_only, heads, unpack
 from dpro.ingest.staging import ImportTask, give_up, make_staging, stage
 from dpro.processes import named_workers, num_cores, process_pool
@@ -39,9 +39,6 @@ Progress: TypeAlias = Callable[[int, int], None]
 """Called with (bytes read, total bytes), both as on disk."""
 
 STAGING_SUFFIX = ".importing"
-NSIGHT = "reports of Nsight Systems"
-NSIGHT_REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
-NSIGHT_TABLES = ("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "OSRT_API")  # prefixes in its Parquet folders
 LINKS = "links to folders, which are not followed"
 MAX_RUNS_NAMED = 12  # runs of a folder listed in an error
 _WORTH_PROCESSES_BYTES = 8 << 20  # reading less is faster than starting processes
@@ -180,6 +177,7 @@ def find_traces(sources: Sequence[Path]) -> Traces:
     traces = Traces([], Counter[str](), list(formats.warnings))
     unopened: list[DproError] = []
     runs: set[Path] = set()
+    advised: dict[str, None] = {}
     for path in sorted({file for source in sources for file in _files(source, traces.passed_over, unopened)}):
         # Parts of a run are Parquet files, and so may be traces of other tools.
         if path.suffix == ".parquet" and path.parent.name in TABLES and is_run(path.parent.parent):
@@ -191,10 +189,10 @@ def find_traces(sources: Sequence[Path]) -> Traces:
                 importer = formats.find(head)
                 if importer:
                     traces.files.append((source, importer.name))
-                elif path.suffix in NSIGHT_REPORTS or path.name.startswith(NSIGHT_TABLES):
-                    traces.passed_over[NSIGHT] += 1
-                else:
-                    traces.passed_over[why_passed_over(head)] += 1
+                    continue
+                reason, advice = why_passed_over(path, head)
+                traces.passed_over[reason] += 1
+                advised |= {advice: None} if advice else {}
         except DproError as error:
             unopened.append(error)
     traces.files.sort(key=lambda file_and_format: (file_and_format[0].path, file_and_format[0].member))
@@ -206,13 +204,9 @@ def find_traces(sources: Sequence[Path]) -> Traces:
             f"{count} {_in_singular(reason) if count == 1 else reason}"
             for reason, count in sorted(traces.passed_over.items())
         )
-        given = f"dpro reads {', '.join(importer.name for importer in formats.importers)} files"
-        if traces.passed_over[REQUEST_LOGS]:
-            given = "`dpro import --requests FILE -o RUN` reads a log of requests, with traces or alone"
-        if traces.passed_over[SNAPSHOTS]:
-            given = "`dpro memory FILE` shows what used the memory in one"
-        if traces.passed_over[NSIGHT]:
-            given = "`nsys export --type sqlite FILE.nsys-rep` writes what dpro reads of them"
+        given = "; ".join(advised)
+        if not given:
+            given = f"dpro reads {', '.join(importer.name for importer in formats.importers)} files"
         if runs:
             listed = first_few(sorted(map(str, runs)), MAX_RUNS_NAMED)
             raise InputError(f"{names}: {counted(len(runs), 'run')} here; choose one: {listed}")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import RLock
 
+from dpro.extensions.serving.requests import add_requests, read_requests
 from dpro.ingest.importer import import_sources
-from dpro.ingest.requests import add_requests, read_requests
 from dpro.store import Manifest, write_manifest
 from tests.builders import cpu_job, gpu_job
 from tests.fabrics import crossing_pairs

@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from dpro.errors import InputError, UsageError
+from dpro.extensions.remote.imports import import_to_store
 from dpro.ingest.importer import import_sources
-from dpro.ingest.shards import Shard, WaitingImport, import_to_store, stage_part
+from dpro.ingest.shards import Shard, WaitingImport, stage_part
 from dpro.opening import open_path
 from tests.integration.test_import_parallel import digests
 from tests.stores import empty_store
@@ -134,7 +135,7 @@ def test_other_sources_are_refused_while_the_first_shard_reads_its_files(
             _import(source, tmp_path / "second", Shard(1, 3))
         return stage_part(*given)
 
-    monkeypatch.setattr("dpro.ingest.shards.stage_part", reading)
+    monkeypatch.setattr("dpro.extensions.remote.imports.stage_part", reading)
     assert isinstance(_import(source, tmp_path / "first", Shard(0, 2)), WaitingImport)
 
 

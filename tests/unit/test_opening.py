@@ -8,7 +8,9 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.errors import InputError, Unanswerable
+from dpro.ingest.formats import Registry, registry
 from dpro.opening import open_path
+from dpro.plugins import load
 from dpro.schema import COLLECTIVES
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from tests.builders import cpu_job
@@ -67,3 +69,23 @@ def test_what_is_neither_file_nor_folder_is_not_opened(tmp_path):
     for path in (tmp_path / "pipe", "/dev/zero"):
         with pytest.raises(InputError, match="a device, pipe or socket"):
             open_path(path)
+
+
+def test_traces_are_imported_again_when_the_code_of_an_extensions_reader_changes(tmp_path, monkeypatch):
+    package = tmp_path / "site" / "my_ticks"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    reader = package / "reader.py"
+    reader.write_text("def read(path, *, rank=None): ...\n")
+    (package / "importers.py").write_text(
+        "from dpro.ingest.formats import Format\n"
+        "TICKS = Format('ticks', 'my_ticks.reader', 'read', (b'TICKS',))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    importers = (*registry().importers, load("my_ticks.importers:TICKS"))
+    monkeypatch.setattr("dpro.ingest.formats.registry", lambda: Registry(importers))
+    write_rank(tmp_path / "in", 0)
+    before = open_path(tmp_path / "in").path
+    assert open_path(tmp_path / "in").path == before
+    reader.write_text("def read(path, *, rank=None): return []\n")
+    assert open_path(tmp_path / "in").path != before

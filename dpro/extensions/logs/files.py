@@ -36,7 +36,7 @@ def log_files(paths: list[Path]) -> list[Path] | None:
 
 
 def _is_log(path: Path) -> bool:
-    from dpro.ingest.formats import is_request_log, registry
+    from dpro.ingest.formats import registry, why_passed_over
 
     try:
         head = Source(str(path), path).head()
@@ -47,4 +47,6 @@ def _is_log(path: Path) -> bool:
     if not head or (head.lstrip()[:2] in (b'{"', b'["', b"[{", b"{\n", b"[\n", b"{\r", b"[\r", b"{}", b"[]")):
         return False  # JSON
     control = len(head.translate(None, _OF_TEXT))
-    return control <= _MAX_CONTROL * len(head) and registry().find(head) is None and not is_request_log(head)
+    if control > _MAX_CONTROL * len(head) or registry().find(head) is not None:
+        return False
+    return not why_passed_over(path, head).advice  # something else that an extension knows

@@ -11,4 +11,5 @@ EXTENSION = Extension(
             paged=True,
         ),
     },
+    hooks={"passed_over": "dpro.extensions.memory.snapshot:name_snapshot"},
 )

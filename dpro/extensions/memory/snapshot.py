@@ -26,6 +26,7 @@ from dpro.detect.findings import CodeLocation
 from dpro.detect.hang.stacks import own_call
 from dpro.documents import DocumentPart
 from dpro.errors import InputError
+from dpro.ingest.formats import PassedOver
 
 MAX_BYTES = 4 << 30  # of a file, unpacked
 ALLOCATED = "active_allocated"  # state of a block in use by a tensor
@@ -34,6 +35,14 @@ BEFORE = "before"  # allocated before the history began
 _OPERATOR = re.compile(r"^at::_ops::(?!empty|new_empty|resize)(\w+?)(?:_[A-Z]\w*)?::")
 _OF_BACKWARD = re.compile(r"^torch::autograd::(?:generated::(\w+)::apply|(AccumulateGrad)::)")
 _MOVES = re.compile(r"torch/nn/modules/module\.py:\d+ (_apply|convert|to)$")
+
+
+def name_snapshot(_path: Path, head: bytes) -> PassedOver | None:
+    """Name a snapshot among files to import; None for other files."""
+    if head[:1] != b"\x80" or b"total_size" not in head[:400] or b"device" not in head[:400]:
+        return None
+    advice = "`dpro memory FILE` shows what used the memory in one"
+    return PassedOver("snapshots of PyTorch's allocator", advice)
 
 
 class Origin(DocumentPart, frozen=True):

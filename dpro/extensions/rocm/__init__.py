@@ -1,4 +1,4 @@
-"""Importers of AMD's profilers; the core reads the traces that torch.profiler writes on AMD GPUs."""
+"""Importers of AMD's profilers, and telemetry of its GPUs; the core reads traces of torch.profiler."""
 
 from dpro.plugins import Extension
 
@@ -6,5 +6,7 @@ EXTENSION = Extension(
     importers={
         "rocmProfileData": "dpro.extensions.rocm.importers:RPD",
         "rocprofv3": "dpro.extensions.rocm.importers:ROCPROFV3",
-    }
+    },
+    telemetry={"AMD SMI": "dpro.extensions.rocm.telemetry:AMD_SMI"},
+    needs=("nsys",),
 )

@@ -12,8 +12,8 @@ from pathlib import Path
 import polars as pl
 
 from dpro.errors import InputError
+from dpro.extensions.nsys.sqlite import MAGIC, Export, open_export
 from dpro.extensions.rocm.tables import TIME, traces_of
-from dpro.ingest.nsys import MAGIC, Export, open_export
 from dpro.ingest.trace import RankTrace
 
 SOURCE = "rocmProfileData"

@@ -11,9 +11,9 @@ from pathlib import Path
 import polars as pl
 
 from dpro.errors import InputError
+from dpro.extensions.nsys.tables import ANNOTATION, EMITTED, find_steps, read_collectives, read_syncs
 from dpro.ingest.derived import find_iterations
 from dpro.ingest.impossible import drop_impossible, impossible_in_words
-from dpro.ingest.nsys import ANNOTATION, EMITTED, find_steps, read_collectives, read_syncs
 from dpro.ingest.reading.files import rank_of_name
 from dpro.ingest.reading.symbols import demangled
 from dpro.ingest.trace import RankTrace, of_rank

@@ -12,10 +12,18 @@ EXTENSION = Extension(
             paged=True,
         ),
     },
+    options={
+        "record": "dpro.extensions.serving.logged:OF_RECORD",
+        "import": "dpro.extensions.serving.logged:OF_IMPORT",
+    },
     changes={"serving": "dpro.extensions.serving.changes:CHANGES"},
     views={"serving": "dpro.extensions.serving.view:VIEW"},
     probes={name: f"{_INSIDE}.{name}" for name in ("transformers", "vllm", "sglang")},
     hooks={
+        "record": "dpro.extensions.serving.logged:note_logs",
+        "recorded": "dpro.extensions.serving.recorded:add_logged_requests",
+        "import": "dpro.extensions.serving.logged:read_logs",
+        "passed_over": "dpro.extensions.serving.logged:name_log",
         "answered": "dpro.extensions.serving.answers:with_server",
         "printed": "dpro.extensions.serving.command:print_serving_of",
         "sent": "dpro.extensions.serving.answers:sent_with_server",

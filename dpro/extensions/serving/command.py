@@ -103,7 +103,7 @@ def _predictions(run: Run, asked: Mapping[str, Any]) -> list[ServingPrediction]:
     from dpro.extensions.serving.changes import logs_of
     from dpro.extensions.serving.outlook import Limits, predictions, search
     from dpro.extensions.serving.predict import Goal
-    from dpro.ingest.requests import read_requests
+    from dpro.extensions.serving.requests import read_requests
 
     logs = {file: read_requests([Path(file)]).requests for file in logs_of(asked["edits"])}
     given = {limit.name: asked[limit.name] for limit in fields(Limits) if limit.name in asked}

@@ -2,4 +2,7 @@
 
 from dpro.plugins import Extension
 
-EXTENSION = Extension(importers={"XPlane": "dpro.extensions.xplane.importers:XPLANE"})
+EXTENSION = Extension(
+    importers={"XPlane": "dpro.extensions.xplane.importers:XPLANE"},
+    needs=("nsys",),
+)

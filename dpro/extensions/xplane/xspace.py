@@ -19,8 +19,8 @@ from typing import Any
 import polars as pl
 
 from dpro.errors import InputError, MissingExtra
+from dpro.extensions.nsys.tables import find_steps, read_collectives, read_syncs
 from dpro.ingest.impossible import drop_impossible, impossible_in_words
-from dpro.ingest.nsys import find_steps, read_collectives, read_syncs
 from dpro.ingest.reading.files import rank_of_name, read_bytes
 from dpro.ingest.reading.symbols import demangled
 from dpro.ingest.trace import RankTrace, of_rank

@@ -124,6 +124,18 @@ def test_two_importers_of_one_name_are_a_warning(install):
     assert "there is a format of the name 'ticks' already" in warning
 
 
+def test_importers_that_ask_for_more_evidence_are_tried_first_whatever_their_extension(install):
+    install("ticks = dpro_ticks:Ticks")
+    names = [importer.name for importer in registry().importers]
+    signed, keyed, unstated = (
+        ["nsys", "op-level parquet"],
+        ["flight recorder", "pipeline timeline"],
+        ["ticks"],
+    )
+    order = [*signed, *keyed, *unstated, "Perfetto", "kineto"]
+    assert [name for name in names if name in order] == order
+
+
 def test_an_importer_that_fails_on_a_file_is_one_line_that_names_it(install, tmp_path):
     install("ticks = dpro_ticks:Ticks")
     path = _ticks(tmp_path / "in" / "b", "bad")
@@ -152,7 +164,7 @@ def test_ctrl_c_that_became_a_panic_ends_the_import(install, tmp_path):
 )
 def test_what_is_passed_over_has_a_name(head, what):
     assert registry().find(head) is None
-    assert why_passed_over(head) == what
+    assert why_passed_over(Path("file"), head) == (what, "")
 
 
 def test_readers_are_loaded_only_when_a_file_needs_them():

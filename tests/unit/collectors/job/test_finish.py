@@ -24,7 +24,6 @@ from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.detect.hang.memory import HOST_KILL
 from dpro.errors import InputError
-from dpro.ingest.requests import read_requests
 from dpro.opening import ensure_finished
 from dpro.schema import COLLECTIVES, COUNTERS, REQUESTS, SPANS, STEPS, WORKERS
 from dpro.store import is_run, open_run
@@ -60,11 +59,7 @@ def read_dump(path: Path, *, rank: int | None = None) -> Trace:
 OPTIONS = {"skip": 5, "window_steps": 2, "every": 200}
 
 
-def read_log(path: Path) -> list[Trace]:
-    raise InputError(f"{path}: no collective in it")
-
-
-READERS = Readers(execution=None, trace=read_trace, dump=read_dump, log=read_log, requests=read_requests)
+READERS = Readers(trace=read_trace, dump=read_dump)
 
 
 @pytest.fixture

@@ -221,7 +221,9 @@ def test_other_files_of_protocol_buffers_are_not_taken_for_profiles():
     kernel = {"cat": "kernel", "name": "gemm", "ts": 1.0, "dur": 2.0, "args": {"stream": 7, "device": 0}}
     trace = pftrace([kernel], 5)
     assert not xspace.is_xspace(trace)
-    assert why_passed_over(b"\n\x10\n\x0ejit_train_step.7") == "files that are not traces"
+    assert (
+        why_passed_over(Path("file"), b"\n\x10\n\x0ejit_train_step.7").reason == "files that are not traces"
+    )
 
 
 def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
