@@ -359,8 +359,7 @@ def _print(
         out.print(usual_step_in_words(base, measured))
     for line in () if explained else document.recording:
         out.print(f"{capitalised(line)}.")
-    tried = {row.edits for row in advised}
-    others = [row for row in answer.predictions if row.edits not in tried]
+    others = [row for row in answer.predictions if all(row.edits != one.edits for one in advised)]
     worth = [row for row in others if listed.asked or row.speedup >= WORTH_SHOWING]
     changes = [row for row in worth if row.is_advice]
     if not listed.changes:
