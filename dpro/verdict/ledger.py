@@ -86,7 +86,8 @@ def entries_of(facts: JobFacts) -> list[LedgerRow]:
         removed = waiting.popleft() if is_alone else hidden.popleft()
         with suppress(DproError):  # the run does not show it, or has none of it
             changed, now_ns = _removed(facts, job, left_ns, removed)
-            if is_alone and removed.cost_ns is None and left_ns - now_ns < HIDDEN * facts.step_ns:
+            has_entry = removed.cost_ns is not None or removed.cause in {entry.cause for entry in entries}
+            if is_alone and not has_entry and left_ns - now_ns < HIDDEN * facts.step_ns:
                 hidden.append(removed)
                 continue
             entries.append(LedgerRow(removed.cause, removed.ranks, left_ns - now_ns, removed.evidence))
