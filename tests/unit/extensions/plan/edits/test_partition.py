@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
-from dpro.replay.whatif.edits.stages import balanced, layer_times, regrouped
+from dpro.extensions.plan.edits.stages import balanced, layer_times, regrouped
 
 
 def _all(count: int, stages: int) -> list[np.ndarray]:

@@ -8,10 +8,10 @@ import pytest
 
 from dpro.cli.analysis import open_quietly
 from dpro.errors import Unanswerable
+from dpro.extensions.plan.edits.chunks import LARGEST_SLOWDOWN, SLOWDOWN, Order
 from dpro.members import members_text
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.edits.chunks import LARGEST_SLOWDOWN, SLOWDOWN, Order
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.predict import apply_all
 from dpro.replay.whatif.registry import parse_edit

@@ -10,13 +10,14 @@ import pytest
 
 from dpro.cli.analysis import open_quietly
 from dpro.errors import Unanswerable, UsageError
+from dpro.extensions.plan.edits.pipeline import Pipeline, shape_of
+from dpro.extensions.plan.rebuilt import RebuildPlan, rebuild
+from dpro.extensions.plan.schedules import FORWARD, HALF, SCHEDULES, looped, table_of
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.pipeline.schedules import FORWARD, HALF, SCHEDULES, looped, table_of
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edits.pipeline import Pipeline, computes, shape_of, slowness
+from dpro.replay.whatif.edits.balance import computes, slowness
 from dpro.replay.whatif.facts import facts_of
-from dpro.replay.whatif.graph_ops.rebuilt import RebuildPlan, rebuild
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import candidates
 from tests.builders import cpu_job

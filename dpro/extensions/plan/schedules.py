@@ -17,10 +17,10 @@ import numpy as np
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import UsageError
+from dpro.replay.pipeline.operations import BACKWARD, FORWARD, WEIGHTS
 
 # Tasks of a pipeline and their dependencies.
 
-FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
 KINDS = (FORWARD, BACKWARD, WEIGHTS)
 HALF = 0.5  # share of a backward for gradients of weights: as many products as for those of inputs
 

@@ -19,13 +19,7 @@ import numpy as np
 from dpro.arrays import Bools
 from dpro.classify import classify
 from dpro.errors import Unanswerable
-from dpro.replay.cost.kernels.roofline import MATMULS
-from dpro.replay.cost.transfers import unknown_latencies
-from dpro.replay.gradient_buckets import gradient_passes
-from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.mesh import AXES, axes_of_messages
-from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.chunks import (
+from dpro.extensions.plan.edits.chunks import (
     DISPATCH,
     EXCHANGES,
     ChunkedEdit,
@@ -37,6 +31,12 @@ from dpro.replay.whatif.edits.chunks import (
     experts_of,
     pairs_of,
 )
+from dpro.replay.cost.kernels.roofline import MATMULS
+from dpro.replay.cost.transfers import unknown_latencies
+from dpro.replay.gradient_buckets import gradient_passes
+from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.mesh import AXES, axes_of_messages
+from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.scaling import REPLICAS
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key

@@ -11,11 +11,11 @@ import pytest
 
 from dpro.cli.analysis import open_quietly
 from dpro.errors import Unanswerable, UsageError
+from dpro.extensions.plan.edits import stages
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edits import stages
-from dpro.replay.whatif.edits.pipeline import computes
+from dpro.replay.whatif.edits.balance import computes
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.registry import parse_edit
 from tests.builders import cpu_job

@@ -15,11 +15,16 @@ import polars as pl
 
 from dpro.arrays import Floats, Ints
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.cost.memory import peaks_of, total_bytes_of
-from dpro.replay.graph import Graph
-from dpro.replay.pipeline.schedules import (
-    BACKWARD,
-    FORWARD,
+from dpro.extensions.plan.edits.pipeline import PipelineShape, shape_of, share_of_weights
+from dpro.extensions.plan.rebuilt import (
+    RebuildPlan,
+    message_counts,
+    rebuild,
+    recorded_orders,
+    recorded_place,
+    recorded_work,
+)
+from dpro.extensions.plan.schedules import (
     HALF,
     branched,
     branched_table,
@@ -28,28 +33,16 @@ from dpro.replay.pipeline.schedules import (
     paths_of,
     table_of,
 )
+from dpro.replay.cost.memory import peaks_of, total_bytes_of
+from dpro.replay.graph import Graph
+from dpro.replay.pipeline.operations import BACKWARD, FORWARD, LAYERS_FLAGS
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.pipeline import (
-    PipelineShape,
-    computes,
-    shape_of,
-    share_of_weights,
-    slowness,
-)
+from dpro.replay.whatif.edits.balance import computes, slowness
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import key
-from dpro.replay.whatif.graph_ops.rebuilt import (
-    RebuildPlan,
-    message_counts,
-    rebuild,
-    recorded_orders,
-    recorded_place,
-    recorded_work,
-)
 from dpro.words import whole_number
 
 GB = 1e9
-LAYERS_FLAGS = ("--num-layers", "--num_layers", "--n-layers", "--n_layers", "--layers")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.replay.pipeline.schedules import (
+from dpro.extensions.plan.schedules import (
     BACKWARD,
     FORWARD,
     KINDS,

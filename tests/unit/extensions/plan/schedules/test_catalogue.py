@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import UsageError
-from dpro.extensions.plan.step import pipeline, replayed_us
-from dpro.replay.pipeline.schedules import (
+from dpro.extensions.plan.schedules import (
     BACKWARD,
     FORWARD,
     KINDS,
@@ -22,6 +21,7 @@ from dpro.replay.pipeline.schedules import (
     most_in_flight,
     table_of,
 )
+from dpro.extensions.plan.step import pipeline, replayed_us
 
 
 def orders_of(schedule: str, stages: int, count: int) -> list[Order]:

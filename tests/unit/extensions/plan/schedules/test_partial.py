@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpro.errors import UsageError
-from dpro.replay.pipeline.schedules import (
+from dpro.extensions.plan.schedules import (
     BACKWARD,
     FORWARD,
     looped,

@@ -18,19 +18,16 @@ import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
-from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
-from dpro.replay.pipeline.operations import WEIGHTS_NAMES, Links, recorded_links
-from dpro.replay.pipeline.schedules import (
-    BACKWARD,
-    FORWARD,
+from dpro.extensions.plan.schedules import (
     KINDS,
-    WEIGHTS,
     Order,
     PipelineTask,
     Place,
     TaskTable,
     looped,
 )
+from dpro.replay.graph import EdgeKind, Graph, NodeKind, once
+from dpro.replay.pipeline.operations import BACKWARD, FORWARD, WEIGHTS, WEIGHTS_NAMES, Links, recorded_links
 from dpro.replay.whatif.graph_ops.graph_editor import GraphEditor
 
 MESSAGES = ("send", "recv")

@@ -11,12 +11,12 @@ import polars as pl
 import pytest
 
 from dpro.errors import Unanswerable
+from dpro.extensions.plan.edits.data_parallel import largest_of
 from dpro.members import members_text
 from dpro.replay.construction.graph_builder import Built, build_graph
 from dpro.replay.fidelity.accuracy import assess
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import durations_of, replay
-from dpro.replay.whatif.edits.scaling import largest_of
 from dpro.replay.whatif.predict import baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import COLLECTIVES

@@ -9,12 +9,13 @@ import pytest
 
 from dpro.cli.analysis import open_quietly
 from dpro.errors import Unanswerable
+from dpro.extensions.plan.edits.pipeline import bubbles
+from dpro.extensions.plan.rebuilt import recorded_work
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import Graph
 from dpro.replay.timeline import replay, step_times
-from dpro.replay.whatif.edits.pipeline import bubbles, computes
+from dpro.replay.whatif.edits.balance import computes
 from dpro.replay.whatif.facts import facts_of
-from dpro.replay.whatif.graph_ops.rebuilt import recorded_work
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 from tests.builders import cpu_job

@@ -8,7 +8,7 @@ import pytest
 
 from dpro.errors import Unanswerable
 from dpro.replay.graph import Graph
-from dpro.replay.whatif.edits.pipeline import handed
+from dpro.replay.whatif.edits.balance import handed
 from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.predict import apply_all
 from dpro.replay.whatif.registry import parse_edit
