@@ -24,4 +24,5 @@ EXTENSION = Extension(
         "tried": "dpro.extensions.trial.changes:how_to_try",
         "measured": "dpro.extensions.trial.panel:measured_in_words",
     },
+    needs=("tensors",),
 )
