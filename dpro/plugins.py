@@ -173,6 +173,17 @@ def extended(occasion: str, value: Any, *others: Any) -> Any:
     return value
 
 
+def code_of(kind: str) -> list[Path]:
+    """Return the modules of all extensions that have contributions of one kind, such as `edits`."""
+    packages = {entry.name: entry.place.partition(":")[0] for entry in reversed(entries())}
+    files: list[Path] = []
+    for name, extension in installed().extensions.items():
+        if getattr(extension, kind):
+            file = Path(sys.modules[packages[name]].__file__ or "")
+            files += sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+    return files
+
+
 def load(place: str) -> Any:
     """Import and return the object at a place, given as `module:attribute`."""
     module, _, attribute = place.partition(":")

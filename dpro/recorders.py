@@ -13,7 +13,8 @@ MEMORY: Final = "--memory"
 MODULES: Final = "--modules"
 SHAPES: Final = "--shapes"
 STACKS: Final = "--stacks"
-RECORDER_FRAMES = r"^(dpro/)?collectors/inside/"  # files of the recorder's own frames in the stacks of a job
+# Files of the recorder's own frames in the stacks of a job.
+RECORDER_FRAMES = r"^(dpro/)?(collectors|extensions/\w+)/inside/"
 
 _OF_TORCH = {  # option of `dpro record` -> argument of torch.profiler.profile
     MEMORY: "profile_memory=True",

@@ -271,7 +271,7 @@ _CHANGING = (
 )
 
 
-_OUR_FRAME = re.compile(r' *File "[^"]*/collectors/inside/[^"]*", line .*\n(?:    .*\n)*')
+_OUR_FRAME = re.compile(r' *File "[^"]*/(?:collectors|extensions/\w+)/inside/[^"]*", line .*\n(?:    .*\n)*')
 
 
 def _without_ours(text: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpro.replay.pipeline.schedules import (
+from dpro.extensions.plan.schedules import (
     KINDS,
     Order,
     TaskTable,

@@ -30,9 +30,9 @@ from benchmarks.accuracy.orders import Foreign, pieces_named
 from benchmarks.recording import ENVIRONMENT, dpro, job
 from dpro.analysis.analysis import Analysis
 from dpro.errors import Unanswerable
+from dpro.extensions.plan.edits.pipeline import Fill, planned
 from dpro.opening import ensure_finished, open_path
 from dpro.replay.timeline import changed_step_times, replay
-from dpro.replay.whatif.edits.pipeline import Fill, planned
 from dpro.replay.whatif.predict import apply_all, baseline_steps, predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import STEPS

@@ -63,17 +63,20 @@ def install(launch: str) -> None:
 
 
 def _probes_of_extensions(recorder: Recorder) -> Iterator[ModuleType]:
-    """Load the probes that the launcher names, of this package or files; log those that fail."""
+    """Load the probes that the launcher names, as modules of this package; log those that fail.
+
+    A container without the file of a probe has a copy of it beside that of the recorder.
+    """
     for name, place in recorder.config.get("probes", {}).items():
         try:
-            if os.path.isabs(place):
+            if os.path.exists(place):
                 spec = spec_from_file_location(f"{__package__}.{name}", place)
                 assert spec is not None
                 assert spec.loader is not None
                 module = sys.modules[spec.name] = module_from_spec(spec)
                 spec.loader.exec_module(module)
             else:
-                module = import_module(f".{place}", __package__)
+                module = import_module(f".{name}", __package__)
             yield module
         except Exception as error:
             recorder.complain(f"continues without the probe {name}", error)

@@ -19,7 +19,7 @@ import re
 import shutil
 import stat
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,8 +208,12 @@ def _is_lockable(marker: IO[bytes]) -> bool:
 # replace it: every folder above belongs to this user or root, and no other user may rename its entries.
 
 
-def write_copy(raw: Path) -> None:
-    """Copy the code that runs inside the job, if that is safe; only jobs in containers need the copy."""
+def write_copy(raw: Path, probes: Mapping[str, str]) -> None:
+    """Copy the code that runs inside the job, if that is safe; only jobs in containers need the copy.
+
+    Args:
+        probes: files of extensions' probes, by the name under which the recorder loads them.
+    """
     if not is_out_of_reach(raw) or os.pathsep in str(raw):
         return
     with suppress(OSError), made_whole(raw / COPY, mode=0o700) as copy:
@@ -219,8 +223,16 @@ def write_copy(raw: Path) -> None:
                 to.parent.mkdir(0o700, exist_ok=True)
                 shutil.copyfile(path, to)
         with zipfile.ZipFile(copy / ARCHIVE, "w") as archive:  # one file: a job may have a launcher per rank
-            for path in sorted(_INSIDE.rglob("*.py")):
-                archive.write(path, Path(ALIAS, path.relative_to(_INSIDE)))
+            for name, file in {"": str(_INSIDE / "__init__.py"), **probes}.items():
+                for path, to in _modules_of(Path(file), Path(ALIAS, name)):
+                    archive.write(path, to)
+
+
+def _modules_of(file: Path, name: Path) -> list[tuple[Path, Path]]:
+    """Return the files of a module or package, each with its path in an archive where it has another name."""
+    if file.name != "__init__.py":
+        return [(file, name.with_suffix(".py"))]
+    return [(path, name / path.relative_to(file.parent)) for path in sorted(file.parent.rglob("*.py"))]
 
 
 def is_out_of_reach(folder: Path) -> bool:

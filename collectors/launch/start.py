@@ -47,7 +47,6 @@ from dpro.folders import lock, locked, refuse_undecodable, written_whole
 from dpro.plugins import places
 from dpro.words import one_line
 
-INSIDE = "dpro.collectors.inside."
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
 
 
@@ -284,24 +283,22 @@ def prepare(recording: Launch, request: Request) -> IO[bytes]:
         lock(file)  # before it gets its name, so that no reader finds it unlocked
         file.write(json.dumps(facts | {"command": shown, "options": document}).encode())
         marker = os.fdopen(os.dup(file.fileno()), "rb")
-    write_copy(recording.raw)
-    probes = {name: _where_inside(place) for name, place in request.probes.items()}
+    probes = {name: _file_of_probe(module) for name, module in request.probes.items()}
+    write_copy(recording.raw, probes)
     config = document | {"pid": os.getpid(), "probes": probes}
     (recording.raw / "config.json").write_text(json.dumps(config))
     return marker
 
 
-def _where_inside(probe: str) -> str:
-    """Return how the job finds a probe: as a module name of the recorder, or as the path of another file.
+def _file_of_probe(module: str) -> str:
+    """Return the path of a probe's module, of a package that of its `__init__.py`.
 
     Raises:
         InputError: there is no such module.
     """
-    if probe.startswith(INSIDE):
-        return probe.removeprefix(INSIDE)
-    spec = find_spec(probe)
+    spec = find_spec(module)
     if spec is None or spec.origin is None:
-        raise InputError(f"{probe}: there is no such module to load in the job")
+        raise InputError(f"{module}: there is no such module to load in the job")
     return os.path.abspath(spec.origin)
 
 

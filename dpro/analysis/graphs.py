@@ -327,14 +327,15 @@ def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
 
 
 def fingerprint(run: Run) -> str:
-    """Return a hash of the run's files, a stated layout, and the code that builds the graph."""
+    """Return a hash of the run's files, a stated layout, and the code that builds and changes the graph."""
     import dpro.replay
+    from dpro.plugins import code_of
     from dpro.schema import TABLES
     from dpro.store import MANIFEST, part_files
 
     digest = hashlib.blake2b(__version__.encode(), digest_size=16)
     top, replay = (Path(package.__file__ or "").parent for package in (dpro, dpro.replay))
-    for module in sorted([*top.glob("*.py"), *replay.rglob("*.py")]):
+    for module in sorted([*top.glob("*.py"), *replay.rglob("*.py"), *code_of("edits")]):
         status = module.stat()
         digest.update(f"\0{module.name}\0{status.st_size}\0{status.st_mtime_ns}".encode())
     for name in sorted(TABLES):

@@ -30,12 +30,9 @@ from dpro.replay.steps import host_facts
 from dpro.replay.timeline import warm_up
 from dpro.replay.whatif.edit import EFFORTS
 from dpro.replay.whatif.edits.coalescing import series_of
-from dpro.replay.whatif.edits.gradients import Bucket
 from dpro.replay.whatif.edits.host import gpu_waits
 from dpro.replay.whatif.edits.kernels import COMPILED
-from dpro.replay.whatif.edits.pipeline import Pipeline
 from dpro.replay.whatif.edits.synchronisation import redundant_reductions
-from dpro.replay.whatif.edits.training_loop import Workers
 from dpro.replay.whatif.graph_ops.aside import COMPILER
 from dpro.replay.whatif.predict import Prediction
 from dpro.schema import GPU_WORK_KINDS
@@ -382,7 +379,7 @@ def _predicted(facts: JobFacts, limit: str) -> Iterator[Advice]:
         prediction = best_of(facts, [text])
         if prediction is not None and (prediction.effect == "faster" or kind in _FIRST.get(limit, ())):
             yield by_edit(kind, do, prediction)
-    prediction = best_of(facts, facts.candidates(Bucket))
+    prediction = best_of(facts, facts.candidates("bucket"))
     if prediction is not None and prediction.effect == "faster":
         (bucket,) = prediction.edits
         yield by_edit("buckets", f"{bucket.describe()}: {bucket.how()}", prediction)
@@ -530,7 +527,7 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     else:
         how = "prepare the input beside the step or on the GPU"
     longest = _longest_names(prepared, facts.rank_steps)
-    loading = None if crowded else best_of(facts, facts.candidates(Workers))
+    loading = None if crowded else best_of(facts, facts.candidates("workers"))
     is_hidden = _hides_input(facts, gain)
     if loading is not None:
         do = f"have {loading.what()} (num_workers) load the input, or prepare it on the GPU{longest}"
@@ -963,7 +960,7 @@ def _stages(facts: JobFacts, limit: str) -> Iterator[Advice]:
         yield by_edit("stages", do, even, "layers can be moved in small pieces")
     if facts.gains_by_limit().get(BUBBLE, 1.0) < 1.1:
         return
-    schedules = facts.candidates(Pipeline)
+    schedules = facts.candidates("pipeline")
     interleaved = best_of(facts, [text for text in schedules if "interleaved" in text])
     if interleaved is not None:
         do = "interleave two chunks of layers per stage, which halves the bubble"

@@ -38,7 +38,7 @@ from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.facts import facts_of as run_facts
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import Prediction, changed_steps_ns, predict, slowdowns_of
-from dpro.replay.whatif.registry import parse_edit
+from dpro.replay.whatif.registry import kind_named, parse_edit
 from dpro.schema import GPU_WORK_KINDS
 from dpro.units import NS_PER_MS
 from dpro.verdict.limits import (
@@ -453,10 +453,10 @@ class JobFacts:
             return predict_edits(self.analysis, edits, job=self.job)
         return predict(self.job, self.ends, edits, self.analysis.trust)
 
-    def candidates(self, kind: type[Edit]) -> list[str]:
-        """Return the edits of a kind that suit the run, as `--edit` accepts them; empty if none does."""
-        with suppress(DproError):
-            return [str(edit) for edit in kind.candidates(self._shown)]
+    def candidates(self, name: str) -> list[str]:
+        """Return the edits of a name that suit the run, as `--edit` accepts them; empty if none does."""
+        with suppress(DproError, KeyError):  # an extension that would bring the edit is not installed
+            return [str(edit) for edit in kind_named(name).candidates(self._shown)]
         return []
 
     @cached_property

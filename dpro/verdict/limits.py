@@ -25,10 +25,10 @@ from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
 from dpro.replay.steps import NO_STEP
 from dpro.replay.timeline import durations_of, step_lengths
 from dpro.replay.whatif.edit import Edit, RankChange
+from dpro.replay.whatif.edits.balance import Balance
 from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.edits.heal import Shortened
 from dpro.replay.whatif.edits.host import FreeHost, NoSync, launching_calls
-from dpro.replay.whatif.edits.pipeline import Balance
 from dpro.replay.whatif.edits.training_loop import Garbage, loading_of
 from dpro.replay.whatif.graph_ops.aside import Stretches, compiling, held_ns, saving
 from dpro.replay.whatif.job import ReplayedJob

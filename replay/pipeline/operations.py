@@ -19,6 +19,9 @@ from dpro.schema import COLLECTIVES, OPERATIONS, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.table import complete
 
+# Options of commands that state the number of layers of a model.
+LAYERS_FLAGS = ("--num-layers", "--num_layers", "--n-layers", "--n_layers", "--layers")
+
 # Links between the stages of a pipeline, from the messages between their ranks.
 
 Links = Mapping[tuple[int, int], int]  # number of messages by the stages of their ends, the lower one first
@@ -60,6 +63,7 @@ class Role(IntEnum):
 
 
 COMMUNICATION = (Role.SEND, Role.RECEIVE, Role.GATHER, Role.REDUCE)
+FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"  # kinds of computes
 FORWARD_NAMES = ("forward", "forward-compute")
 INPUTS_NAME = "backward-inputs"
 BACKWARD_NAMES = ("backward", "backward-compute", INPUTS_NAME)

@@ -67,16 +67,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "recompute": "scaling:Recompute",
         "batch": "scaling:Batch",
     },
-    "Parallelism": {
-        "data-parallel": "scaling:DataParallelSize",
-        "balance": "pipeline:Balance",
-        "stages": "stages:StageLayers",
-        "pipeline": "pipeline:Pipeline",
-        "skip": "stages:Skip",
-        "fill": "pipeline:Fill",
-        "split": "split:Split",
-        "moe-pipeline": "split:MoePipeline",
-    },
+    "Parallelism": {"balance": "balance:Balance"},  # the extension `plan` adds the others
     "Communication": {
         "network": "communication:Network",
         "delay": "communication:Delay",

@@ -121,7 +121,7 @@ VIEW = view(
 """,
     "probe.py": """
 import os
-from .recorder import Recorder
+from _dpro_inside_the_job.recorder import Recorder
 def install(recorder):
     with open(os.environ["SPARKS"], "w") as file:
         file.write(f"{isinstance(recorder, Recorder)} {recorder.config['sparks']}")

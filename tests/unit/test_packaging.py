@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from dpro.collectors.inject._dpro_autoload import ALIAS
 
 HEAVY = {"numpy", "polars", "pyarrow", "rich", "torch", "numba", "msgspec", "plotly", "dash"}
 
@@ -114,6 +117,28 @@ def test_help_and_version_load_nothing_heavy(argument):
     loaded = _loaded_by([argument])
     assert "click" in loaded
     assert loaded & HEAVY == set()
+
+
+def test_code_inside_the_job_imports_only_the_standard_library_torch_and_the_recorder(repository):
+    probes = sorted(repository.glob("dpro/extensions/*/inside"))
+    assert len(probes) >= 3
+    allowed = {"torch", ALIAS, *sys.stdlib_module_names}
+    wrong = [
+        f"{path}: {name}"
+        for folder in (repository / "collectors" / "inside", *probes)
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in _modules_imported_by(node)
+        if name.partition(".")[0] not in allowed
+    ]
+    assert wrong == []
+
+
+def _modules_imported_by(node: ast.AST) -> list[str]:
+    """Modules of an import; none of a relative one."""
+    if isinstance(node, ast.ImportFrom):
+        return [] if node.level else [str(node.module)]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
 
 
 def test_ci_runs_targets_that_exist(repository):

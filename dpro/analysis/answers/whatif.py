@@ -436,7 +436,7 @@ def _with_own_reasons(refused: Sequence[Refusal], analysis: Analysis) -> list[Re
     """Replace refusals for lack of whole operations by the reason why the recorded ones do not replay."""
     if not refused:
         return []
-    from dpro.replay.whatif.edits.pipeline import NOT_OPERATIONS
+    from dpro.replay.whatif.edits.balance import NOT_OPERATIONS
 
     wanting = [refusal.reason == NOT_OPERATIONS for refusal in refused]
     why = analysis.why_no_operations if any(wanting) else ""

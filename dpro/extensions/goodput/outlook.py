@@ -25,7 +25,7 @@ from dpro.extensions.goodput.life import JobLife
 from dpro.extensions.goodput.simulate import CLASSES, Failures, Recovery, exponential, simulate
 from dpro.extensions.goodput.stages import FailureRate, observed_failures, own_rate, stages_of
 from dpro.replay.whatif.edit import Edit
-from dpro.replay.whatif.edits.scaling import Batch, DataParallelSize, replicas_of
+from dpro.replay.whatif.edits.scaling import Batch
 from dpro.replay.whatif.grammar import (
     MAX_VALUE,
     KnownChange,
@@ -36,7 +36,7 @@ from dpro.replay.whatif.grammar import (
     values_of,
 )
 from dpro.replay.whatif.predict import NINETY, Prediction
-from dpro.replay.whatif.registry import apply_change
+from dpro.replay.whatif.registry import apply_change, parse_edit
 from dpro.schema import SPANS
 from dpro.units import S_PER_H
 
@@ -417,10 +417,9 @@ def _replayed_slowdown(life: JobLife, replicas: int, fewer: int, keeps_batch: bo
         )
     analysis = Analysis(whole[-1].run)
     try:
-        recorded = replicas_of(analysis.built.predictive)
-        before = _predicted(analysis, recorded, replicas)
+        before = _predicted(analysis, replicas)
         more = [Batch(replicas / fewer)] if keeps_batch and fewer < replicas else []
-        after = _predicted(analysis, recorded, fewer, *more)
+        after = _predicted(analysis, fewer, *more)
     except DproError as error:
         raise UsageError(
             f"smaller: how long a step takes with fewer replicas is not known ({error}): give it, as in "
@@ -431,9 +430,11 @@ def _replayed_slowdown(life: JobLife, replicas: int, fewer: int, keeps_batch: bo
     return after_ns / before_ns, max(before_doubt_ns, after_doubt_ns) / before_ns
 
 
-def _predicted(analysis: Analysis, recorded: int, replicas: int, *more: Edit) -> tuple[float, float]:
+def _predicted(analysis: Analysis, replicas: int, *more: Edit) -> tuple[float, float]:
     """Return the mean step of a job with this number of replicas, and its standard deviation, in ns."""
-    edits = [*([DataParallelSize(replicas)] if replicas != recorded else []), *more]
+    resized = parse_edit(f"data-parallel:ranks={replicas}")
+    is_changed = resized.samples(analysis.built.predictive) != 1
+    edits = [*([resized] if is_changed else []), *more]
     trust = analysis.trust
     if not trust.answerable:
         raise Unanswerable("; ".join(trust.reasons))

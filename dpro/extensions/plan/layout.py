@@ -18,7 +18,7 @@ import polars as pl
 from dpro.arrays import Floats, Ints
 from dpro.errors import UsageError
 from dpro.extensions.plan.model import Model
-from dpro.replay.pipeline.schedules import SCHEDULES
+from dpro.extensions.plan.schedules import SCHEDULES
 from dpro.words import whole_number
 
 AXES = ("dp", "tp", "pp", "cp", "ep")

@@ -18,9 +18,9 @@ from dpro.arrays import Bools, Floats
 from dpro.extensions.plan.layer import SIZE
 from dpro.extensions.plan.layout import SCHEDULE_NAMES, column
 from dpro.extensions.plan.model import Model, Software
+from dpro.extensions.plan.schedules import SCHEDULES, v_shaped
 from dpro.extensions.plan.step import layers_of_chunks
 from dpro.replay.cost.machine import Machine
-from dpro.replay.pipeline.schedules import SCHEDULES, v_shaped
 
 GB = 1e9
 CONTEXT_BYTES = 1.0 * GB  # CUDA context, communicators and workspaces

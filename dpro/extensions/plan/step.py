@@ -21,9 +21,9 @@ from dpro.errors import UsageError
 from dpro.extensions.plan.layer import Exchanges, LayerTimes, LayerWork, layer_work, parameters_of, traffic
 from dpro.extensions.plan.layout import SCHEDULE_NAMES, column, gpus_of
 from dpro.extensions.plan.model import Model, Software
+from dpro.extensions.plan.schedules import HALF, SCHEDULES, table_of
 from dpro.replay.cost.machine import Machine
 from dpro.replay.engine import grouped, longest_path, topological_order
-from dpro.replay.pipeline.schedules import HALF, SCHEDULES, table_of
 
 
 class Stages(NamedTuple):

@@ -1,7 +1,7 @@
 """Runs a script as ranks of a simulated larger job, one after the other, on this machine.
 
-The code that simulates the other ranks runs inside the job, beside the rest of the recorder
-(`dpro/collectors/inside/pretend`). The core analyses a run of such ranks like any other run.
+The code in `inside/` simulates the other ranks; the recorder loads it in the job. The core analyses a run of
+such ranks like any other run.
 """
 
 from dpro.plugins import Extension

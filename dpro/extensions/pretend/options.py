@@ -57,7 +57,7 @@ def pretend_ranks(request: Request, given: Mapping[str, Any]) -> None:
     refuse_launchers(request.command)
     chosen = Pretended(world, parse_ranks(ranks or "0", world), min(per_host or PER_HOST, world))
     request.extra["pretend"] = asdict(chosen)
-    request.probes = {"pretend": "dpro.collectors.inside.pretend", **request.probes}
+    request.probes = {"pretend": "dpro.extensions.pretend.inside", **request.probes}
     request.run_instead = partial(run_ranks, command=request.command, pretended=chosen)
     # Ranks that do not run at the same time cannot agree on windows, so all record them at fixed distances.
     options = request.options

@@ -25,7 +25,7 @@ from dpro.errors import UsageError
 from dpro.folders import made_whole
 from dpro.recorders import RECORDER_FRAMES
 from dpro.replay.mesh import DESCRIBED
-from dpro.replay.whatif.edits.stages import LAYERS_FLAGS
+from dpro.replay.pipeline.operations import LAYERS_FLAGS
 from dpro.schema import SPANS, TABLES, WORKERS
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from dpro.words import from_json

@@ -2,7 +2,6 @@
 
 from dpro.plugins import Command, Extension
 
-_INSIDE = "dpro.collectors.inside.serving"
 EXTENSION = Extension(
     commands={
         "serving": Command(
@@ -18,7 +17,7 @@ EXTENSION = Extension(
     },
     changes={"serving": "dpro.extensions.serving.changes:CHANGES"},
     views={"serving": "dpro.extensions.serving.view:VIEW"},
-    probes={name: f"{_INSIDE}.{name}" for name in ("transformers", "vllm", "sglang")},
+    probes={"serving": "dpro.extensions.serving.inside"},
     hooks={
         "record": "dpro.extensions.serving.logged:note_logs",
         "recorded": "dpro.extensions.serving.recorded:add_logged_requests",

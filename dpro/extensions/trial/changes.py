@@ -1,7 +1,7 @@
 """Table of the changes that `dpro try` can make to a job, and of the what-if edits that predict them.
 
 Takes what the user typed, in the form of what-if edits; returns a `Change`: the family in
-`collectors/inside/apply` that makes it, with its arguments, and the edit that predicts it. A change and a
+`inside/` that makes it, with its arguments, and the edit that predicts it. A change and a
 what-if edit of one meaning have the same text.
 """
 
@@ -34,7 +34,7 @@ class Change:
     Attributes:
         text: as the user wrote it.
         kind: its name and arguments without numbers; changes of one kind share one prediction error.
-        family: code that makes it, in `collectors/inside/apply`.
+        family: code that makes it, in `inside/`.
         arguments: of the family.
         edits: the what-if edits that predict it; empty if none do.
         uneven: whether it changes only some steps, which the mean of steps shows and their median does not.
@@ -76,7 +76,7 @@ class ChangeRow:
 
     Attributes:
         summary: what is changed, in a few words.
-        family: code that makes the change, in `collectors/inside/apply`.
+        family: code that makes the change, in `inside/`.
         keys: keys that the user may give.
         example: as the user writes it.
         arguments: returns the family's arguments for the given values.

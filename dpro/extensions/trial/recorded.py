@@ -1,7 +1,7 @@
 """Changes to the job that `dpro try` requests from `dpro record`.
 
-Takes a hidden option; extends the request to the recorder. The code that makes a change runs inside the job,
-and is beside the recorder: `dpro/collectors/inside/apply`.
+Takes a hidden option; extends the request to the recorder. The code in `inside/` makes the changes; the
+recorder loads it in the job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def change_job(request: Request, given: Mapping[str, Any]) -> None:
     request.extra |= {"apply": given["apply"]}
     if not given["apply"]:
         return
-    request.probes = {"apply": "dpro.collectors.inside.apply", **request.probes}
+    request.probes = {"apply": "dpro.extensions.trial.inside", **request.probes}
     for change in given["apply"]:
         if change["family"] == "environment":
             variable = change["arguments"]

@@ -25,8 +25,8 @@ from dpro.replay.mesh import (
     sums_of_passes,
 )
 from dpro.replay.whatif.edit import Edit
+from dpro.replay.whatif.edits.balance import computes
 from dpro.replay.whatif.edits.heal import RanksAt
-from dpro.replay.whatif.edits.pipeline import computes
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.scope import calls_only_for, with_descendants

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from dpro import plugins
 from dpro.analysis import graphs
 from dpro.analysis.graphs import fingerprint, graph_of
 from dpro.cli import cli
@@ -77,6 +78,15 @@ def test_a_run_whose_tables_change_is_another_run(run, tmp_path):
     again = cpu_job(extra=500).write(tmp_path / "again")
     assert fingerprint(again) != before
     (run.path / "manifest.json").write_text((run.path / "manifest.json").read_text() + " ")
+    assert fingerprint(run) != before
+
+
+def test_what_was_kept_of_a_run_is_for_the_edits_that_there_are(run, monkeypatch):
+    before, extensions = fingerprint(run), dict(plugins.installed().extensions)
+    monkeypatch.setattr(plugins, "installed", lambda: plugins.Installed(extensions, ()))
+    del extensions["query"]  # brings no edit
+    assert fingerprint(run) == before
+    del extensions["plan"]
     assert fingerprint(run) != before
 
 

@@ -18,7 +18,7 @@ from dpro.detect.observations import observe
 from dpro.replay.graph import NodeKind
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
-from dpro.replay.whatif.registry import parse_edit
+from dpro.replay.whatif.registry import EDITS, parse_edit
 from dpro.store import CUT, open_run
 from dpro.verdict.advice import Advice, advise, advise_of_findings, first_of, partly, remedies_of, worth_after
 from dpro.verdict.facts import JobFacts, place_of
@@ -587,6 +587,13 @@ def test_no_worker_is_advised_on_a_host_whose_ranks_wait_for_a_core(tmp_path, mo
     (shared,) = (advice for advice in advise(with_findings(facts, [crowd]), INPUT) if advice.kind == "cores")
     assert shared.gain_low == 1.0
     assert "other processes" in shared.do
+
+
+def test_edits_of_an_extension_that_is_not_installed_are_not_advised(tmp_path, monkeypatch):
+    facts = facts_of(series_job(), tmp_path)
+    assert facts.candidates("coalesce") == ["coalesce"]
+    monkeypatch.delitem(EDITS, "coalesce")
+    assert facts.candidates("coalesce") == []
 
 
 def with_findings(facts: JobFacts, findings: list[Finding]) -> JobFacts:

@@ -25,6 +25,7 @@ from dpro.collectors.inside.recorder import Recorder
 from dpro.collectors.launch.recording import COPY, Launch, ensure_mine, is_out_of_reach, launches, write_copy
 from dpro.collectors.launch.start import RecordOptions, claim, job_environment, make_raw
 from dpro.errors import DproError, InputError, UsageError
+from dpro.extensions.serving import inside as serving
 from dpro.opening import ensure_finished, open_path, readers
 from dpro.schema import STEPS
 from dpro.store import Manifest, open_run, write_manifest, write_part
@@ -338,7 +339,9 @@ def copied(tmp_path):
     launch = Launch(tmp_path / "run", "host-1")
     claim(launch.run)
     make_raw(launch)
-    write_copy(launch.raw)
+    alone = tmp_path / "probe.py"
+    alone.touch()
+    write_copy(launch.raw, {"serving": serving.__file__, "sparks": str(alone)})
     return launch.raw / COPY
 
 
@@ -350,7 +353,8 @@ def test_copy_for_containers_is_behind_the_installation_and_closed_to_others(cop
     files = {path.name for path in copied.iterdir()}
     assert files == {"_dpro_autoload.py", "dpro_recorder-0.dist-info", _dpro_autoload.ARCHIVE}
     with zipfile.ZipFile(copied / _dpro_autoload.ARCHIVE) as archive:
-        assert f"{_dpro_autoload.ALIAS}/hooks.py" in archive.namelist()
+        modules = {"hooks.py", "calls/flight.py", "serving/__init__.py", "serving/vllm.py", "sparks.py"}
+        assert {f"{_dpro_autoload.ALIAS}/{module}" for module in modules} <= {*archive.namelist()}
     assert all(not path.stat().st_mode & 0o077 for path in (copied, copied.parent, copied.parents[1]))
 
 
@@ -377,7 +381,8 @@ def test_there_is_no_copy_below_a_folder_of_another_user(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("which", [".", ".."])
-def test_copy_that_others_may_enter_is_not_loaded(copied, which):
+def test_copy_that_others_may_enter_is_not_loaded(copied, which, monkeypatch):
+    monkeypatch.delitem(sys.modules, _dpro_autoload.ALIAS, raising=False)
     (copied / which).resolve().chmod(0o750)
     with pytest.raises(PermissionError, match="does not belong to this user"):
         _dpro_autoload._install(str(copied.parent), str(copied / _dpro_autoload.ARCHIVE))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dpro.extensions.plan import schedules
 from dpro.extensions.plan.command import SCHEDULES
-from dpro.replay.pipeline import schedules
 from tests.commands import dpro
 
 CONFIG = {

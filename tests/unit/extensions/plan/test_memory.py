@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from dpro.extensions.plan.layout import SCHEDULE_NAMES, layouts
 from dpro.extensions.plan.memory import KINDS, in_flight, memory_of, refusals, verdicts
 from dpro.extensions.plan.model import Model, Software
+from dpro.extensions.plan.schedules import SCHEDULES, most_in_flight
 from dpro.replay.cost.machine import machine_of
-from dpro.replay.pipeline.schedules import SCHEDULES, most_in_flight
 
 # Weights: per layer 2048 x 2048 x (4 + 3 x 4) = 67.1 million; two tables of 32000 x 2048.
 MODEL = Model(16, 2048, 16, 16, 128, 8192, 32000, 2048)

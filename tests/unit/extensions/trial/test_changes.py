@@ -2,9 +2,9 @@
 
 import pytest
 
-from dpro.collectors.inside import apply
 from dpro.errors import InputError, UsageError
 from dpro.extensions.tensors.plan_file import PlannedReduction, TensorPlan, write_plan
+from dpro.extensions.trial import inside
 from dpro.extensions.trial.changes import (
     CHANGES,
     VARIABLE_EXAMPLE,
@@ -32,9 +32,9 @@ EXAMPLES = [row.example for row in CHANGES.values()] + [VARIABLE_EXAMPLE]
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_each_example_is_a_change_that_its_family_makes(example):
     change = parse_change(example)
-    assert change.family in apply.FAMILIES
+    assert change.family in inside.FAMILIES
     pytest.importorskip("torch")
-    assert callable(apply.family_of(change.family))
+    assert callable(inside.family_of(change.family))
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

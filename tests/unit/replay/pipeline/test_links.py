@@ -9,10 +9,7 @@ import polars as pl
 import pytest
 
 from dpro.errors import Unanswerable
-from dpro.replay.construction.graph_builder import build_operation_view
-from dpro.replay.graph import MeshPosition
-from dpro.replay.pipeline.operations import is_connected, recorded_links
-from dpro.replay.pipeline.schedules import (
+from dpro.extensions.plan.schedules import (
     KINDS,
     TaskTable,
     branched,
@@ -22,6 +19,9 @@ from dpro.replay.pipeline.schedules import (
     one_forward_one_backward,
     table_of,
 )
+from dpro.replay.construction.graph_builder import build_operation_view
+from dpro.replay.graph import MeshPosition
+from dpro.replay.pipeline.operations import is_connected, recorded_links
 from dpro.replay.timeline import replay, step_times
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import COLLECTIVES, OPERATIONS, STEPS, WORKERS

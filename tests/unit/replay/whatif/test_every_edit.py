@@ -28,9 +28,9 @@ from tests.builders import cpu_job, gpu_job
 from tests.ddp import ddp_job
 from tests.fabrics import crossing_pairs
 from tests.pipelines import Job, written
+from tests.unit.extensions.plan.edits.test_chunked import experts_job, tensor_job
 from tests.unit.replay.whatif.edits.gpu.test_kernels import ADD, GEMM, pointwise
 from tests.unit.replay.whatif.edits.gpu.test_precision import FLAT, graph_of, matmuls
-from tests.unit.replay.whatif.edits.parallelism.test_chunked import experts_job, tensor_job
 from tests.unit.replay.whatif.edits.test_batch import remembered
 from tests.unit.replay.whatif.edits.test_coalescing import series_job
 from tests.unit.replay.whatif.edits.test_communication import four_ranks

@@ -1,1 +1,0 @@
-"""Probes of servers: the iterations of their engine, and the requests that they answer."""
