@@ -33,7 +33,6 @@ from dpro.replay.first_calls import first_calls
 from dpro.replay.graph import Graph, NodeKind, is_one_of
 from dpro.replay.steps import END, IS_GPU, recorded_steps, spans_of_steps
 from dpro.replay.timeline import changed_ends, durations_of, step_lengths
-from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.facts import facts_of as run_facts
 from dpro.replay.whatif.job import ReplayedJob
