@@ -214,6 +214,7 @@ def _cycle(
     noise = recovery.step_noise / np.sqrt(np.maximum(run_s / recovery.step_s, 1.0))
     usual_s = recovery.step_s * np.maximum(1.0 + noise * rng.standard_normal(len(size)), MIN_STEP)
     _train(state, run_s, size, usual_s, fails | grows)
+    state.now_s = np.where(running, until_s, state.now_s)  # else a failure may come again, by rounding
     state.failures += fails
     by_chance, of_host = rng.random(len(size)), rng.random(len(size)) < failures.of_hosts(hosts)
     hang = failures.hanging(until_s) if failures.hanging else by_chance < recovery.hangs

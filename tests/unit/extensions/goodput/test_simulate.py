@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.campaigns.compared import logged
@@ -195,6 +195,7 @@ def test_best_interval_is_young_dalys_where_checkpoints_are_short():
     spares=st.integers(-1, 2),
     replicas=st.sampled_from([0, 4]),
 )
+@example(every=38, times=(5.042, 0.0, 0.0, 0.0, 0.0), failures=[1033.705], spares=-1, replicas=0)
 def test_classes_of_any_job_add_up_to_its_time(every, times, failures, spares, replicas):
     stall, background, start, down, detect = times
     recovery = Recovery(
