@@ -213,6 +213,7 @@ def _manifest(
         versions=dict(sorted(versions.items())),
         sources={name: ", ".join(sorted(formats[name])) for name in sorted(formats)},
         warnings=[*warnings, *of_files, *assumed, *(line for remark in remarks for line in remark.warnings)],
+        represents=min(share.represents for share in shares),
         skipped=merge_counts([*(share.skipped for share in shares), *(remark.skipped for remark in remarks)]),
     )
     if manifest.missing_ranks:

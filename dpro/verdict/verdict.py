@@ -378,7 +378,7 @@ def _devices(analysis: Analysis) -> str:
     """Return the number of ranks, of the total if some left no record, and of GPUs, fewer if shared."""
     manifest, gpu = analysis.run.manifest, common_model(analysis.run.manifest.gpus)
     ranks = counted(len(manifest.ranks), "rank")
-    if manifest.missing_ranks and not manifest.is_pretended:
+    if len(manifest.ranks) < manifest.world_size and not manifest.is_pretended:
         ranks = f"{len(manifest.ranks):,} of {counted(manifest.world_size, 'rank')}"
         return f"{ranks}, {gpu}" if gpu else ranks
     if not gpu:
@@ -484,7 +484,7 @@ def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:
 
 def _unsure(facts: JobFacts, usual: int) -> list[str]:
     manifest, trust = facts.analysis.run.manifest, facts.analysis.trust
-    missing = manifest.world_size - len(manifest.ranks)
+    missing = len(manifest.missing_ranks)
     left_out, impossible = facts.ends.height - usual, manifest.num_impossible
     stepped = facts.analysis.steps["rank"].unique()
     stepless = sorted({*manifest.ranks} - {*stepped}) if stepped.len() else []
