@@ -11,7 +11,6 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from dpro.errors import UsageError
 from dpro.plugins import hooks_of
 
 if TYPE_CHECKING:
+    from dpro.collectors.launch.notices import LastWord
     from dpro.collectors.launch.processes import LaunchedProcess
     from dpro.collectors.launch.recording import Launch
 
@@ -149,6 +149,9 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
     help="Request log that the inference server or its client writes (JSON lines or CSV); "
     "can be repeated. Not needed for vLLM, SGLang and transformers, whose requests dpro records itself.",
 )
+@click.option(
+    "-q", "--quiet", is_flag=True, help="Say nothing about the recording on stderr, which the job shares."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def record(
@@ -156,6 +159,7 @@ def record(
     /,
     run: Path | None,
     command: tuple[str, ...],
+    quiet: bool,
     **given: Any,
 ) -> None:
     """Record an unmodified job under any launcher.
@@ -177,7 +181,8 @@ def record(
 
     If Slurm requeues the job, its restarts are recorded into RUN-restart1 and so on, next to RUN.
 
-    The job keeps its output, signals and exit code. RUN is ready moments after the job ends, even after
+    The job keeps its output, signals and exit code; dpro adds a line to stderr, which says where RUN is, and
+    one if nothing was recorded. RUN is ready moments after the job ends, even after
     a crash; commands that read RUN wait until it is.
     """
     from dpro.collectors.launch.start import RecordOptions, Request, check_plugin, launch
@@ -202,11 +207,10 @@ def record(
         click.echo(
             f"dpro: --nccl-timing with {_ONE_QUEUE}=1: communication will not overlap compute", err=True
         )
-    request = Request(command, chosen)
+    request = Request(command, chosen, quiet=quiet)
     for ask in hooks_of("record"):
         ask(request, given)
-    sidecar = partial(_sidecar, terminal=_terminal())
-    launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), request, sidecar)
+    launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), request, _sidecar)
 
 
 def _refuse(context: click.Context, names: frozenset[str], what_for: str) -> None:
@@ -225,14 +229,7 @@ def _refuse(context: click.Context, names: frozenset[str], what_for: str) -> Non
             raise UsageError(f"{parameter.opts[0]} applies to {what_for}")
 
 
-def _terminal() -> tuple[str, int] | None:
-    """Return the terminal of stderr, and the session of its shell; None if stderr is not a terminal."""
-    with suppress(OSError):
-        return os.ttyname(2), os.getsid(0)
-    return None
-
-
-def _sidecar(recording: Launch, job: LaunchedProcess, terminal: tuple[str, int] | None) -> None:
+def _sidecar(recording: Launch, job: LaunchedProcess, last_word: LastWord) -> None:
     """Run the sidecar, the process beside the job; it imports Polars only after the job has ended."""
     from dpro.collectors.sidecar import attend
     from dpro.opening import readers
@@ -247,19 +244,11 @@ def _sidecar(recording: Launch, job: LaunchedProcess, terminal: tuple[str, int] 
 
         finish(recording, readers(), status, statuses)
 
-    attend(recording, job, convert, finish)
-    if terminal is not None:
-        _say_why_nothing(recording.run, *terminal)
+    attend(recording, job, convert, finish, last_word)
+    _say_why_no_step(recording.run, last_word)
 
 
-def _say_why_nothing(run: Path, terminal: str, session: int) -> None:
-    """Print why no step was recorded to the terminal, if its shell still has it.
-
-    Never to a file or a pipe, which get only the job's own output.
-    """
+def _say_why_no_step(run: Path, last_word: LastWord) -> None:
     with suppress(OSError, ValueError, LookupError):
-        why = json.loads((run / "manifest.json").read_bytes())["unrecorded"]
-        of_shell = Path(f"/proc/{session}/stat").read_text().rpartition(")")[2].split()[4]
-        if why and int(of_shell) == os.stat(terminal).st_rdev:
-            with open(os.open(terminal, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK), "w") as shown:
-                shown.write(f"dpro: {why}\n")
+        if why := json.loads((run / "manifest.json").read_bytes())["unrecorded"]:
+            last_word.say(why)
