@@ -157,6 +157,8 @@ def _print_fit(document: ReplayDocument) -> None:
 
 def _print_starts(document: ReplayDocument) -> None:
     """Print which dependencies determine the starts."""
+    from dpro.analysis.summary import copied_in_words
+
     out, starts, pairs = console(), document.evidence.starts, document.evidence.stream_pairs
     out.print(
         f"  starts set by recorded dependencies  {starts.derived:.1%}, by inferred ones  "
@@ -167,8 +169,9 @@ def _print_starts(document: ReplayDocument) -> None:
             f"  pairs of streams that wait for each other  {pairs.recorded} by recorded events, "
             f"{pairs.inferred} by inferred ones"
         )
-    fitted = f", by when the device ran out of work  {starts.fitted:.1%}" if starts.fitted else ""
-    out.print(f"  start times copied from the trace  {starts.anchored:.1%}{fitted}")
+    copied = copied_in_words(document.coverage.starts_anchored, document.trust.figures)
+    fitted = f"; {starts.fitted:.1%} of starts by when the device ran out of work" if starts.fitted else ""
+    out.print(f"  start times copied from the trace  {copied}{fitted}")
 
 
 def _print_ranks(ranks: Sequence[RankFit]) -> None:
