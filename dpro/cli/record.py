@@ -55,7 +55,8 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
 )
 @click.option(
     "--no-windows", "windows", flag_value=False, default=True,
-    help="Record no deep windows: only steps, calls and telemetry, without a replay.",
+    help="Record no deep windows, which can cost more than the budget: only steps, calls and telemetry, "
+    "without a replay.",
 )  # fmt: skip
 @click.option(
     "--on-request", is_flag=True,
@@ -68,7 +69,8 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
 )  # fmt: skip
 @click.option(
     "--budget", callback=parse_share, default="1%", show_default=True, metavar="SHARE",
-    help="Share of the job's time that recording may cost: what it did sets the spacing of deep windows.",
+    help="Share of the job's time that recording may cost; it sets the spacing of deep windows. The first "
+    "window is always recorded, and slows a launch-bound GPU job for the rest of its run: see --no-windows.",
 )  # fmt: skip
 @click.option(
     "--every", type=click.IntRange(1, MAX_STEPS), metavar="N",

@@ -95,7 +95,7 @@ def export(
         ensure_writable(path)
     from dpro.analysis.selected import selection_of
     from dpro.selection import selection_document
-    from dpro.timelines.slices import path_note, path_offset
+    from dpro.timelines.slices import path_note, path_offset, path_offset_with_recording
 
     analysis = analyse(run)
     selection = selection_of(steps, ranks, analysis.run)
@@ -119,7 +119,9 @@ def export(
         print_selection(selection)
         for path in wanted.values():
             console().print(f"{path}: {drawn.rows.height:,} slices, {drawn.arrows.height:,} arrows")
-        console().print(path_note(sooner, later))
+        of_operations = analysis.built.of_operations
+        recorded = None if of_operations else path_offset_with_recording(drawn.rows, analysis.replayed)
+        console().print(path_note(sooner, later, recorded))
 
 
 def _send(run: str, otlp: str, steps: Ranges, ranks: RankChoice, as_json: bool) -> None:
