@@ -193,7 +193,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
     hosts = "no rank stands out: all wait for their hosts" if len(faults) < len(facts.findings) else ""
     fits = hosts if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
     why_not = NOT_DIAGNOSED if blind else fits or _doubtful_fault(facts.doubtful_findings)
-    fault = _after_end(analysis, fault_in_words(faults, why_not))
+    fault = _after_end(analysis, fault_in_words(faults, why_not, analysis.trust.answerable))
     return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps),
@@ -402,16 +402,18 @@ def _ranks_of(findings: list[Finding]) -> list[int]:
     return sorted({rank for finding in named for rank in finding.ranks})
 
 
-def fault_in_words(findings: Sequence[Finding], why_not: str = "") -> str:
+def fault_in_words(findings: Sequence[Finding], why_not: str = "", fits: bool = True) -> str:
     """Return which parts are at fault, the costliest two by name.
 
     Args:
         why_not: what to say without findings; empty where the run could have shown some.
+        fits: whether the replay fits, which costs come from; else they are marked.
     """
     if not findings:
         return f"{why_not or 'no slow rank or component found'}."
+    perhaps = "" if fits else "perhaps "
     words = [
-        name_part(one) + (f" {cost_verb(one)} {_cost_of_step(one)}" if one.cost_ns else "")
+        name_part(one) + (f" {cost_verb(one)} {perhaps}{_cost_of_step(one)}" if one.cost_ns else "")
         for one in findings[:2]
     ]
     more = len(findings) - len(words)
