@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
+import shutil
 import signal
 import sys
 from contextlib import suppress
@@ -117,6 +119,8 @@ class LazyGroup(click.Group):
                 beside = os.listdir()
             near = get_close_matches(args[0], [*listed, *beside], n=1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
+            if not near and shutil.which(args[0]):
+                meant = f" To record it: dpro record -o RUN -- {shlex.join(args)}"
             ctx.fail(f"No such command, file or folder: {args[0]!r}.{meant}")
         if not ctx.resilient_parsing:
             for complaint in installed().complaints:

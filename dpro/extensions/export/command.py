@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dpro.extensions.export.drawing import Drawing
     from dpro.selection import Ranges, RankChoice, Selection
 
+_OF_PERFETTO = (".pftrace", ".perfetto-trace", ".perfetto", ".pb")  # ends of names of such files, by custom
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
@@ -81,6 +82,11 @@ def export(
         if chrome or perfetto:
             raise UsageError("-o excludes --perfetto and --chrome, which name a file each")
         is_chrome = output.name.endswith((".json", ".json.gz"))
+        if not is_chrome and not output.name.removesuffix(".gz").endswith(_OF_PERFETTO):
+            raise UsageError(
+                f"{output}: its name does not say which format: end it in .pftrace (Perfetto) or .json.gz "
+                "(Chrome), or name it after --perfetto or --chrome"
+            )
         chrome, perfetto = (output, None) if is_chrome else (None, output)
     if otlp:
         if chrome or perfetto:

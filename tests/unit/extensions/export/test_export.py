@@ -323,6 +323,8 @@ def test_command_writes_what_it_was_asked_for(tmp_path, capsys):
     events = json.loads(chrome.read_text())["traceEvents"]
     assert sum(each["ph"] == "X" for each in events) == document["slices"]
     assert perfetto.stat().st_size > 0
+    with pytest.raises(UsageError, match="foo: its name does not say which format"):
+        cli(["export", run, "-o", str(tmp_path / "x.foo")], standalone_mode=False)
     with pytest.raises(UsageError, match="with -o FILE"):
         cli(["export", run], standalone_mode=False)
     with pytest.raises(UsageError, match="cannot be written"):
