@@ -75,5 +75,5 @@ def windows_in_words(num_windows: int, window_ms: float, verb: str = "cost") -> 
     Args:
         window_ms: median cost of a deep window.
     """
-    each = " each" * (num_windows > 1)
-    return f"{counted(num_windows, 'deep window')} {verb} {window_ms:.3g} ms{each}"
+    plural = " each" * (num_windows > 1)
+    return f"{counted(num_windows, 'deep window')} {verb} {window_ms:.3g} ms{plural}"

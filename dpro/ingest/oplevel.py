@@ -112,7 +112,7 @@ def _represents(workers: pl.DataFrame, world_size: int) -> int:
 
     Args:
         workers: one row per recorded rank, with its place `dp`, `pp`.
-        world_size: number of ranks of the job; -1 where the highest rank tells it.
+        world_size: number of ranks of the job; -1 where only the highest rank shows it.
     """
     places = set(workers.select("dp", "pp").rows())
     num_dp, num_stages = (1 + max(numbers) for numbers in zip(*places))

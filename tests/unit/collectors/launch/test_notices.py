@@ -1,4 +1,4 @@
-"""What a recording says on the job's stderr, and when it lets go of it."""
+"""What a recording says on the job's stderr, and when it releases it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def piped() -> Iterator[int]:
 
 
 def written(last_word: LastWord, out: int) -> bytes:
-    """What was written once nobody else has the pipe: blocks if the last word still has it."""
+    """What was written once no other descriptor has the pipe: blocks if the last word still has it."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     os.close(null)
@@ -63,7 +63,7 @@ def test_a_file_is_kept_since_no_reader_waits_for_it(tmp_path: Path):
     assert (tmp_path / "log").read_bytes() == b"dpro: no step\n"
 
 
-def test_a_full_pipe_that_nobody_reads_is_not_waited_for():
+def test_a_full_pipe_without_a_reader_is_not_waited_for():
     with piped():
         os.set_blocking(2, False)
         with suppress(BlockingIOError):
