@@ -32,23 +32,21 @@ from dpro.collectors.convert.recorded import (
 )
 from dpro.collectors.convert.retention import LATEST, keep_windows
 from dpro.collectors.convert.served import write_engines
-from dpro.collectors.convert.tables import Ending, convert_samples, ending, exited, first_error
+from dpro.collectors.convert.tables import convert_samples
 from dpro.collectors.convert.windows import worst
 from dpro.collectors.inside import records
 from dpro.collectors.inside.files import (
     ACTOR,
     BUSY,
-    EXIT,
     IMPORTED,
     LACKS,
     REPLACED,
     SHOWN,
     image_folder,
-    next_image,
 )
-from dpro.collectors.launch.absence import why_no_steps
+from dpro.collectors.launch.absence import seen_in, why_no_steps
+from dpro.collectors.launch.endings import ending_of_job, first_error
 from dpro.collectors.launch.recording import MARKERS, RAW, Launch, ensure_mine, keep_others_out, launches
-from dpro.collectors.sidecar import ABSENCE
 from dpro.collectors.telemetry.sampler import forget_elections
 from dpro.folders import locked
 from dpro.plugins import hooks_of
@@ -298,12 +296,12 @@ def _manifest(
     status: int | None,
 ) -> Manifest:
     warnings = [warning for note in notes for warning in note.get("warnings", [])]
-    ended, error = _job_ending(launch, status), first_error(launch.raw)
+    ended, error = ending_of_job(launch, status), first_error(launch.raw)
     unrecorded = ""
     if not any((run / STEPS.name / f"{process.part}.parquet").exists() for process in recorded):
         written = [records.read_records(process.folder / "records.bin") for process in recorded]
         updates = [sum(record.kind == records.UPDATE for record in of_process) for of_process in written]
-        imported, absence = (launch.raw / IMPORTED).exists(), _lines(launch.raw / ABSENCE)
+        imported, absence = (launch.raw / IMPORTED).exists(), seen_in(launch.raw)
         unrecorded = why_no_steps(updates, imported, absence, ended.failure(error))
         unconverted = [note["warnings"][0] for note in notes if not note.get("whole", True)]
         unrecorded = unconverted[0] if unconverted else unrecorded
@@ -332,15 +330,6 @@ def _manifest(
         windows=worst(note.get("windows", {}) for note in notes),
         applied=[change for process in recorded for change in applied(process, launched.get("options", {}))],
     )
-
-
-def _job_ending(launch: Launch, status: int | None) -> Ending:
-    """Return how the process started as the job ended: a rank, or a launcher that may import torch."""
-    facts = launch.facts()
-    last = next_image(launch.raw, facts["host"], facts["pid"]) - 1
-    folder = image_folder(launch.raw, facts["host"], facts["pid"], max(last, 0))
-    seen = ending(folder, records.read_records(folder / "records.bin"), status)
-    return seen if seen.is_known else exited(launch.raw / EXIT)
 
 
 def _join_manifests(earlier: Manifest, added: Manifest) -> Manifest:

@@ -16,19 +16,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 
-from dpro.collectors.inside.files import image_folder, next_image, pid_and_image
+from dpro.collectors.inside.files import IMPORTED, image_folder, next_image, pid_and_image
 from dpro.collectors.launch import absence
+from dpro.collectors.launch.endings import ending_of_job, first_error
+from dpro.collectors.launch.notices import LastWord
 from dpro.collectors.launch.processes import LaunchedProcess, oom_kills, wait_for_any, watch_folder
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.sampler import start as start_sampler
 from dpro.collectors.telemetry.samples import sample_files
+from dpro.errors import InputError
 from dpro.folders import written_whole
 
 LOOK_S = 1.0  # how often to look for new processes and windows
 BATCH = 32  # waiting windows or dumps that start a conversion while the job runs; short jobs have fewer
 _WAITING = ("window*.json", "flight-*.json", "flight-*.pickle")
 FREQUENT_LOOKS = 10  # checks for absent recorders at each look, then at powers of two only
-ABSENCE = "absence.txt"  # result of these checks
 GONE = "gone"  # file in a process's folder: when it was first seen to have ended
 ELSEWHERE_S, ELSEWHERE_LOOKS = 2.5, 5  # how long, and how often, to wait for processes on other hosts
 RANKS_OUTLIVE_JOB_S = 5.0  # how long to wait for ranks when the launcher was killed
@@ -39,6 +41,7 @@ def attend(
     job: LaunchedProcess,
     convert: Callable[[Launch], None],
     finish: Callable[[Launch, int | None, dict[int, int]], None],
+    last_word: LastWord,
 ) -> None:
     """Watch a job to its end.
 
@@ -47,6 +50,7 @@ def attend(
         convert: turns complete windows into tables; called in a child at idle priority.
         finish: completes the run, from the wait status of the job, None where unknown, and the wait statuses
             of its processes by pid.
+        last_word: says at once why nothing was recorded; else `finish` may say why there is no step.
     """
     killed_before = oom_kills()
     sampler = start_sampler(recording)
@@ -58,13 +62,19 @@ def attend(
     while not job.ended():
         wait_for_any([job, *ranks.values()], LOOK_S, changes)
         _watch_new_processes(recording, ranks)
-        if not ranks:
+        if ranks:
+            last_word.release()
+        else:
             _note_absence(recording, job, next(looks), absent)
         if helper:
             helper = 0 if os.waitpid(helper, os.WNOHANG)[0] else helper
         elif _has_batch(recording):
             helper = _at_idle_priority(convert, recording)
     _wait_for_ranks(recording, ranks)
+    if any(recording.raw.glob("*/records.bin")):
+        last_word.release()
+    else:
+        last_word.say(_why_nothing(recording, _final_status(job)))
     if (killed := oom_kills() - killed_before) > 0:
         recording.log(
             f"{socket.gethostname()}: the kernel killed {killed} process(es) for lack of memory, of the "
@@ -110,7 +120,15 @@ def _note_absence(recording: Launch, job: LaunchedProcess, look: int, absent: di
         absent |= absence.reasons(job.pid, recording.inject, recording.raw) | absent
         with suppress(OSError):
             text = "\n".join(absence.in_words(absent))
-            (recording.raw / ABSENCE).write_bytes(text.encode(errors="backslashreplace"))
+            (recording.raw / absence.ABSENCE).write_bytes(text.encode(errors="backslashreplace"))
+
+
+def _why_nothing(recording: Launch, status: int | None) -> str:
+    """Word why a job that has ended was not recorded, from its wait status, before its run is complete."""
+    imported, failure = (recording.raw / IMPORTED).exists(), ""
+    with suppress(OSError, InputError):
+        failure = ending_of_job(recording, status).failure(first_error(recording.raw))
+    return absence.why_no_steps([], imported, absence.seen_in(recording.raw), failure)
 
 
 def _wait_for_ranks(recording: Launch, ranks: dict[int, LaunchedProcess]) -> None:

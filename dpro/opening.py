@@ -174,10 +174,14 @@ def _fingerprint(source: Path) -> str:
     importers = " ".join(importer.name for importer in readers)
     digest = hashlib.sha256(f"{__version__} {FORMAT_VERSION} {table_version()} {importers}".encode())
     code = {*Path(dpro.ingest.__file__).parent.rglob("*.py"), *chain.from_iterable(map(_code_of, readers))}
-    files = sorted(source.rglob("*")) if source.is_dir() else [source]
-    for file in [*sorted(code), *files]:
-        if file.is_file():
+    # Unlike `rglob`, `walk` skips folders that vanish or cannot be read while it looks.
+    inside = [Path(folder, name) for folder, _, names in os.walk(source) for name in names]
+    for file in [*sorted(code), *(sorted(inside) if source.is_dir() else [source])]:
+        try:
             status = file.stat()
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode):
             digest.update(b"\0%s\0%d\0%d" % (os.fsencode(file.resolve()), status.st_size, status.st_mtime_ns))
     return digest.hexdigest()[:32]
 

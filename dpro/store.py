@@ -73,6 +73,8 @@ class Manifest:
     """Facts about the run as a whole.
 
     Attributes:
+        represents: ranks of the job that each recorded one was recorded for, itself included: more than 1
+            in traces of one rank per tensor-parallel group.
         command: words of the recorded command, with secrets masked.
         environment: environment variables that all ranks shared, from a short list.
         options: options of the recorder.
@@ -100,6 +102,7 @@ class Manifest:
     skipped: dict[str, int] = field(default_factory=dict)
     windows: dict[str, float] = field(default_factory=dict)
     applied: list[AppliedChange] = field(default_factory=list)
+    represents: int = 1
     format_version: int = FORMAT_VERSION
 
     @property
@@ -119,8 +122,10 @@ class Manifest:
 
     @property
     def missing_ranks(self) -> list[int]:
-        """Ranks of the job that left no record."""
+        """Ranks of the job that left no record; none where each has a recorded rank that represents it."""
         seen = set(self.ranks)
+        if len(seen) * self.represents >= self.world_size:
+            return []
         return [rank for rank in range(self.world_size) if rank not in seen]
 
 

@@ -21,7 +21,7 @@ TRAIN = ROOT / "sample_traces" / "train.py"
 PATIENCE_S = 600  # for a busy machine: only what hangs takes so long
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 TWO_RANKS = [sys.executable, str(ROOT / "tests" / "ranks.py"), "2"]  # where it need not be torchrun
-RECORD = [sys.executable, "-m", "dpro", "record"]
+RECORD = [sys.executable, "-m", "dpro", "record", "--quiet"]
 
 # A model so small that a step takes about a millisecond. The optimizers of torch import the compiler,
 # which takes longer than all the rest.

@@ -219,7 +219,7 @@ def _run(
         if job.terminal:
             os.close(slave)
             # The one line that a person at a terminal is shown before the job starts is no output of it.
-            stdout, stderr = re.sub(rb"\Adpro: recording into [^\n]*\n", b"", b"".join(_read(master))), b""
+            stdout, stderr = b"".join(_read(master)), b""
             process.wait(PATIENCE_S)
         else:
             stdout, stderr = process.communicate(timeout=PATIENCE_S)

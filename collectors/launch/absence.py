@@ -18,6 +18,7 @@ from dpro.collectors.launch.recording import COPY
 OLDEST_TORCH = (2, 6)  # oldest version that is tested
 _LOADING = (2, 5)  # first version that loads entry points
 _NEEDED = ".".join(map(str, OLDEST_TORCH))
+ABSENCE = "absence.txt"  # in the folder of a launch: reasons that were seen while the job ran
 LINKS = 40  # links followed on one path; the kernel has the same limit
 _TORCH = re.compile(r"(/\S.*/torch)/lib/libtorch_cpu\.so")
 _VERSION = re.compile(r"__version__ = '(\d+)\.(\d+)")
@@ -47,6 +48,12 @@ def in_words(first_pids: Mapping[str, int]) -> list[str]:
     return [
         f"process {pid} imported torch but was not recorded: {reason}" for reason, pid in first_pids.items()
     ]
+
+
+def seen_in(raw: Path) -> list[str]:
+    """Return the reasons that were seen while a job ran, in words."""
+    path = raw / ABSENCE
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
 
 
 def why_no_steps(updates: Sequence[int], imported: bool, seen: Sequence[str], failure: str) -> str:

@@ -28,6 +28,7 @@ from typing import IO, Any, NoReturn
 
 from dpro.collectors.inside.environment import MASK, masked_command
 from dpro.collectors.inside.kernel import host_clock, process_identity
+from dpro.collectors.launch.notices import LastWord, print_run
 from dpro.collectors.launch.processes import LaunchedProcess, close_descriptors
 from dpro.collectors.launch.ray_jobs import ray_variables
 from dpro.collectors.launch.recording import (
@@ -120,6 +121,7 @@ class Request:
         beside: called first in the sidecar, while it still has the terminal, to start processes that need it.
         run_instead: runs the command and returns its exit code, in place of this process becoming the
             command.
+        quiet: whether nothing is said on the job's stderr about the recording.
     """
 
     command: Sequence[str]
@@ -130,18 +132,23 @@ class Request:
     prepare: list[Callable[[Launch, Mapping[str, str]], Mapping[str, str]]] = field(default_factory=list)
     beside: list[Callable[[Launch], None]] = field(default_factory=list)
     run_instead: Callable[[Launch, Mapping[str, str]], int] | None = None
+    quiet: bool = False
 
     def document(self) -> dict[str, Any]:
         """Return the options and settings for the manifest."""
         return asdict(self.options) | self.extra
 
 
-def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProcess], None]) -> NoReturn:
+Sidecar = Callable[[Launch, LaunchedProcess, LastWord], None]
+
+
+def launch(run: Path, request: Request, sidecar: Sidecar) -> NoReturn:
     """Become the command, recorded into a run directory.
 
     Args:
         run: the run directory; it may exist if it is empty, or if another launcher records into it now.
-        sidecar: called in a separate process beside the job, with the job to watch.
+        sidecar: called in a separate process beside the job, with the job to watch, and what can be said
+            on its stderr at its end.
 
     Raises:
         CommandNotFound: there is no such command.
@@ -162,29 +169,21 @@ def launch(run: Path, request: Request, sidecar: Callable[[Launch, LaunchedProce
     recording = Launch(run, f"{host}-{os.getpid()}-{os.urandom(3).hex()}")
     with _recordable(run), locked(run):  # launchers may start at the same time
         refuse_other_jobs(run, command)
+        is_first = not launches(run)
         make_raw(recording)
         marker = prepare(recording, request)
         environment = job_environment(recording, request.options) | request.environment
         for prepared in request.prepare:
             environment |= prepared(recording, environment)
-    _fork_sidecar(recording, marker, sidecar, request.beside)
-    print_run(run)
+    _fork_sidecar(recording, marker, sidecar, request)
+    # Hundreds of launchers may share one log, but not a terminal.
+    if not request.quiet and (is_first or os.isatty(2)):
+        print_run(run)
     if request.options.ray:
         environment |= ray_variables(os.environ, environment)
     if request.run_instead is not None:
         sys.exit(request.run_instead(recording, environment))
     _become(command, environment)
-
-
-def print_run(run: Path) -> None:
-    """Print where the run is and the next command, only on a terminal: redirected output is the job's."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return
-    with suppress(OSError):  # the folder may be gone or the terminal closed; the job starts anyway
-        here = Path.cwd()
-        name = run.relative_to(here) if run.is_relative_to(here) else run
-        line = f"dpro: recording into {name}; once the job has ended: dpro {name}"
-        print(line, file=sys.stderr, flush=True)
 
 
 def run_of_this_start(run: Path) -> Path:
@@ -315,27 +314,24 @@ def job_environment(recording: Launch, options: RecordOptions) -> dict[str, str]
     return environment
 
 
-def _fork_sidecar(
-    recording: Launch,
-    marker: IO[bytes],
-    sidecar: Callable[[Launch, LaunchedProcess], None],
-    beside: Sequence[Callable[[Launch], None]],
-) -> None:
+def _fork_sidecar(recording: Launch, marker: IO[bytes], sidecar: Sidecar, request: Request) -> None:
     """Start the sidecar, orphaned and in its own session, so that neither `wait` nor Ctrl-C affects it."""
     job = LaunchedProcess(os.getpid())
+    last_word = LastWord(request.quiet)  # of this session, which has the terminal
     child = os.fork()
     if child:
         os.waitpid(child, 0)
+        last_word.close()
         return
     os.setsid()
     if os.fork():
         os._exit(0)
     try:
-        for start in beside:
+        for start in request.beside:
             with suppress(OSError):
                 start(recording)
-        _detach(recording, keep={marker.fileno(), job.descriptor})
-        sidecar(recording, job)
+        _detach(recording, keep={marker.fileno(), job.descriptor, last_word.descriptor})
+        sidecar(recording, job, last_word)
     finally:
         os._exit(0)
 

@@ -56,16 +56,24 @@ def mean_share(shares: Sequence[tuple[RecordingShare | None, float]]) -> Recordi
 
 
 def recording_in_words(cost: RecordingShare, num_windows: int = 0, window_ms: float = 0.0) -> str:
-    """Return `0.61% of the time: 0.25% at the ends of steps, 0.36% in 7 deep windows of 10.6 ms each`.
+    """Return `0.61% of the time: 0.25% at the ends of steps, 0.36% by 7 deep windows that cost 10.6 ms each`.
 
     Args:
         num_windows: number of deep windows; 0 to leave it out.
         window_ms: median cost of a deep window.
     """
-    plural = " each" * (num_windows > 1)
-    of_windows = f"{counted(num_windows, 'deep window')} of {window_ms:.3g} ms{plural}"
-    deep = of_windows if num_windows else "deep windows"
-    windows = f", {cost.windows:.2%} in {deep}" if cost.windows else ""
+    deep = windows_in_words(num_windows, window_ms, "that cost") if num_windows else "deep windows"
+    windows = f", {cost.windows:.2%} by {deep}" if cost.windows else ""
     spent = cost.budget is not None and cost.at_ends >= cost.budget
     why = f"; that used up the budget ({cost.budget:.1%}), so no more windows followed" if spent else ""
     return f"{cost.share:.2%} of the time: {cost.at_ends:.2%} at the ends of steps{windows}{why}"
+
+
+def windows_in_words(num_windows: int, window_ms: float, verb: str = "cost") -> str:
+    """Return `3 deep windows cost 104 ms each`: the time that a window adds, not its length.
+
+    Args:
+        window_ms: median cost of a deep window.
+    """
+    plural = " each" * (num_windows > 1)
+    return f"{counted(num_windows, 'deep window')} {verb} {window_ms:.3g} ms{plural}"

@@ -17,7 +17,7 @@ from dpro.analysis.step_time import step_time_in_words
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import verdict_in_words
 from dpro.detect.words import summarise
-from dpro.replay.fidelity.accuracy import Trust
+from dpro.replay.fidelity.accuracy import COPIED, Criterion, Trust
 from dpro.replay.whatif.edit import EFFORTS
 from dpro.replay.whatif.predict import Prediction
 from dpro.store import Manifest
@@ -148,6 +148,17 @@ def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
     )
 
 
+def copied_in_words(share: float, figures: Sequence[Criterion]) -> str:
+    """Return the share of starts that come from the trace, and its lower bound: `15.6%, surely 9.66%`.
+
+    Args:
+        share: as counted.
+        figures: those of trust, one of which is the lower bound: a few starts are no certain share.
+    """
+    surely = next((figure.value for figure in figures if figure.name == COPIED), None)
+    return f"{share:.1%}" if surely is None else f"{share:.1%}, surely {surely:.3g}%"
+
+
 def trust_info(trust: Trust) -> list[tuple[str, str]]:
     """Return the fit of the replay as names and values."""
     coverage = trust.coverage
@@ -164,7 +175,7 @@ def trust_info(trust: Trust) -> list[tuple[str, str]]:
         ("GPU time in known kernels", "no kernels" if classified is None else f"{classified:.1%}"),
         ("unexplained time", f"{coverage.time_unexplained:.2%}"),
         ("CPU time in no span", f"{coverage.host_gaps:.1%}"),
-        ("start times copied from the trace", f"{coverage.starts_anchored:.1%}"),
+        ("start times copied from the trace", copied_in_words(coverage.starts_anchored, trust.figures)),
     ]
     if trust.overlap is not None:
         overlap = trust.overlap

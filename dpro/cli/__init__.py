@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
+import shutil
 import signal
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -73,6 +75,7 @@ REPLAY = ("numba", "scipy")  # libraries that any analysis may need
 # Threshold of garbage collection. Libraries create 100,000 objects at import, none of them garbage: with
 # Python's threshold of 700, collections during imports take 50 ms.
 MANY_OBJECTS = 10_000
+_HELP = (["-h"], ["--help"])
 MAX_MESSAGE = 300  # characters of a usage error, which may repeat a long argument
 
 
@@ -94,6 +97,11 @@ class LazyGroup(click.Group):
         command.params += [option for option in options_of(cmd_name) if option.name not in given]
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the options before the command, and page the help, which begins with what is needed first."""
+        with paged() if args[:1] in _HELP else nullcontext():
+            return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -102,7 +110,8 @@ class LazyGroup(click.Group):
         if args and args[0] == "help":
             args = [*args[1:2], "--help"]
             if len(args) == 1:
-                click.echo(ctx.get_help())
+                with paged():
+                    click.echo(ctx.get_help())
                 ctx.exit()
         if args and args[0] not in listed and _is_path(args[0]):
             if len(args) > 1 and _is_path(args[1]) and not ctx.resilient_parsing:
@@ -116,11 +125,14 @@ class LazyGroup(click.Group):
                 beside = os.listdir()
             near = get_close_matches(args[0], [*listed, *beside], n=1)
             meant = f" Did you mean {near[0]!r}?" if near else ""
+            if not near and shutil.which(args[0]):
+                meant = f" To record it: dpro record -o RUN -- {shlex.join(args)}"
             ctx.fail(f"No such command, file or folder: {args[0]!r}.{meant}")
         if not ctx.resilient_parsing:
             for complaint in installed().complaints:
                 warn(complaint)
-            if args and args[0] in listed and listed[args[0]].paged and "--json" not in args:
+            is_paged = args and args[0] in listed and listed[args[0]].paged and "--json" not in args
+            if is_paged or args[1:2] in _HELP:
                 ctx.with_resource(paged())
         return super().resolve_command(ctx, args)
 
@@ -176,7 +188,8 @@ def main() -> None:
         click.echo("Aborted!", err=True)
         sys.exit(1)
     except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
+        with paged():
+            click.echo(error.format_message())
         sys.exit(error.exit_code)
     except click.ClickException as error:
         asked = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "dpro"

@@ -134,7 +134,7 @@ def _record(run: Path, *arguments: str) -> Path:
     status = stderr_console()
     with status.status("recording, about 15 s …"):
         done = subprocess.run(
-            [sys.executable, "-m", "dpro", "record", "-o", str(run), *WINDOWS, "--", *launcher],
+            [sys.executable, "-m", "dpro", "record", "--quiet", "-o", str(run), *WINDOWS, "--", *launcher],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
 import click
 
 from dpro.cli.analysis import layout_option, open_or_import, run_argument
 from dpro.cli.output import json_option, print_json
+from dpro.errors import DproError
+
+if TYPE_CHECKING:
+    from dpro.analysis.analysis import Analysis
 
 
 @click.command()
@@ -43,4 +51,17 @@ def explain(run: str, as_json: bool) -> None:
         return
     for line in lines_of(explanation):
         click.echo(line)
-    click.echo(f"MORE   {' | '.join(f'dpro {command} RUN' for command in ('report', 'diagnose', 'whatif'))}")
+    click.echo(_more(run, analysis))
+
+
+def _more(run: str, analysis: Analysis) -> str:
+    """Return the commands behind the answers, of those that can answer, in a line, or a line for each."""
+    from dpro.schema import SPANS
+    from dpro.verdict.words import MARGIN, WIDTH
+
+    names = ["report"] * bool(analysis.run.num_rows(SPANS)) + ["diagnose"]
+    with suppress(DproError):
+        names += ["whatif"] * bool(not analysis.end.hung and analysis.trust)
+    commands = [f"dpro {name} {shlex.quote(run)}" for name in names]
+    line = f"{'MORE':{MARGIN}}{' | '.join(commands)}"
+    return line if len(line) <= WIDTH else line.replace(" | ", "\n" + " " * MARGIN)

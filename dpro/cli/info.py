@@ -135,8 +135,9 @@ def _cost_in_words(document: InfoDocument) -> list[str]:
         return [f"recording  cost {recording_in_words(document.recording, count, cost_ms)}"]
     if not count:
         return []
-    cost = "costs" if count == 1 else "each cost"
-    return [f"windows    {counted(count, 'deep window')} of {cost_ms:.3g} ms {cost} {share:.2%} of the time"]
+    from dpro.analysis.recording import windows_in_words
+
+    return [f"windows    {windows_in_words(count, cost_ms)}, {share:.2%} of the time"]
 
 
 def rows_in_words(document: InfoDocument | ContentsDocument) -> str:

@@ -11,7 +11,6 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from dpro.errors import UsageError
 from dpro.plugins import hooks_of
 
 if TYPE_CHECKING:
+    from dpro.collectors.launch.notices import LastWord
     from dpro.collectors.launch.processes import LaunchedProcess
     from dpro.collectors.launch.recording import Launch
 
@@ -55,7 +55,8 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
 )
 @click.option(
     "--no-windows", "windows", flag_value=False, default=True,
-    help="Record no deep windows: only steps, calls and telemetry, without a replay.",
+    help="Record no deep windows, which can cost more than the budget: only steps, calls and telemetry, "
+    "without a replay.",
 )  # fmt: skip
 @click.option(
     "--on-request", is_flag=True,
@@ -68,7 +69,8 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
 )  # fmt: skip
 @click.option(
     "--budget", callback=parse_share, default="1%", show_default=True, metavar="SHARE",
-    help="Share of the job's time that recording may cost: what it did sets the spacing of deep windows.",
+    help="Share of the job's time that recording may cost; it sets the spacing of deep windows. The first "
+    "window is always recorded, and slows a launch-bound GPU job for the rest of its run: see --no-windows.",
 )  # fmt: skip
 @click.option(
     "--every", type=click.IntRange(1, MAX_STEPS), metavar="N",
@@ -132,6 +134,9 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
     help="Record the loss and the gradient norm of every step, so that `dpro diagnose` and `dpro watch` name "
     "the first rank and step where one is not finite or jumps.",
 )  # fmt: skip
+@click.option(
+    "-q", "--quiet", is_flag=True, help="Say nothing about the recording on stderr, which the job shares."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def record(
@@ -139,6 +144,7 @@ def record(
     /,
     run: Path | None,
     command: tuple[str, ...],
+    quiet: bool,
     **given: Any,
 ) -> None:
     """Record an unmodified job under any launcher.
@@ -160,7 +166,8 @@ def record(
 
     If Slurm requeues the job, its restarts are recorded into RUN-restart1 and so on, next to RUN.
 
-    The job keeps its output, signals and exit code. RUN is ready moments after the job ends, even after
+    The job keeps its output, signals and exit code; dpro adds a line to stderr, which says where RUN is, and
+    one if nothing was recorded. RUN is ready moments after the job ends, even after
     a crash; commands that read RUN wait until it is.
     """
     from dpro.collectors.launch.start import RecordOptions, Request, launch
@@ -182,11 +189,10 @@ def record(
         click.echo(
             f"dpro: --nccl-timing with {_ONE_QUEUE}=1: communication will not overlap compute", err=True
         )
-    request = Request(command, chosen)
+    request = Request(command, chosen, quiet=quiet)
     for ask in hooks_of("record"):
         ask(request, given)
-    sidecar = partial(_sidecar, terminal=_terminal())
-    launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), request, sidecar)
+    launch(run or Path(time.strftime("dpro-run-%Y%m%d-%H%M%S")), request, _sidecar)
 
 
 def _refuse(context: click.Context, names: frozenset[str], what_for: str) -> None:
@@ -205,14 +211,7 @@ def _refuse(context: click.Context, names: frozenset[str], what_for: str) -> Non
             raise UsageError(f"{parameter.opts[0]} applies to {what_for}")
 
 
-def _terminal() -> tuple[str, int] | None:
-    """Return the terminal of stderr, and the session of its shell; None if stderr is not a terminal."""
-    with suppress(OSError):
-        return os.ttyname(2), os.getsid(0)
-    return None
-
-
-def _sidecar(recording: Launch, job: LaunchedProcess, terminal: tuple[str, int] | None) -> None:
+def _sidecar(recording: Launch, job: LaunchedProcess, last_word: LastWord) -> None:
     """Run the sidecar, the process beside the job; it imports Polars only after the job has ended."""
     from dpro.collectors.sidecar import attend
     from dpro.opening import readers
@@ -227,19 +226,11 @@ def _sidecar(recording: Launch, job: LaunchedProcess, terminal: tuple[str, int] 
 
         finish(recording, readers(), status, statuses)
 
-    attend(recording, job, convert, finish)
-    if terminal is not None:
-        _say_why_nothing(recording.run, *terminal)
+    attend(recording, job, convert, finish, last_word)
+    _say_why_no_step(recording.run, last_word)
 
 
-def _say_why_nothing(run: Path, terminal: str, session: int) -> None:
-    """Print why no step was recorded to the terminal, if its shell still has it.
-
-    Never to a file or a pipe, which get only the job's own output.
-    """
+def _say_why_no_step(run: Path, last_word: LastWord) -> None:
     with suppress(OSError, ValueError, LookupError):
-        why = json.loads((run / "manifest.json").read_bytes())["unrecorded"]
-        of_shell = Path(f"/proc/{session}/stat").read_text().rpartition(")")[2].split()[4]
-        if why and int(of_shell) == os.stat(terminal).st_rdev:
-            with open(os.open(terminal, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK), "w") as shown:
-                shown.write(f"dpro: {why}\n")
+        if why := json.loads((run / "manifest.json").read_bytes())["unrecorded"]:
+            last_word.say(why)

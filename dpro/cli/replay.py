@@ -154,6 +154,8 @@ def _print_fit(document: ReplayDocument) -> None:
 
 
 def _print_starts(document: ReplayDocument) -> None:
+    from dpro.analysis.summary import copied_in_words
+
     out, starts, pairs = console(), document.evidence.starts, document.evidence.stream_pairs
     out.print(
         f"  starts set by recorded dependencies  {starts.derived:.1%}, by inferred ones  "
@@ -164,8 +166,9 @@ def _print_starts(document: ReplayDocument) -> None:
             f"  pairs of streams that wait for each other  {pairs.recorded} by recorded events, "
             f"{pairs.inferred} by inferred ones"
         )
-    fitted = f", by when the device ran out of work  {starts.fitted:.1%}" if starts.fitted else ""
-    out.print(f"  start times copied from the trace  {starts.anchored:.1%}{fitted}")
+    copied = copied_in_words(document.coverage.starts_anchored, document.trust.figures)
+    fitted = f"; {starts.fitted:.1%} of starts by when the device ran out of work" if starts.fitted else ""
+    out.print(f"  start times copied from the trace  {copied}{fitted}")
 
 
 def _us(us: float | None) -> str:

@@ -213,6 +213,7 @@ def _manifest(
         versions=dict(sorted(versions.items())),
         sources={name: ", ".join(sorted(formats[name])) for name in sorted(formats)},
         warnings=[*warnings, *of_files, *assumed, *(line for remark in remarks for line in remark.warnings)],
+        represents=min(share.represents for share in shares),
         skipped=merge_counts([*(share.skipped for share in shares), *(remark.skipped for remark in remarks)]),
     )
     if manifest.missing_ranks:
@@ -228,6 +229,7 @@ _ADDED = frozenset(table.name for table in (COLLECTIVES, SENDS, PROCESS_GROUPS, 
 _FROM_ONE_FILE = TABLES.keys() - _ADDED - {WORKERS.name}
 _IDS_OF_A_FILE = 1 << 32  # offset of `collective_id` between the files of a rank
 LEFT_OUT = "left out: "
+ONE_FOLDER = "if each folder is a job of its own, give dpro one of them, such as {0} or {1}"
 ONE_OF_THEM = "give dpro one of them, or import each as a separate run (`dpro import FILE -o RUN`)"
 
 
@@ -319,7 +321,10 @@ def refuse_clashes(pieces: Sequence[StagedPiece]) -> None:
             if (what := clash(first, second)) and not both_dumps:
                 also = "" if first.format == second.format else f" and have its {what}"
                 rank = second.share.rank
-                raise InputError(f"{first.path} and {second.path}: both are rank {rank}{also}; {ONE_OF_THEM}")
+                them = f"{first.path} and {second.path}"
+                folders = [os.path.dirname(piece.path) for piece in (first, second)]
+                what_to_do = ONE_OF_THEM if folders[0] == folders[1] else ONE_FOLDER.format(*folders)
+                raise InputError(f"{them}: both are rank {rank}{also}; {what_to_do}")
 
 
 def merge_rank(rank: int, pieces: Sequence[StagedPiece], run: Path) -> Remarks:

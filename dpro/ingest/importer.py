@@ -246,7 +246,7 @@ def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -
         # The target of a link may be among the sources already, or contain the link.
         if links := sum((folder / inner).is_symlink() for inner in folders):
             passed_over[LINKS] += links
-        yield from (path for file in files if (path := folder / file).is_file())
+        yield from (path for file in files if os.path.isfile(path := folder / file))
 
 
 def stage_all(tasks: Sequence[ImportTask], spread: Spread, progress: Progress | None) -> None:

@@ -77,6 +77,7 @@ class RankFacts:
     skipped: dict[str, int]
     warnings: list[str]
     tables: list[str]
+    represents: int = 1
 
 
 @dataclass(frozen=True)
@@ -278,6 +279,7 @@ def _write_share(trace: RankTrace, folder: Path) -> RankFacts:
         skipped=dict(trace.skipped),
         warnings=list(trace.warnings),
         tables=sorted(tables),
+        represents=trace.represents,
     )
 
 

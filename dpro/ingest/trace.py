@@ -17,6 +17,7 @@ class RankTrace:
     Attributes:
         rank: global rank; -1 where the source does not state it.
         world_size: number of ranks of the job; -1 where the source does not state it.
+        represents: ranks of the job that this one was recorded for, itself included.
         frames: rows by table name, with columns of `dpro.schema` in their types (missing ones are filled when
             written).
         host: host name; empty where unknown.
@@ -34,6 +35,7 @@ class RankTrace:
     versions: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    represents: int = 1
 
     def __post_init__(self) -> None:
         """Cast the frames to their declared types.

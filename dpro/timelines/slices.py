@@ -30,6 +30,7 @@ CRITICAL_REPLAYED = f"{CRITICAL} ({REPLAYED})"
 PATHS = {MEASURED: CRITICAL, REPLAYED: CRITICAL_REPLAYED}  # group of the critical path, by side
 FIRST = {FINDINGS: -3, CRITICAL: -2, CRITICAL_REPLAYED: -1}  # order of the groups above the ranks
 WAIT = "wait"
+AS_MEASURED = "when they were measured to begin"
 
 
 def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Selection = ALL) -> pl.DataFrame:
@@ -93,21 +94,44 @@ def path_offset(rows: pl.DataFrame) -> tuple[int, int]:
     return (int(later.min()), int(later.max())) if later.size else (0, 0)
 
 
-def path_note(sooner_ns: int, later_ns: int) -> str:
+def path_offset_with_recording(rows: pl.DataFrame, recorded: Timeline) -> tuple[int, int] | None:
+    """Return `path_offset` of a replay that keeps the cost of recording; None if that is no nearer.
+
+    Args:
+        rows: frame of `slices`, of a replay without that cost.
+        recorded: the replay of the graph as recorded, with the same nodes.
+    """
+    node = rows.filter(pl.col("group") == CRITICAL)["node"].to_numpy()
+    if not node.size:
+        return None
+    later_ns = (recorded.start - recorded.graph.nodes.measured_start)[node]
+    kept = int(later_ns.min()), int(later_ns.max())
+    without = path_offset(rows)
+    return kept if max(-kept[0], kept[1]) < max(-without[0], without[1]) / 2 else None
+
+
+def path_note(sooner_ns: int, later_ns: int, recorded: tuple[int, int] | None = None) -> str:
     """Return a sentence on the distance between the two rows of the critical path.
 
     Args:
         sooner_ns, later_ns: values of `path_offset`.
+        recorded: those of `path_offset_with_recording`.
     """
     farthest = max(-sooner_ns, later_ns)
     if farthest == 0:
         return "The replay begins every span of the critical path when it was measured to begin."
-    sides = [
-        f"{format_duration(abs(ns))} {side}"
-        for ns, side in ((min(sooner_ns, 0), "sooner"), (max(later_ns, 0), "later"))
-        if ns
-    ]
-    return f"The replay begins spans of the critical path up to {' and up to '.join(sides)} than measured."
+    distance = _distance_in_words(sooner_ns, later_ns)
+    if recorded is None:
+        return f"The replay begins spans of the critical path {distance} than measured."
+    return (
+        "The replay leaves out what recording cost, and so begins spans of the critical path "
+        f"{distance} than measured; with that cost, {_distance_in_words(*recorded)}."
+    )
+
+
+def _distance_in_words(sooner_ns: int, later_ns: int) -> str:
+    sides = ((min(sooner_ns, 0), "sooner"), (max(later_ns, 0), "later"))
+    return " and ".join(f"up to {format_duration(abs(ns))} {side}" for ns, side in sides if ns) or AS_MEASURED
 
 
 def _marks(timeline: Timeline, finding: Finding, schema: pl.Schema) -> pl.DataFrame:

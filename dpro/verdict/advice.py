@@ -111,7 +111,7 @@ class Advice(DocumentPart, frozen=True):
         kind: what is done, in one word.
         do: what to do, in terms of the job.
         gain_low, gain_high: current step time over the step time after it; null where unknown.
-        effort: what it takes: `a setting`, `a line of code`, `new code`, `other hardware`.
+        effort: what it takes: `no code`, `a setting`, `a line of code`, `new code`, `other hardware`.
         assumes: assumptions of the gain.
         check: how to check whether it holds.
         edit: argument of `whatif --edit` for the same gain; empty where no edit predicts it.
@@ -300,7 +300,7 @@ def _slow_parts(facts: JobFacts, limit: str) -> Iterator[Advice]:
             if finding.remedy
             else find,
             *interval_of(prediction),
-            "new code",
+            _effort_of(finding),
             "its peers do the same work",
             f"dpro whatif RUN --edit heal:rank={finding.ranks[0]}",
             edits[0] if len(edits) == 1 else "",
@@ -328,7 +328,15 @@ def remedies_of(findings: Sequence[Finding]) -> Iterator[Advice]:
         else:
             continue
         kind = "balance-input" if is_of_data else "heal"
-        yield Advice(kind, do, partly(gain, 0.5), gain, "new code", "of the mean step, with its pauses")
+        yield Advice(
+            kind, do, partly(gain, 0.5), gain, _effort_of(finding), "of the mean step, with its pauses"
+        )
+
+
+def _effort_of(finding: Finding) -> str:
+    """Return `no code` if a finding's remedy concerns the machine of a rank."""
+    of_machine = finding.remedy and finding.component_kind in ("rank", "host") and finding.class_ != PAUSES
+    return "no code" if of_machine else "new code"
 
 
 def _to_be_found(part: str, finding: Finding) -> str:

@@ -225,7 +225,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
     hosts = "no rank stands out: all wait for their hosts" if len(faults) < len(facts.findings) else ""
     fits = hosts if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
     why_not = NOT_DIAGNOSED if blind else fits or _doubtful_fault(facts.doubtful_findings)
-    fault = _after_end(analysis, fault_in_words(faults, why_not))
+    fault = _after_end(analysis, fault_in_words(faults, why_not, analysis.trust.answerable))
     return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps),
@@ -410,7 +410,7 @@ def _devices(analysis: Analysis) -> str:
     """Return the number of ranks, of the total if some left no record, and of GPUs, fewer if shared."""
     manifest, gpu = analysis.run.manifest, common_model(analysis.run.manifest.gpus)
     ranks = counted(len(manifest.ranks), "rank")
-    if manifest.missing_ranks and not manifest.is_pretended:
+    if len(manifest.ranks) < manifest.world_size and not manifest.is_pretended:
         ranks = f"{len(manifest.ranks):,} of {counted(manifest.world_size, 'rank')}"
         return f"{ranks}, {gpu}" if gpu else ranks
     if not gpu:
@@ -434,16 +434,18 @@ def _ranks_of(findings: list[Finding]) -> list[int]:
     return sorted({rank for finding in named for rank in finding.ranks})
 
 
-def fault_in_words(findings: Sequence[Finding], why_not: str = "") -> str:
+def fault_in_words(findings: Sequence[Finding], why_not: str = "", fits: bool = True) -> str:
     """Return which parts are at fault, the costliest two by name.
 
     Args:
         why_not: what to say without findings; empty where the run could have shown some.
+        fits: whether the replay fits, which costs come from; else they are marked.
     """
     if not findings:
         return f"{why_not or 'no slow rank or component found'}."
+    perhaps = "" if fits else "perhaps "
     words = [
-        name_part(one) + (f" {cost_verb(one)} {_cost_of_step(one)}" if one.cost_ns else "")
+        name_part(one) + (f" {cost_verb(one)} {perhaps}{_cost_of_step(one)}" if one.cost_ns else "")
         for one in findings[:2]
     ]
     more = len(findings) - len(words)
@@ -516,7 +518,7 @@ def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:
 
 def _unsure(facts: JobFacts, usual: int) -> list[str]:
     manifest, trust = facts.analysis.run.manifest, facts.analysis.trust
-    missing = manifest.world_size - len(manifest.ranks)
+    missing = len(manifest.missing_ranks)
     left_out, impossible = facts.ends.height - usual, manifest.num_impossible
     stepped = facts.analysis.steps["rank"].unique()
     stepless = sorted({*manifest.ranks} - {*stepped}) if stepped.len() else []

@@ -56,6 +56,7 @@ STANDARD_ERRORS = 2.0  # on each side of an interval
 RUN_TO_RUN = 0.6
 SURE = 0.95  # confidence in the lower bound of a share of a small number
 GOOD, FAIR = 0.75, 0.25  # lowest scores of these grades
+COPIED = "start times surely copied from the trace"
 COLD_STEPS, WARM_UP = "first calls of a process in steps", "steps that warm up against the others"
 NOTABLE = 1.05  # factor from which a slowdown by recording is reported
 MIN_USUAL_STEPS = 5  # steps outside deep windows: fewer do not show the usual one
@@ -66,7 +67,7 @@ _MEASURED = {  # sentence of a figure, by its name
     "median error of starts": "replayed start times are off by {} of a step (median)",
     "95th percentile of errors of starts": "replayed start times are off by {} of a step (95th percentile)",
     "unexplained time": "{} of the time is unexplained",
-    "start times surely copied from the trace": "at least {} of start times come from the trace",
+    COPIED: "{} of start times surely come from the trace",
     "length of deep steps against others": "median steps in and outside deep windows differ by {}",
     "noise of steps": "step times vary: changes below {} of a step cannot be detected",
     "spans of impossible times": "{} of spans have impossible times",
@@ -155,7 +156,7 @@ def figures_of(
         criterion("median error of starts", half, 0.2, 5.0),
         criterion("95th percentile of errors of starts", most, 2.0, 50.0),
         criterion("unexplained time", 100 * unexplained, 1.0, 10.0),
-        criterion("start times surely copied from the trace", 100 * copied, 5.0, 20.0),
+        criterion(COPIED, 100 * copied, 5.0, 20.0),
         criterion("length of deep steps against others", windows, 1.1, 1.5, "x"),
         noise,
         *([criterion("spans of impossible times", 100 * impossible, 0.0, 5.0)] if impossible else []),

@@ -378,10 +378,11 @@ def _all_places_recorded(graph: Graph) -> bool:
 
 def _assumed(run: Run, graph: Graph, direct: pl.DataFrame, steps: pl.DataFrame) -> tuple[str, ...]:
     lines = []
-    missing, total = run.manifest.missing_ranks, run.manifest.world_size
-    if missing and _all_places_recorded(graph):
+    total = run.manifest.world_size
+    others = total - len(run.manifest.ranks)
+    if others and _all_places_recorded(graph):
         lines.append(
-            f"{len(missing)} of {total} ranks are not recorded: each is assumed to match the recorded one of "
+            f"{others} of {total} ranks are not recorded: each is assumed to match the recorded one of "
             "its stage and data-parallel rank"
         )
     waited = direct.filter(pl.col("handed") & (pl.col("lag") > 0)).group_by("role").agg(pl.col("lag").max())

@@ -300,5 +300,5 @@ def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """Return ` (did you mean …?)` with the word nearest to `word`; empty where none is near."""
-    close = get_close_matches(word, list(words), n=1, cutoff=0.4)
+    close = get_close_matches(word, list(words), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -49,9 +49,36 @@ def test_an_explanation_is_a_screen_of_labelled_lines(sample):
     assert all(line.split()[0] in LABELS for line in lines[2:] if not line.startswith(" "))
 
 
+def test_the_last_line_names_commands_with_the_path_that_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my run").symlink_to(SAMPLES / "slow_rank")
+    (tmp_path / ("r" * 30)).symlink_to(SAMPLES / "slow_rank")
+    said = dpro("explain", "my run").stdout.splitlines()
+    assert said[-1] == "MORE   dpro report 'my run' | dpro diagnose 'my run' | dpro whatif 'my run'"
+    said = dpro("explain", "r" * 30).stdout.splitlines()  # too long for one line
+    assert said[-3:] == [
+        f"MORE   dpro report {'r' * 30}",
+        f"       dpro diagnose {'r' * 30}",
+        f"       dpro whatif {'r' * 30}",
+    ]
+
+
+def test_no_command_is_named_that_can_only_fail(traces):
+    dumps = traces / "flight_recorder" / "lock_gil_1st"
+    assert dpro("explain", dumps).stdout.splitlines()[-1] == f"MORE   dpro diagnose {dumps}"
+    assert dpro("report", dumps).returncode == dpro("whatif", dumps).returncode == 1
+
+
 def test_a_path_in_place_of_a_command_is_explained():
     explained = dpro("explain", SAMPLES / "slow_rank")
     assert dpro(SAMPLES / "slow_rank").stdout == explained.stdout
+
+
+def test_the_page_on_it_shows_what_it_prints(traces, monkeypatch):
+    monkeypatch.chdir(traces / "multirank")
+    lines = dpro("explain", "torchrec_v100_4r_sleep1s_rank2").stdout.splitlines()
+    page = (SAMPLES.parent / "docs" / "explain.md").read_text()
+    assert "".join(f"    {line}\n" for line in lines) in page, "\n".join(lines)
 
 
 @pytest.fixture(scope="module")

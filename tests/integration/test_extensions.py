@@ -158,7 +158,8 @@ def test_an_extension_of_another_distribution_works_as_dpros_own(tmp_path):
     (tmp_path / "spans.csv").write_text("name,start_us,duration_us\naten::mm,5,7\n")
     imported = _dpro(tmp_path, "import", "spans.csv", "-o", "imported").stdout
     assert "1 of 1 ranks, 1 span\n" in imported
-    recorded = _dpro(tmp_path, "record", "--sparks", "two", "-o", "run", "--", sys.executable, "train.py")
+    job = (sys.executable, "train.py")
+    recorded = _dpro(tmp_path, "record", "--quiet", "--sparks", "two", "-o", "run", "--", *job)
     assert (recorded.returncode, recorded.stderr) == (0, "")
     assert (tmp_path / "sparks.txt").read_text() == "True two"
     code = (

@@ -186,9 +186,15 @@ def _empty_folder(folder: Path) -> Path:
     return folder
 
 
-def _two_of_one_rank(folder: Path) -> Path:
+def _two_jobs(folder: Path) -> Path:
     write_rank(folder / "first", 0)
     write_rank(folder / "second", 0)
+    return folder
+
+
+def _two_of_one_rank(folder: Path) -> Path:
+    written = write_rank(folder, 0)
+    shutil.copy(written, written.with_name(f"again-{written.name}"))
     return folder
 
 
@@ -200,6 +206,7 @@ def _two_of_one_rank(folder: Path) -> Path:
         (_not_a_trace, "no trace found (1 file that is not a trace)"),
         (_empty_folder, "no trace found (no files)"),
         (lambda folder: folder / "nowhere", "no such file or folder"),
+        (_two_jobs, "both are rank 0; if each folder is a job of its own, give dpro one of them"),
         (_two_of_one_rank, "both are rank 0; give dpro one of them, or import each as a separate run"),
     ],
 )

@@ -3,6 +3,7 @@
 import os
 import pty
 import socket
+import subprocess
 import sys
 import textwrap
 
@@ -11,6 +12,7 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.mean_step import mean_step_of
+from dpro.opening import ensure_finished
 from dpro.replay.cost.work import inputs_of_calls, operations_of_calls
 from dpro.schema import BUCKETS, CLOCK_SAMPLES, COLLECTIVES, COUNTERS, MODEL_CALLS, SPANS, STEPS, WORKERS
 from dpro.store import Run
@@ -22,6 +24,7 @@ from tests.jobs import (
     TRAIN,
     TWO_RANKS,
     complete,
+    environment,
     head_start,
     opened,
     record,
@@ -283,6 +286,33 @@ def test_job_without_torch_is_a_run_that_says_so(tmp_path):
         assert "no process of the job was seen to import torch" in said.stderr
 
 
+WHERE = b"dpro: recording into run; once the job has ended: dpro run\n"
+
+
+@pytest.mark.parametrize("to", ["a file", "a pipe"])
+def test_stderr_says_where_the_run_is_and_why_nothing_was_recorded(tmp_path, to):
+    job = ["record", "-o", "run", "--", sys.executable, "-c", "print(1); raise SystemExit(3)"]
+    with (tmp_path / "log").open("w+b") as log:
+        output = subprocess.PIPE if to == "a pipe" else log
+        command = [sys.executable, "-m", "dpro", *job]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=output)
+        ensure_finished(tmp_path / "run")
+        log.seek(0)
+        said = (done.stderr or b"") + log.read()
+    assert (done.returncode, done.stdout) == (3, b"1\n")
+    assert said == WHERE + (
+        b"dpro: the job failed (exit code 3) before any of its processes was seen to import torch: "
+        b"nothing was recorded\n"
+    )
+
+
+def test_stderr_says_nothing_more_of_a_job_that_was_recorded(tmp_path):
+    options = ["-o", "run", "--no-windows", "--telemetry-period", "0"]
+    job = script(tmp_path, "for _ in range(3):\n    train_step()\nprint('trained')")
+    done = complete([sys.executable, "-m", "dpro", "record", *options, "--", *job], tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"trained\n", WHERE)
+
+
 def test_on_a_terminal_the_run_is_named_before_the_job_begins(tmp_path):
     text = on_terminal("record", "-o", "run", "--", sys.executable, "-c", "print(1)", cwd=tmp_path)
     assert text.split(b"\r\n") == [b"dpro: recording into run; once the job has ended: dpro run", b"1", b""]
@@ -300,13 +330,11 @@ def test_the_end_of_a_job_of_which_nothing_was_recorded_says_why_on_its_terminal
     os.write(end, b"\n")
     assert os.waitpid(child, 0)[1] == 0
     os.close(end)
-    assert text.split(b"\r\n")[:2] == [
-        b"dpro: recording into run; once the job has ended: dpro run",
-        b"exit 3",
-    ]
-    assert text.split(b"\r\n")[2].startswith(
-        b"dpro: the job failed (exit code 3) before any of its processes was"
-    )
+    first, *others = text.split(b"\r\n")
+    assert first == b"dpro: recording into run; once the job has ended: dpro run"
+    said, exited = sorted(others[:2])  # the shell goes on at once
+    assert exited == b"exit 3"
+    assert said.startswith(b"dpro: the job failed (exit code 3) before any of its processes was")
 
 
 def test_updates_of_several_optimizers_are_one_step(tmp_path):
@@ -362,10 +390,12 @@ def test_several_launchers_record_into_one_run(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [*RECORD, "-o", "run", "--", *script(tmp_path, body)]
+    command = [sys.executable, "-m", "dpro", "record", "-o", "run", "--", *script(tmp_path, body)]
     shared = {"WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     jobs = [start(command, tmp_path, RANK=rank, **shared) for rank in (0, 1)]
-    assert [(job.communicate(timeout=PATIENCE_S), job.returncode)[1] for job in jobs] == [0, 0]
+    said = [job.communicate(timeout=PATIENCE_S)[1] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0]
+    assert sorted(line.count(b"recording into run") for line in said) == [0, 1]
     run = opened(tmp_path / "run")
     assert (run.manifest.world_size, run.manifest.ranks) == (2, [0, 1])
     assert run.table(STEPS).group_by("rank").len().sort("rank")["len"].to_list() == [9, 9]

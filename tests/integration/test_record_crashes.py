@@ -18,8 +18,8 @@ import pytest
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.info import info_document
 from dpro.collectors.convert.process import UNFINISHED, UNPREPARED
-from dpro.collectors.convert.tables import UNKNOWN, Ending, ending
 from dpro.collectors.inside.records import FLUSH_NS, read_records
+from dpro.collectors.launch.endings import UNKNOWN, Ending, ending
 from dpro.collectors.launch.start import RecordOptions
 from dpro.schema import SPANS, STEPS, TABLES, WORKERS
 from dpro.store import Run
@@ -124,7 +124,7 @@ LaunchedProcess._read_status = lambda self: None
 sys.argv = ["dpro", *sys.argv[1:]]
 main()
 """
-RECORD_ON_OLD_KERNEL = [sys.executable, "-c", OLD_KERNEL, "record"]
+RECORD_ON_OLD_KERNEL = [sys.executable, "-c", OLD_KERNEL, "record", "--quiet"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,21 @@ def test_a_path_that_does_not_exist_is_answered_with_its_neighbour(tmp_path):
     assert f"did you mean {tmp_path / 'slow_rank'}?" in said
     assert "dpro record" in said
     assert "did you mean" not in _said(tmp_path / "zzz" / "slow_rank")
+
+
+def test_a_folder_that_vanishes_while_it_is_scanned_costs_nothing(tmp_path, monkeypatch):
+    write_rank(tmp_path / "traces", 0)
+    (tmp_path / "traces" / "gone").mkdir()
+    (tmp_path / "traces" / "gone" / "file").touch()
+    scan = os.scandir
+
+    def vanishing(path: Any = ".") -> Any:
+        if str(path).endswith("gone"):
+            shutil.rmtree(path, ignore_errors=True)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert open_path(tmp_path / "traces").manifest.ranks == [0]
 
 
 def test_a_folder_of_runs_is_answered_with_their_names(tmp_path):

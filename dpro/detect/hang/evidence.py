@@ -64,7 +64,7 @@ _COMPARE_PLACES = (
     "after an exception)"
 )
 _ALIVE = (
-    ": `py-spy dump --pid PID` for stacks, `ps -o stat,wchan -p PID` (T: stopped, D: waiting for a "
+    ": `py-spy dump --pid {pid}` for stacks, `ps -o stat,wchan -p {pid}` (T: stopped, D: waiting for a "
     "disk or a driver)"
 )
 _GONE = "; its process is gone: `dpro record --watch` keeps the stacks of a job that hangs"
@@ -229,7 +229,8 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
     over = pl.max_horizontal(pl.col("exit_code") + 1, "exit_signal", "failed_ns", "left_ns") > 0
     alive = rows.filter(~over)
     is_gone, rows = alive.is_empty() and not rows.is_empty(), alive if alive.height else rows
-    processes = rows.filter(pl.col("pid") > 0).select("rank", "pid", "host").iter_rows()
+    processes = rows.filter(pl.col("pid") > 0).select("rank", "pid", "host").rows()
+    look = _ALIVE.format(pid=processes[0][1] if processes else "PID")
     places = "; ".join(
         f"rank {rank}: pid {pid}{f' on {host}' if host else ''}" for rank, pid, host in processes
     )
@@ -240,7 +241,7 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
         does="do" if len(finding.ranks) > 1 else "does",
         where=f" ({places})" if places else "",
         in_place=f" in {finding.place.in_words}" if finding.place else "",
-        look=_ALIVE if not is_gone else "" if finding.place else _GONE,
+        look=look if not is_gone else "" if finding.place else _GONE,
         compare=(_COMPARE_PLACES if any(sides_of(finding)) else _COMPARE).format(who=finding.component),
         signalled=_on_signal(finding),
     )

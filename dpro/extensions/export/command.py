@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dpro.extensions.export.drawing import Drawing
     from dpro.selection import Ranges, RankChoice, Selection
 
+_OF_PERFETTO = (".pftrace", ".perfetto-trace", ".perfetto", ".pb")  # ends of names of such files, by custom
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
@@ -81,6 +82,11 @@ def export(
         if chrome or perfetto:
             raise UsageError("-o excludes --perfetto and --chrome, which name a file each")
         is_chrome = output.name.endswith((".json", ".json.gz"))
+        if not is_chrome and not output.name.removesuffix(".gz").endswith(_OF_PERFETTO):
+            raise UsageError(
+                f"{output}: its name does not say which format: end it in .pftrace (Perfetto) or .json.gz "
+                "(Chrome), or name it after --perfetto or --chrome"
+            )
         chrome, perfetto = (output, None) if is_chrome else (None, output)
     if otlp:
         if chrome or perfetto:
@@ -95,7 +101,7 @@ def export(
         ensure_writable(path)
     from dpro.analysis.selected import selection_of
     from dpro.selection import selection_document
-    from dpro.timelines.slices import path_note, path_offset
+    from dpro.timelines.slices import path_note, path_offset, path_offset_with_recording
 
     analysis = analyse(run)
     selection = selection_of(steps, ranks, analysis.run)
@@ -119,7 +125,9 @@ def export(
         print_selection(selection)
         for path in wanted.values():
             console().print(f"{path}: {drawn.rows.height:,} slices, {drawn.arrows.height:,} arrows")
-        console().print(path_note(sooner, later))
+        of_operations = analysis.built.of_operations
+        recorded = None if of_operations else path_offset_with_recording(drawn.rows, analysis.replayed)
+        console().print(path_note(sooner, later, recorded))
 
 
 def _send(run: str, otlp: str, steps: Ranges, ranks: RankChoice, as_json: bool) -> None:

@@ -118,6 +118,8 @@ def read_snapshot(file: Path) -> list[DeviceMemory]:
     Raises:
         InputError: the file cannot be read, or is not a snapshot.
     """
+    if file.is_dir():
+        raise InputError(f"{file}: a folder; `dpro memory --help` says how a job writes a snapshot")
     try:
         content = _DataUnpickler(io.BytesIO(_unpacked(file))).load()
         segments, traces = _parts(content)

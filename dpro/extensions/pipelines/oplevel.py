@@ -10,6 +10,7 @@ The format is that of "Understanding Stragglers in Large Model Training Using Wh
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -84,18 +85,19 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     frames = {"spans": _spans(operations), "collectives": _collectives(operations), "workers": workers}
     by_rank = {name: frame.partition_by("rank", as_dict=True) for name, frame in frames.items()}
     traces = []
+    num_ranks, represents = workers.height, _represents(workers, world_size)
     for number in workers["rank"]:
         of_rank = {name: parts[(number,)] for name, parts in by_rank.items() if (number,) in parts}
         of_rank["steps"] = steps.with_columns(rank=pl.lit(number, pl.Int32))
-        traces.append(RankTrace(rank=number, world_size=world_size, frames=of_rank))
+        traces.append(RankTrace(number, world_size, of_rank, represents=represents))
     # Warnings and counts of the whole file go to one trace.
-    num_ranks = len(traces)
     recorded = (
         f"{num_ranks} of {world_size} ranks are" if world_size > num_ranks else f"{num_ranks} ranks are"
     )
     warnings = traces[0].warnings
     if world_size != num_ranks:
-        warnings.append(f"{path.name}: {recorded} recorded, one per tensor-parallel group; none is missing")
+        none = "; none is missing" if num_ranks * represents >= world_size else ""
+        warnings.append(f"{path.name}: {recorded} recorded, one per tensor-parallel group{none}")
     taken: tuple[Any, ...] = (*_POINT_TO_POINT, *_COLLECTIVES, *_COMPUTE)
     unknown = operations.filter(~pl.col("optype").is_in(taken))["optype"].unique().sort().to_list()
     if unknown:
@@ -103,6 +105,21 @@ def read_oplevel(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     if operations.height < rows.height:
         traces[0].skipped["operations without a time"] = rows.height - operations.height
     return traces
+
+
+def _represents(workers: pl.DataFrame, world_size: int) -> int:
+    """Return how many ranks each recorded one represents: 1 where stages or data-parallel ranks are missing.
+
+    Args:
+        workers: one row per recorded rank, with its place `dp`, `pp`.
+        world_size: number of ranks of the job; -1 where only the highest rank shows it.
+    """
+    places = set(workers.select("dp", "pp").rows())
+    num_dp, num_stages = (1 + max(numbers) for numbers in zip(*places))
+    if not len(places) == workers.height == num_dp * num_stages:
+        return 1
+    size: int = max(world_size, 1 + workers["rank"].to_list()[-1])
+    return math.ceil(size / workers.height)
 
 
 def _operations(path: Path) -> pl.DataFrame:

@@ -51,7 +51,7 @@ def record_job(
         NotApplied: a change could not be made.
     """
     apply = json.dumps([change.document() for change in changes])
-    words = [sys.executable, "-m", "dpro", "record", "-o", str(run), *options]
+    words = [sys.executable, "-m", "dpro", "record", "--quiet", "-o", str(run), *options]
     words += ["--watch-loss", "--apply", apply, "--", *command]
     log = run.with_name(f"{run.name}.log")
     with log.open("wb") as file, _ends_job_on_sigterm():

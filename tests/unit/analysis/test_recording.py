@@ -16,7 +16,7 @@ def test_ends_of_steps_and_windows_add_up(tmp_path):
     costs = {"ends_share": 0.002, "count": 4, "cost_ms": 20.0, "share": 0.003}
     cost = recording_share(manifest_with(tmp_path, costs, budget=0.01))
     assert cost == RecordingShare(pytest.approx(0.005), 0.002, 0.003, 0.01)
-    words = "0.50% of the time: 0.20% at the ends of steps, 0.30% in 4 deep windows of 20 ms each"
+    words = "0.50% of the time: 0.20% at the ends of steps, 0.30% by 4 deep windows that cost 20 ms each"
     assert recording_in_words(cost, 4, 20.0) == words
 
 

@@ -91,6 +91,13 @@ def test_a_command_that_does_not_exist_is_answered_with_the_nearest():
     assert "No such command, file or folder: 'xyzzy'.\n" in said
 
 
+def test_a_program_in_place_of_a_command_is_answered_with_how_to_record_it(tmp_path, monkeypatch):
+    (tmp_path / "torchrun").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = CliRunner().invoke(cli, ["torchrun", "my train.py"]).output
+    assert "To record it: dpro record -o RUN -- torchrun 'my train.py'" in said
+
+
 def test_a_run_whose_name_is_mistyped_is_answered_with_the_nearest(tmp_path, monkeypatch):
     (tmp_path / "slow_rank").mkdir()
     monkeypatch.chdir(tmp_path)

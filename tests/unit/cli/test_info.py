@@ -71,11 +71,12 @@ def test_missing_ranks_are_named(tmp_path):
     [
         (
             {"count": 3, "cost_ms": 104.1, "share": 0.0365},  # of a version that counted windows alone
-            "windows    3 deep windows of 104 ms each cost 3.65% of the time",
+            "windows    3 deep windows cost 104 ms each, 3.65% of the time",
         ),
         (
             {"count": 1, "cost_ms": 104.1, "share": 0.0365, "ends_share": 0.001},
-            "recording  cost 3.75% of the time: 0.10% at the ends of steps, 3.65% in 1 deep window of 104 ms",
+            "recording  cost 3.75% of the time: 0.10% at the ends of steps, 3.65% by 1 deep window that cost "
+            "104 ms",
         ),
     ],
 )

@@ -46,7 +46,7 @@ from dpro.documents import DocumentPart
 from dpro.errors import UsageError
 from dpro.stages import set_display, stage
 from dpro.words import one_line, printable
-from tests.commands import on_terminal
+from tests.commands import dpro, on_terminal
 from tests.jobs import ROOT
 from tests.traces import write_rank
 
@@ -368,3 +368,17 @@ def test_help_fits_a_terminal_of_80_columns(name):
     with click.Context(command, info_name=f"dpro {name}", terminal_width=80) as context:
         lines = command.get_help(context).splitlines()
     assert [line for line in lines if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("asked", [["--help"], ["help"], ["record", "-h"]])
+def test_help_that_is_longer_than_the_terminal_is_paged_from_its_beginning(asked):
+    [first, *_, prompt] = on_terminal(*asked, keys=b"q").split(b"\r\n")
+    assert b"Usage: dpro" in first
+    assert b":" in prompt  # of the pager, which waits
+
+
+def test_help_without_a_command_can_be_piped():
+    done = dpro()
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout.startswith("Usage: dpro")
+    assert dpro("--help").stdout == done.stdout

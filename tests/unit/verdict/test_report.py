@@ -11,7 +11,9 @@ import pytest
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.summary import stands_out
-from dpro.schema import COLLECTIVES, PROCESS_GROUPS, STEPS, conform
+from dpro.detect.findings import Finding
+from dpro.detect.hang.evidence import advice_in_words
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS, conform
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
 from dpro.verdict.report import MAX_KERNELS, MAX_PREDICTIONS, make_report, markdown_of
 from dpro.verdict.verdict import advised_predictions
@@ -100,6 +102,14 @@ def test_what_a_run_cannot_answer_is_said_in_its_place(tmp_path):
     (doubt,) = report.doubts
     assert "nothing was replayed: the run holds no spans" in doubt
     assert "holds no spans" in markdown_of(report)
+
+
+def test_the_process_to_look_into_is_named_in_the_command():
+    hang = Finding("hang.host", "rank", "2", (2,), 0.0, 0.9, 0.0, ())
+    workers = conform(WORKERS, pl.DataFrame({"rank": [2], "pid": [42], "host": ["n1"]}))
+    do = advice_in_words(hang, workers)
+    assert "py-spy dump --pid 42`" in do
+    assert "(rank 2: pid 42 on n1)" in do
 
 
 def test_a_hang_comes_with_what_to_do(tmp_path):

@@ -621,6 +621,13 @@ def test_what_a_finding_says_to_do_is_advised_with_what_it_costs_of_the_mean_ste
     assert second.do == "look (b)"
     assert third.do == "find what makes rank 2 slower than its peers, and remove it"
     assert third.gain_high == pytest.approx(1 / 0.9)
+    assert [each.effort for each in (first, second, third)] == ["new code"] * 3
+
+
+def test_what_is_done_to_a_machine_takes_no_code():
+    shared = Finding("slow.compute", "rank", "2", (2,), 0.1, 0.9, 5e6, (), remedy="end the other process")
+    (advice,) = remedies_of([shared])
+    assert advice.effort == "no code"
 
 
 UNEVEN = Finding(
@@ -669,6 +676,11 @@ def finding(component_kind: str, component_id: str, cost_us: float, cause: str =
 )
 def test_the_costliest_two_faults_are_named_and_others_counted(findings, words):
     assert fault_in_words(findings) == words
+
+
+def test_a_cost_is_marked_where_the_replay_that_it_comes_from_does_not_fit():
+    slow = finding("rank", "1", 20, "the input pipeline")
+    assert fault_in_words([slow], fits=False) == "rank 1 (the input pipeline) costs perhaps 20 us a step."
 
 
 def test_what_may_be_at_fault_is_said_where_nothing_is_for_sure(tmp_path, monkeypatch):

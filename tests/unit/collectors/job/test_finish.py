@@ -20,6 +20,7 @@ from dpro.collectors.convert.recorded import Readers
 from dpro.collectors.finish import convert_waiting, finish
 from dpro.collectors.inside import records
 from dpro.collectors.inside.kernel import process_identity
+from dpro.collectors.launch.notices import LastWord
 from dpro.collectors.launch.recording import Launch
 from dpro.collectors.telemetry.samples import SampleWriter, TelemetrySample
 from dpro.detect.hang.memory import HOST_KILL
@@ -241,7 +242,9 @@ def test_kills_for_lack_of_memory_are_said_as_the_diagnosis_reads_them(launch, m
     monkeypatch.setattr(sidecar, "start_sampler", lambda _: None)
     monkeypatch.setattr(sidecar, "ELSEWHERE_S", 0)
     job = SimpleNamespace(ended=lambda: True, status=0)
-    sidecar.attend(launch, job, lambda _: None, lambda ended, *how: finish(ended, READERS, *how))
+    sidecar.attend(
+        launch, job, lambda _: None, lambda ended, *how: finish(ended, READERS, *how), LastWord(quiet=True)
+    )
     [warning] = open_run(launch.run).manifest.warnings
     assert "killed 2 process(es) for lack of memory" in warning
     assert HOST_KILL.search(warning)

@@ -11,13 +11,13 @@ from click.testing import CliRunner
 
 from dpro.collectors import liveness
 from dpro.collectors.inside.kernel import process_identity
+from dpro.collectors.launch.notices import print_run
 from dpro.collectors.launch.recording import Launch, launches
 from dpro.collectors.launch.start import (
     TIMING,
     RecordOptions,
     claim,
     job_environment,
-    print_run,
     run_of_this_start,
 )
 from dpro.collectors.liveness import is_running, unseen_end_warning, wait_until_finished

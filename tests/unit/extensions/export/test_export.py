@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -30,6 +31,7 @@ from dpro.timelines.slices import (
     PATHS,
     path_note,
     path_offset,
+    path_offset_with_recording,
     slices,
 )
 from tests.builders import BACKWARD, TinyRun, cpu_job, gpu_job, tiny_graph
@@ -120,6 +122,22 @@ def test_critical_path_is_drawn_where_the_lanes_of_its_side_have_its_spans():
     assert path_offset(rows) == (-2 * S, 0)
     assert "up to 2 s sooner than measured" in path_note(*path_offset(rows))
     assert "when it was measured" in path_note(0, 0)
+
+
+def test_spans_that_are_sooner_since_the_cost_of_recording_is_left_out_are_said_to_be():
+    # Two nodes in a row, of which recording made the first 2 s longer.
+    recorded = tiny_graph(
+        [3 * S, 4 * S], [(0, 1, 0)], measured_start=[0, 3 * S], measured_end=[3 * S, 7 * S], rank=[0, 0]
+    )
+    without = recorded.with_durations(np.array([S, 4 * S]))
+    rows = slices(replay(without))
+    kept = path_offset_with_recording(rows, replay(recorded))
+    assert (path_offset(rows), kept) == ((-2 * S, 0), (0, 0))
+    assert path_note(-2 * S, 0, kept) == (
+        "The replay leaves out what recording cost, and so begins spans of the critical path up to 2 s "
+        "sooner than measured; with that cost, when they were measured to begin."
+    )
+    assert path_offset_with_recording(rows, replay(without)) is None  # the distance has another reason
 
 
 def test_slices_say_how_much_longer_their_work_may_take_at_no_cost(timeline, tmp_path):
@@ -305,6 +323,8 @@ def test_command_writes_what_it_was_asked_for(tmp_path, capsys):
     events = json.loads(chrome.read_text())["traceEvents"]
     assert sum(each["ph"] == "X" for each in events) == document["slices"]
     assert perfetto.stat().st_size > 0
+    with pytest.raises(UsageError, match="foo: its name does not say which format"):
+        cli(["export", run, "-o", str(tmp_path / "x.foo")], standalone_mode=False)
     with pytest.raises(UsageError, match="with -o FILE"):
         cli(["export", run], standalone_mode=False)
     with pytest.raises(UsageError, match="cannot be written"):

@@ -103,6 +103,11 @@ def leaking(tmp_path) -> Path:
     return written(tmp_path / "leaking.pickle", snapshot(blocks, events))
 
 
+def test_a_run_in_place_of_a_snapshot_is_answered_with_where_to_get_one(tmp_path):
+    with pytest.raises(InputError, match="a folder; `dpro memory --help` says how a job writes a snapshot"):
+        read_snapshot(tmp_path)
+
+
 def test_the_peak_is_that_of_the_history_and_its_origins_add_up_to_it(leaking):
     (memory,) = read_snapshot(leaking)
     peak = find_peak(memory)

@@ -11,6 +11,7 @@ import pytest
 
 from dpro.errors import InputError
 from dpro.extensions.pipelines.oplevel import is_oplevel, read_oplevel
+from dpro.ingest.importer import import_sources
 from dpro.ingest.trace import RankTrace
 from dpro.schema import TABLES, conform
 
@@ -163,6 +164,29 @@ def test_the_file_beside_the_trace_states_the_size_of_the_job(tmp_path, suffix):
     assert {trace.world_size for trace in traces} == {16}
     assert "4 of 16 ranks are recorded, one per tensor-parallel group" in traces[0].warnings[0]
     assert not traces[1].warnings
+
+
+def missing_in(tmp_path: Path, rows: list[dict[str, Any]]) -> tuple[list[int], list[str]]:
+    """Import a trace of a job of 16 ranks; return its missing ranks and the warnings on them."""
+    (tmp_path / "meta-X.yaml").write_bytes(b"trial_name: X\ntp_size: 4\nworld_size: 16\n")
+    manifest = import_sources([write(tmp_path, rows)], tmp_path / "run")
+    return manifest.missing_ranks, [warning for warning in manifest.warnings if "ranks are" in warning]
+
+
+def test_ranks_of_a_recorded_tensor_parallel_group_are_not_missing(tmp_path):
+    rows = [row | {"rank": 8 * row["stage"] + 4 * row["dp_rank"]} for row in two_by_two()]
+    missing, warnings = missing_in(tmp_path, rows)
+    assert not missing
+    recorded = "4 of 16 ranks are recorded, one per tensor-parallel group"
+    assert warnings == [f"trace-X.parquet: {recorded}; none is missing"]
+
+
+def test_ranks_of_a_tensor_parallel_group_without_a_record_are_missing(tmp_path):
+    rows = [row | {"rank": 8 * row["stage"] + 4 * row["dp_rank"]} for row in two_by_two()]
+    missing, warnings = missing_in(tmp_path, [row for row in rows if row["rank"] != 12])
+    assert len(missing) == 13
+    assert [warning.partition("; ")[2] for warning in warnings] == ["", ""]
+    assert warnings[1].startswith("13 of 16 ranks are missing: 1, 2, 3, 5")
 
 
 def test_an_operation_of_an_unknown_name_computes_and_is_named(tmp_path):

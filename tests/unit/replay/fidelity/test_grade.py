@@ -79,7 +79,7 @@ def test_the_worst_figure_decides_and_is_named_with_its_bars():
     words = grade_sentence(score_of(figures), figures)
     weakest = "Weakest point: median steps in and outside deep windows differ by 1.3x (good up"
     assert weakest in words
-    assert "11% of start times come from the trace (good up to 5%, poor from 20%)" in words
+    assert "11% of start times surely come from the trace (good up to 5%, poor from 20%)" in words
 
 
 @pytest.mark.parametrize(

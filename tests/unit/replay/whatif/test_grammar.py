@@ -90,6 +90,7 @@ def test_the_example_of_every_edit_is_one(name):
     [
         ("heel:rank=1", "(did you mean 'heal'?); `dpro whatif --list` has all"),
         ("no_launch", "did you mean 'no-launch'"),
+        ("foo", "no edit 'foo'; `dpro whatif --list` has all"),
         ("zzz", "no edit 'zzz'; `dpro whatif --list` has all"),
         ("", "no edit ''; `dpro whatif --list` has all"),
         ("heal:rnk=1", "did you mean 'rank'"),

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dpro.collectors.convert.tables import UNKNOWN, ending, exception, left_ns
 from dpro.collectors.inside.files import EXIT, LAST, RAISED
 from dpro.collectors.inside.process.exits import Exits, describe_exception
 from dpro.collectors.inside.tracebacks import OURS
+from dpro.collectors.launch.endings import UNKNOWN, ending, exception, left_ns
 
 
 def caught(error: BaseException) -> dict[str, object]:
