@@ -17,9 +17,17 @@ from dpro.cli.whatif import ROWS
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.views.collectives import last_figure, last_info, transfer_figure, transfer_info
+from dpro.dashboards.views.collectives import VIEW as SIZES
+from dpro.dashboards.views.collectives import (
+    arrivals,
+    last_figure,
+    last_info,
+    transfer_figure,
+    transfer_info,
+)
 from dpro.dashboards.views.difference import waterfall_figure
 from dpro.dashboards.views.kernels import in_steps, kernel_info
+from dpro.dashboards.views.matrix import late_info
 from dpro.dashboards.views.verdict import VIEW as FIRST
 from dpro.dashboards.views.whatif import (
     VIEW,
@@ -44,7 +52,7 @@ from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import SPANS, STEPS, conform
 from dpro.store import open_run
-from dpro.units import ms, us
+from dpro.units import NS_PER_MS, ms, us
 from dpro.verdict.verdict import explain
 from tests.builders import TinyRun, gpu_job
 from tests.commands import dpro
@@ -111,14 +119,43 @@ def test_the_line_of_transfers_never_falls_where_one_size_was_slow():
 
 
 def test_the_rank_that_comes_last_keeps_the_others_waiting(loaded):
-    ranks = last_info(loaded.built.graph, Link())
+    ranks = last_info(arrivals(loaded, Link()))
     assert ranks["last"].to_list() == [0, 3]
     zero, one = ranks.to_dicts()
     assert one["kept_waiting_ms"] == pytest.approx(zero["waited_ms"])
     assert one["waited_ms"] == zero["kept_waiting_ms"] == 0
     figure = last_figure(ranks, "light")
     assert [bar.name for bar in figure.data] == ["others waited for it", "it waited for others"]
-    assert last_info(loaded.built.graph, parse_link("?ranks=0"))["rank"].to_list() == [0]
+    assert last_info(arrivals(loaded, parse_link("?ranks=0")))["rank"].to_list() == [0]
+
+
+def test_a_wait_is_one_figure_in_table_chart_matrix_and_breakdown(tmp_path):
+    """Members of a collective rarely end at the same moment: durations alone would show other waits."""
+    run = TinyRun()
+    for rank, (arrives, ends) in enumerate(((100, 400), (300, 450))):
+        run.step(0, 0, 500, rank)
+        for start, end, call in ((0, 10, 1), (10, 20, 2)):
+            run.call(start, end, call, rank)
+        run.kernel("gemm", 20, arrives, 1, rank)
+        run.nccl(arrives, ends, 2, rank)
+    loaded, whole = load(run.write(tmp_path)), Link()
+    waited_ns, moved_ns = 200_000, 100_000 + 150_000
+    assert loaded.sizes.select("wait_ns", "transfer_ns").row(0) == (waited_ns, moved_ns)
+    came, waited_ms = arrivals(loaded, whole), waited_ns / NS_PER_MS
+    assert last_info(came)["waited_ms"].to_list() == pytest.approx([waited_ms, 0])
+    assert late_info(came)["waited_ms"].to_list() == pytest.approx([waited_ms])
+    for parts in (loaded.breakdown, loaded.usual_breakdown):
+        sums = parts.select(pl.col("exposed_wait_ns", "exposed_transfer_ns").sum()).row(0)
+        assert sums == (waited_ns, moved_ns)
+
+
+def test_calls_without_all_ranks_are_in_the_total_alone_and_counted_below_the_table(tmp_path):
+    run = gpu_job()
+    run.call(2, 4, 77, 0)
+    run.nccl(4, 9, 77, 0)  # of one rank alone
+    loaded = load(run.write(tmp_path))
+    filled = str(SIZES.sections["collectives-sizes"](loaded, Link(view="collectives")))
+    assert "Total alone includes the 1 not found on all ranks of their group." in filled
 
 
 def test_long_waits_are_in_seconds():
