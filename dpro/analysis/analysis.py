@@ -26,6 +26,7 @@ from dpro.schema import (
     STEPS,
     WORKERS,
 )
+from dpro.selection import ALL, Ranges, Selection, ranges_of
 from dpro.stages import stage
 from dpro.store import Run
 from dpro.table import Table
@@ -371,19 +372,33 @@ class Analysis(Cached):
         if the run cannot be replayed.
         """
         from dpro.replay.step_parts import replayed_breakdown
-        from dpro.replay.timeline import durations_of
 
         with suppress(DproError):  # a run that cannot be replayed
             if self.condensed is None and not self.built.of_operations:
                 replayed = replayed_breakdown(self.timeline, self.baseline)
                 if replayed["rank"].n_unique() == len(self.built.graph.ranks):
                     return replayed
-            counted = durations_of(self.baseline)["step"].unique().implode()
-            usual = self.breakdown.filter(pl.col("step").is_in(counted))
+            usual = Selection(steps=self.usual_steps).keep(self.breakdown)
             usual = usual if usual.height else self.breakdown
             times = pl.col("^.*_ns$")
             return usual.with_columns(times * (self.baseline_ns / pl.col("duration_ns").mean()))
         return self.breakdown
+
+    @cached
+    def usual_steps(self) -> Ranges:
+        """The steps of which the usual step is the mean; empty if the run cannot be replayed."""
+        from dpro.replay.timeline import durations_of
+
+        with suppress(DproError):
+            return ranges_of(durations_of(self.baseline)["step"].unique())
+        return ()
+
+    def bubbles(self, selection: Selection = ALL) -> pl.DataFrame:
+        """Return `pipeline_bubbles` of selected ranks in selected steps; without any, in the usual ones."""
+        from dpro.replay.pipeline.recorded import pipeline_bubbles
+
+        steps = selection.steps or self.usual_steps
+        return pipeline_bubbles(self.run, replace(selection, steps=steps))
 
     @cached
     def phases(self) -> pl.DataFrame:

@@ -392,8 +392,6 @@ def _devices(analysis: Analysis) -> str:
 
 def _shares(facts: JobFacts) -> dict[str, float]:
     names = {part: SHORT_NAMES.get(title, title) for part, title in PARTS.items()}
-    if facts.analysis.outline.of_operations:
-        names["idle_ns"] = "bubble"
     return {names[part]: round(share, 4) for part, share in facts.shares.items()}
 
 
