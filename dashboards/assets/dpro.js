@@ -51,12 +51,18 @@
     return "?" + query;
   }
 
-  // The link without a selection: sections about the whole run change only if this link does.
+  // The link without selection and filter: sections about the whole run change only if this link does.
   const SELECTION = ["steps", "ranks", "time"];
   function wholeOf(search) {
     const query = new URLSearchParams(search);
-    for (const key of SELECTION) query.delete(key);
+    for (const key of [...SELECTION, "filter"]) query.delete(key);
     return "?" + query;
+  }
+
+  // Going back changes the filter, too, but not under the hands of someone who types.
+  function refilter(search) {
+    const box = document.getElementById("filter"), value = new URLSearchParams(search).get("filter") || "";
+    if (box && box !== document.activeElement && box.value !== value) dash_clientside.set_props("filter", { value });
   }
 
   let whole = wholeOf(location.search);
@@ -177,6 +183,7 @@
       // Refill the sections of the shown view; those of another view or run fill when they are created
       link: (search, shown) => {
         address(search);
+        refilter(search);
         const asked = new URLSearchParams(search).get("view") || "", before = whole;
         whole = wholeOf(search);
         const other = shown && replaced(search, shown), stays = shown && !other && shown.asked === asked;

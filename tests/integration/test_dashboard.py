@@ -437,6 +437,25 @@ def test_another_run_shows_that_it_is_worked_out_until_it_is_and_never_the_cards
 
 
 @pytest.mark.slow
+def test_kernels_are_filtered_while_typing_and_going_back_undoes_it(browser, sample):
+    browser.get(f"{sample}?view=kernels")
+    settle(browser)
+    rows = "document.querySelectorAll('#kernels-table tbody tr').length"
+    count = browser.execute_script(f"return {rows}")
+    box = browser.find_element("id", "filter")
+    box.send_keys("gemm")
+    wait(browser, f"return location.search.includes('filter=gemm') && 0 < {rows} && {rows} < {count}")
+    box.send_keys("xyz")
+    wait(browser, "return document.querySelector('#kernels-table .message')")
+    assert "'gemmxyz'" in browser.find_element("css selector", "#kernels-table .message").text
+    assert browser.switch_to.active_element == box
+    browser.execute_script("document.activeElement.blur()")
+    browser.execute_script("history.go(-2)")
+    wait(browser, f"return document.getElementById('filter').value === '' && {rows} === {count}")
+    assert complaints(browser) == []
+
+
+@pytest.mark.slow
 def test_a_run_that_comes_is_listed_a_click_opens_one_or_says_what_changed(browser, repository, tmp_path):
     samples = repository / "sample_traces"
     for name in ("healthy", "slow_rank"):
