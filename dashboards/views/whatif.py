@@ -25,6 +25,7 @@ from dpro.analysis.summary import (
     effort_in_words,
     gain_in_words,
     group_of,
+    heals_as_advised,
     step_in_words,
 )
 from dpro.dashboards import needs
@@ -254,13 +255,14 @@ def _answer(loaded: Loaded, link: Link) -> Any:
         asked = message(f"The usual step takes {now} as the job runs. Type an edit, or click one below.")
         return hung or asked
     prediction = prediction_info(loaded, edits)
+    heals = heals_as_advised(prediction, [advice.edit for advice in explain(loaded).advice])
     figures = facts(
         [
             ("throughput", gain_in_words(prediction)),
             ("step", f"{step_in_words(prediction)} instead of {now}"),
             ("interval", " to ".join(map(format_duration, prediction.between_ns))),
             ("takes", effort_in_words(prediction)),
-            *([] if prediction.is_advice else [("", BLOCKS["bound"])]),
+            *([] if prediction.is_advice or heals else [("", BLOCKS["bound"])]),
             *([("", f"interval {prediction.widened}")] if prediction.widened else []),
             *(("changes", line) for line in prediction.training),
             *(("finding", text) for text in _costs_healed(loaded, edits)),
@@ -444,7 +446,7 @@ def _ranked_row(loaded: Loaded, prediction: Prediction, numbers: Mapping[str, st
         numbers: number of each advice, by its edit.
     """
     text = _edits_text(prediction)
-    mended = text in numbers and not prediction.is_advice
+    mended = heals_as_advised(prediction, numbers)
     return {
         "group": group_of(prediction, loaded.trust.answerable, mended),
         "advice": numbers.get(text, ""),

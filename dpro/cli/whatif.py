@@ -322,7 +322,8 @@ def _print_whole(
         return
     if analysis.end.hung:
         out.print("The job hung: these predictions are for the steps before that, and none fixes the hang.")
-    advised = [] if listed.asked else [advice.edit for advice in explain(analysis).advice]
+    needs_verdict = not listed.asked or not all(row.is_advice for row in answer.predictions)
+    advised = [advice.edit for advice in explain(analysis).advice] if needs_verdict else []
     trial = None if proposal is None else proposal.trial
     _print(answer, analysis.run, listed, explained=explains, advised=advised, trial=trial)
     for line in () if proposal is None else proposal.lines:
@@ -340,7 +341,7 @@ def _print(
         trial: command that tries the edits; empty if none can, None for the default command.
     """
     from dpro.analysis.step_time import usual_step_in_words
-    from dpro.analysis.summary import WORTH_SHOWING
+    from dpro.analysis.summary import WORTH_SHOWING, heals_as_advised
     from dpro.analysis.unanswered import pretended_lines
 
     out, document = console(), answer.document
@@ -358,7 +359,7 @@ def _print(
     changes = [row for row in worth if row.is_advice]
     if not listed.changes:
         changes = changes[:MAX_CHANGES]
-    mended = [row for row in worth if not row.is_advice and " ".join(map(str, row.edits)) in advised]
+    mended = [row for row in worth if heals_as_advised(row, advised)]
     bounds = [row for row in worth if listed.bounds and not row.is_advice and row not in mended]
     shown = _in_blocks([*mended, *changes, *bounds], document.answerable, mended)
     _print_blocks(shown, document.answerable, mended)

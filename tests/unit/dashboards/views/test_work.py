@@ -474,3 +474,17 @@ def test_what_was_tried_widens_intervals_as_on_the_command_line(loaded, tmp_path
 def test_what_the_run_cannot_answer_is_refused(loaded):
     with pytest.raises(Unanswerable):
         prediction_info(loaded, [parse_edit("heal:rank=99")])
+
+
+def test_a_change_that_is_advised_is_nowhere_called_no_advice(repository):
+    run = repository / "sample_traces" / "slow_rank"
+    slow = load(open_run(run))
+    assert "heal:rank=1" in {advice.edit for advice in explain(slow).advice}
+    for edits in ("heal:rank=1", "heal:rank=1\nworkers:count=1"):
+        assert "advice" not in str(VIEW.sections["whatif-answer"](slow, Link(options={"edit": edits})))
+        given = [part for edit in edits.split() for part in ("--edit", edit)]
+        out = dpro("whatif", run, *given).stdout
+        assert "If the slow ranks are fixed:" in out
+        assert "not advice" not in out
+    other = Link(options={"edit": "network:bandwidth=2"})
+    assert "bound" in str(VIEW.sections["whatif-answer"](slow, other))  # nobody's advice
