@@ -347,7 +347,7 @@ def _costs_healed(loaded: Loaded, edits: Sequence[Edit]) -> list[str]:
 
 def _next_steps(loaded: Loaded, prediction: Prediction, link: Link) -> list[tuple[str, Any]]:
     """Return measurements of such edits, and a link to the changed spans in the timeline."""
-    said = [("measured", line) for say in hooks_of("measured") for line in say(prediction)]
+    said = [("measured", line) for say in hooks_of("measured") for line in say(prediction, loaded.run)]
     spans = None
     if loaded.condensed is None:  # a condensed job has no whole graph
         applied = loaded.changed(prediction.edits)

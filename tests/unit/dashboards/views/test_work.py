@@ -44,6 +44,7 @@ from dpro.dashboards.views.whatif import (
     try_command,
 )
 from dpro.errors import Unanswerable, UsageError
+from dpro.extensions.trial.changes import kind_of_edit
 from dpro.extensions.trial.ledger import LedgerEntry, Ratio, append
 from dpro.extensions.trial.panel import add_tries, ledger_info
 from dpro.replay.cost.curves import fit_line, medians
@@ -424,31 +425,44 @@ def test_tried_changes_are_listed_with_their_predictions(loaded):
     assert ledger_info([]).is_empty()
 
 
+def of_command(loaded, command):
+    """The run as if a command had been recorded."""
+    return Loaded(replace(loaded.run, manifest=replace(loaded.run.manifest, command=command)))
+
+
+def trial(edits, measured, predicted=None, command=(), time="2026-11-29T1"):
+    kind = kind_of_edit(edits)
+    return LedgerEntry(kind, [edits], predicted, measured, 0.01, 20.0, 3, 9, 2, time, command=[*command])
+
+
+def test_trials_of_other_jobs_and_intervals_that_say_nothing_are_not_shown(loaded, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    job, link = of_command(loaded, ["train.py"]), Link(view="whatif")
+    append(trial("gc:every=100", Ratio(1.0, 1.0, 1.0), command=["other.py"]))
+    assert "1 trial of other jobs" in str(add_tries(VIEW).sections["whatif-tries"](job, link))
+    predicted, vague = Ratio(0.9, 0.8, 1.0), Ratio(0.8, 0.002, 340.0)
+    append(trial("heal:rank=1", vague, predicted, ["train.py"]))
+    shown = str(add_tries(VIEW).sections["whatif-tries"](job, link))
+    assert "heal:rank=1" in shown
+    assert "gc:every" not in shown
+    words = "16 ms (too few or too uneven steps for an interval)"
+    assert words in shown
+    assert words in str(VIEW.sections["whatif-answer"](job, Link(options={"edit": "heal:rank=1"})))
+    assert words not in str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "heal:rank=1"})))
+    assert f"measured {words.replace('16 ms', '16.00 ms')}" in dpro("ledger").stdout
+    assert "680" not in shown
+    assert ledger_info([trial("heal:rank=1", vague, predicted)]).row(0, named=True)["inside"] is None
+
+
 def test_what_was_tried_widens_intervals_as_on_the_command_line(loaded, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    append(LedgerEntry("gc", ["gc:every=100"], None, Ratio(1.0, 1.0, 1.0), 0.01, 20.0, 3, 9, 2, "2026"))
+    loaded = of_command(loaded, ["train.py"])
+    append(trial("gc:every=100", Ratio(1.0, 1.0, 1.0), command=["train.py"]))
     assert "Code('gc:every=100')" in str(
         add_tries(VIEW).sections["whatif-tries"](loaded, Link(view="whatif"))
     )
-
-    append(
-        LedgerEntry(
-            "workers:count", ["workers:count=3"], None, Ratio(0.8, 0.7, 0.9), 0.01, 20.0, 3, 9, 2, "2026"
-        )
-    )
-    tried = LedgerEntry(
-        "heal",
-        ["heal:rank=1"],
-        Ratio(0.9, 0.8, 1.0),
-        Ratio(0.85, 0.75, 0.95),
-        0.01,
-        20.0,
-        3,
-        9,
-        2,
-        "2026-11-29T1",
-    )
-    append(tried)
+    append(trial("workers:count=3", Ratio(0.8, 0.7, 0.9), command=["train.py"]))
+    append(trial("heal:rank=1", Ratio(0.85, 0.75, 0.95), Ratio(0.9, 0.8, 1.0), ["train.py"]))
     healed = str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "heal:rank=1"})))
     assert "17 ms (15 ms to 19 ms), predicted 18 ms (16 ms to 20 ms), of 20 ms on 2026-11-29" in healed
     slowed = str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "network:bandwidth=0.5"})))
