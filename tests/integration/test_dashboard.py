@@ -436,6 +436,20 @@ def test_another_run_shows_that_it_is_worked_out_until_it_is_and_never_the_cards
         answered.set()
 
 
+def test_opened_details_of_a_card_stay_within_it(browser, sample):
+    sized(browser, 1440)
+    try:
+        browser.get(f"{sample}?view=verdict")
+        settle(browser)
+        browser.execute_script("document.querySelectorAll('.cards details').forEach(it => it.open = true)")
+        panel = box(browser, "#verdict-advice")
+        edges = "return [...document.querySelectorAll('#verdict-advice :is(.card, .card *)')]"
+        edges += ".map(each => each.getBoundingClientRect().right)"
+        assert max(browser.execute_script(edges)) <= panel[2]
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 @pytest.mark.slow
 def test_kernels_are_filtered_while_typing_and_going_back_undoes_it(browser, sample):
     browser.get(f"{sample}?view=kernels")
