@@ -264,6 +264,7 @@ def _answer(loaded: Loaded, link: Link) -> Any:
             ("takes", effort_in_words(prediction)),
             *([] if prediction.is_advice or heals else [("", BLOCKS["bound"])]),
             *([("", f"interval {prediction.widened}")] if prediction.widened else []),
+            *(("note", line) for line in prediction.notes),
             *(("changes", line) for line in prediction.training),
             *(("finding", text) for text in _costs_healed(loaded, edits)),
             ("how", worded_for_page(prediction.how())),

@@ -502,3 +502,10 @@ def test_a_change_that_is_advised_is_nowhere_called_no_advice(repository):
         assert "not advice" not in out
     other = Link(options={"edit": "network:bandwidth=2"})
     assert "bound" in str(VIEW.sections["whatif-answer"](slow, other))  # nobody's advice
+
+
+def test_workers_beyond_the_cores_are_warned_of_where_they_are_predicted(repository):
+    run = repository / "sample_traces" / "slow_rank"
+    edit, said = "workers:count=100000", "200,000 workers on host vm, which has 2 cores"
+    assert said in str(VIEW.sections["whatif-answer"](load(open_run(run)), Link(options={"edit": edit})))
+    assert said in " ".join(dpro("whatif", run, "--edit", edit).stdout.split())
