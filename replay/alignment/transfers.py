@@ -67,5 +67,5 @@ def split_members(matched: pl.DataFrame, alignment: Alignment | None = None) -> 
     else:
         transfer = wait_and_transfer(alignment.aligned(matched))["transfer_ns"]
     rows = rows.with_columns(pl.min_horizontal(transfer, "duration_ns").alias("transfer_ns"))
-    known = rows.with_columns(wait_ns=pl.col("duration_ns") - pl.col("transfer_ns"))
-    return known.with_columns(pl.when("complete").then(pl.col("wait_ns", "transfer_ns")))
+    parts = rows.with_columns(wait_ns=pl.col("duration_ns") - pl.col("transfer_ns"))
+    return parts.with_columns(pl.when("complete").then(pl.col("wait_ns", "transfer_ns")))

@@ -59,10 +59,10 @@ def ledger_info(entries: Sequence[LedgerEntry]) -> pl.DataFrame:
 
 def _times(ratio: Ratio | None, side: str, baseline_ms: float) -> dict[str, float | None]:
     """Return a ratio as step times of `ledger_info`; the ends are null where they say nothing."""
-    known = {} if ratio is None else {"ratio": ratio.ratio}
+    shares = {} if ratio is None else {"ratio": ratio.ratio}
     if ratio is not None and not ratio.is_vague:
-        known |= {"low": ratio.low, "high": ratio.high}
-    times = {name: share * baseline_ms for name, share in known.items()}
+        shares |= {"low": ratio.low, "high": ratio.high}
+    times = {name: share * baseline_ms for name, share in shares.items()}
     return {f"{side}{suffix}_ms": times.get(name) for name, suffix in _RATIOS.items()}
 
 

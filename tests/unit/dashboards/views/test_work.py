@@ -501,7 +501,7 @@ def test_a_change_that_is_advised_is_nowhere_called_no_advice(repository):
         assert "If the slow ranks are fixed:" in out
         assert "not advice" not in out
     other = Link(options={"edit": "network:bandwidth=2"})
-    assert "bound" in str(VIEW.sections["whatif-answer"](slow, other))  # nobody's advice
+    assert "bound" in str(VIEW.sections["whatif-answer"](slow, other))  # not advised
 
 
 def test_workers_beyond_the_cores_are_warned_of_where_they_are_predicted(repository):
