@@ -211,6 +211,8 @@ def _sizes(loaded: Loaded, link: Link) -> Any:
         note.append(html.P(text, className="note"))
     shown = [place for place, column in enumerate(zip(*rows)) if set(column) != {"?"}]
     rows = [[row[place] for place in shown] for row in rows]
+    if not sizes["wait_ns"].is_null().all():
+        note.append(html.P("Wait ends when the last rank arrives; transfer is the rest.", className="note"))
     return [*note, table([header[place] for place in shown], rows), csv_link(NAME, "sizes", link)]
 
 

@@ -157,6 +157,7 @@ def test_calls_without_all_ranks_are_in_the_total_alone_and_counted_below_the_ta
     loaded = load(run.write(tmp_path))
     filled = str(SIZES.sections["collectives-sizes"](loaded, Link(view="collectives")))
     assert "Total alone includes the 1 not found on all ranks of their group." in filled
+    assert "Wait ends when the last rank arrives" in filled
 
 
 def test_long_waits_are_in_seconds():
