@@ -25,7 +25,7 @@ from flask import Response, abort, request
 from dpro.analysis.unanswered import pretended_in_words
 from dpro.dashboards import window_button
 from dpro.dashboards.guard import LOOPBACK, check_bodies, guard, harden, hash_of
-from dpro.dashboards.links import Link, parse_link
+from dpro.dashboards.links import Link, named_runs, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import (
     Filler,
@@ -193,6 +193,7 @@ def _frame(runs: Runs) -> Component:
                 [
                     html.H1(id="title"),
                     html.P(id="outside", role="status"),
+                    html.P(id="changing", role="status", hidden=True),
                     html.Div(id="content"),
                 ]
             ),
@@ -229,7 +230,7 @@ def _register_navigation(app: Dash, runs: Runs) -> None:
         page = page_of(runs, search or "", before)
         # Of a later copy of the run, sections fill themselves, and text being typed stays. If another view
         # was requested meanwhile, the browser drops the answer to that request, so this one includes it.
-        stays = all(page["shown"][name] == before.get(name) for name in ("asked", "view"))
+        stays = all(page["shown"][name] == before.get(name) for name in ("asked", "view", "of"))
         if stays and before.get("view") and ctx.triggered_id == "version":
             same = dict.fromkeys(outputs, no_update) | {"outside": page["outside"]}
             if page["shown"]["head"] == before.get("head"):
@@ -275,13 +276,20 @@ def page_of(runs: Runs, search: str, before: Mapping[str, Any]) -> dict[str, Any
         content = partial(message, refused)
     reasons = {view.name: _why_missing(run, link, view) for view in VIEWS}
     head = crc32(repr((reasons, link.run, link.against, *_names_of_run(run), runs.offers())).encode())
-    shown = {"asked": asked, "view": current, "content": f"{current} {refused}", "head": head}
+    shown = {
+        "asked": asked,
+        "view": current,
+        "content": f"{current} {refused}",
+        "head": head,
+        "of": list(named_runs(search)),
+    }
     surrounding: dict[str, Any] = dict.fromkeys(("nav", "more", "run", "run_title", "runs"), no_update)
     if head != before.get("head"):
         short, whole = _names_of_run(run)
         surrounding = {"run": short, "run_title": whole, "runs": _pickers(runs, link)}
         surrounding["nav"], surrounding["more"] = map(write_by_script, _navigation(reasons))
-    same = all(shown[name] == before.get(name, -1) for name in ("asked", "content"))
+    # Sections of another run begin again: what they show must not stand under its name until they are filled.
+    same = all(shown[name] == before.get(name, -1) for name in ("asked", "content", "of"))
     return page | surrounding | {"shown": shown, "content": no_update if same else content()}
 
 
@@ -303,13 +311,10 @@ def _listed(numbers: Iterable[int]) -> str:
     return ranges_text(ranges_of(numbers), MAX_LISTED)
 
 
-def _runs_in_link(search: str | None) -> Link:
+def _runs_in_link(search: str) -> Link:
     """Return the runs named by an otherwise invalid link, so that others can be chosen."""
-    try:
-        link = parse_link(search or "")
-        return Link(run=link.run, against=link.against, theme=link.theme)
-    except UsageError:
-        return Link()
+    run, against = named_runs(search)
+    return Link(run=run, against=against)
 
 
 def _names_of_run(run: ShownRun) -> tuple[str, str]:

@@ -99,7 +99,7 @@ class Figures:
     def waiting(self, **selected: Any) -> go.Figure:
         """Draw how often each rank arrives last at collectives, and how long the others wait for it."""
         link = selection(**selected)
-        ranks = collectives.last_info(self._run.outline.graph, link)
+        ranks = collectives.last_info(collectives.arrivals(self._run, link))
         return collectives.last_figure(_require_rows(ranks, "collective of several ranks"), link.theme)
 
     def hang(self, theme: str = LIGHT) -> go.Figure:

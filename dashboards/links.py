@@ -107,6 +107,12 @@ def parse_link(query: str) -> Link:
     )
 
 
+def named_runs(query: str) -> tuple[str, str]:
+    """Return the shown run and the one compared with it, even if other parts of a query are invalid."""
+    given = dict(parse_qsl(query.removeprefix("?")))
+    return given.get("run", ""), given.get("against", "")
+
+
 def parse_ranks(text: str) -> tuple[int, ...]:
     """Parse `0,2-3` into ranks.
 

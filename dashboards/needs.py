@@ -6,10 +6,13 @@ look at the row counts of tables; other results are computed once per run, since
 
 from __future__ import annotations
 
+import polars as pl
+
 from dpro.analysis.unanswered import why_no_window
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS
+from dpro.selection import ranges_of, ranges_text
 from dpro.words import first_few
 
 _RANKS_NAMED = 8
@@ -118,6 +121,22 @@ def missing_ranks(loaded: Loaded) -> str:
     return (
         f"{len(absent)} of {manifest.world_size} ranks were not recorded: {first_few(absent, _RANKS_NAMED)}."
     )
+
+
+def untimed_steps(timed: pl.DataFrame) -> str:
+    """Return which steps have no time and are thus not drawn, in one sentence; empty if all have one.
+
+    Args:
+        timed: table `steps` with the columns of `dpro.timed.with_times`.
+    """
+    numbered = timed.filter(pl.col("step") >= 0)
+    drawn = numbered.filter(pl.col("time_ns") > 0)["step"].unique()
+    absent = sorted({*numbered["step"].to_list()} - {*drawn.to_list()})
+    if not absent or drawn.is_empty():
+        return ""
+    clock = "GPU" if numbered["by_device"].any() else "host"
+    what = "step" if len(absent) == 1 else "steps"
+    return f"Not drawn: {what} {ranges_text(ranges_of(absent), _RANKS_NAMED)}, which no {clock} timed."
 
 
 def another(loaded: Loaded, link: Link) -> str:

@@ -53,8 +53,13 @@ def phase_of() -> pl.Expr:
     return pl.coalesce(pl.when(pl.col("name").str.contains(OF_UPDATE)).then(pl.lit(TRAINING)), *named)
 
 
-def phases(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def phases(
+    spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFrame, members: pl.DataFrame | None = None
+) -> pl.DataFrame:
     """Return the phases of the steps in deep windows, the longest first.
+
+    Args:
+        members: as in `step_breakdown`.
 
     Returns:
         `phase`, `duration_ns` and its `PARTS` (of a step, averaged over ranks and steps), `share` (of the
@@ -70,7 +75,7 @@ def phases(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFrame) 
     ranges = ranges.filter(~((pl.col("phase") == LOGPROBS) & pl.Series(within)))
     whole = recorded_steps(spans, steps)
     pieces = _pieces(ranges, whole)
-    parts = step_breakdown(spans, collectives, pieces)
+    parts = step_breakdown(spans, collectives, pieces, members)
     parts = parts.join(pieces.select("rank", "step", "phase", "waits"), on=["rank", "step"])
     split = pl.col("exposed_wait_ns").fill_null(0) + pl.col("exposed_transfer_ns").fill_null(0)
     parts = parts.with_columns(unsplit_ns=pl.col("exposed_comm_ns") - split).fill_null(0)

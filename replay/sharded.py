@@ -24,6 +24,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.alignment.align import Alignment, align, first_begun
 from dpro.replay.alignment.match import Matching, match_collectives
+from dpro.replay.alignment.transfers import wait_and_transfer
 from dpro.replay.condense import Cut, Skeletons, joined_graph, paths_beside, skeletons_of
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.graph_builder import (
@@ -36,7 +37,6 @@ from dpro.replay.construction.graph_builder import (
     places_of,
     refuse_no_work,
     steps_in,
-    wait_and_transfer,
     with_asked_after,
     with_messages,
     write_columns,

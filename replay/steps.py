@@ -28,8 +28,7 @@ launch collectives:
 - compute: operators on it; communication: spans that a row of `collectives` points to, on any thread;
 - host bound: neither, which leaves Python, the input pipeline and the optimizer's own code; idle is 0.
 
-Wait is separated from transfer by durations alone. All members move data together, so the transfer is the
-shortest duration among them, and the time of a member before it is wait; this requires no common clock. A
+Wait is separated from transfer as in the graph, by `dpro.replay.alignment.transfers.split_members`. A
 collective is split only where all members of its group were matched.
 """
 
@@ -46,6 +45,7 @@ from numpy.typing import NDArray
 from dpro.arrays import MAD_TO_SIGMA, Bools, Floats, Ints
 from dpro.errors import Unanswerable
 from dpro.replay.alignment.match import match_collectives
+from dpro.replay.alignment.transfers import split_members
 from dpro.replay.intervals import Intervals, Times, covered, union
 from dpro.schema import COUNTERS, GPU_WORK_KINDS, STEPS
 from dpro.schema.members import num_members
@@ -396,13 +396,16 @@ class RankActivity(NamedTuple):
     host_bound: Intervals | None  # None: whenever it neither computed nor communicated
 
 
-def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def step_breakdown(
+    spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.DataFrame, members: pl.DataFrame | None = None
+) -> pl.DataFrame:
     """Split every recorded step of every rank into the parts of its time.
 
     Steps outside deep windows are left out, since their contents are not recorded.
 
     Args:
         steps: table `steps`; if empty, each window is one step with number 0.
+        members: from `split_members`; None to match and split the collectives here, by durations alone.
 
     Returns:
         One row per step and rank, `duration_ns = compute_ns + exposed_comm_ns + copy_ns + host_bound_ns +
@@ -418,7 +421,9 @@ def step_breakdown(spans: pl.DataFrame, collectives: pl.DataFrame, steps: pl.Dat
         raise Unanswerable("the run holds no spans: record at least one deep window, or import a trace")
     spans = _marked(spans, collectives, "span_id", "is_comm")
     spans = _marked(spans, collectives, "launch_span_id", "is_launch")
-    ready = ready_times(collectives, spans)
+    if members is None:
+        members = split_members(match_collectives(collectives, spans).rows)
+    ready = ready_times(members)
     spans = spans.join(ready, on=["rank", "span_id"], how="left", maintain_order="left")
     on_gpu = set(spans.filter(IS_GPU)["rank"].unique())
     stretches = device_steps(spans, recorded_steps(spans, steps)).partition_by("rank", "window", as_dict=True)
@@ -741,26 +746,19 @@ def _self_times(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def collective_totals(
-    collectives: pl.DataFrame,
-    spans: pl.DataFrame,
+    members: pl.DataFrame,
     workers: pl.DataFrame,
     keep: Callable[[pl.DataFrame], pl.DataFrame] = lambda rows: rows,
 ) -> pl.DataFrame:
     """Sum up the collectives that ran by operation, size and number of hosts, over all ranks and windows.
 
-    A rank's duration is waiting for other ranks plus moving data. All members move data together, so the
-    transfer is the shortest duration among them, and the rest of each is the lateness of other ranks. Both
-    are known only where every recorded rank of the group was matched; the lateness of an unrecorded rank
-    counts as transfer.
-
     The bus bandwidth is that of the NCCL tests (nccl-tests, doc/PERFORMANCE.md): bytes moved per second of
     transfer, times a factor that makes it comparable with the speed of a link whatever the group's size.
 
     Args:
-        spans: table `spans`, for the stream that a collective ran on.
+        members: from `split_members`.
         workers: table `workers`, for the host of each rank.
-        keep: selects the members to count, from rows with the columns of `collectives`; wait and transfer of
-            each still follow from all members.
+        keep: selects the members to count.
 
     Returns:
         `[op, bytes, hosts, count, total_ns, matched, wait_ns, transfer_ns, busbw_gbps]`, the largest total
@@ -770,11 +768,8 @@ def collective_totals(
         and transfer; both are null where it is 0. `busbw_gbps` is in 1e9 bytes per second, null where the
         bytes, the transfer or the size of the group is unknown.
     """
-    members = matched_members(collectives, spans).with_columns(hosts=_hosts(workers))
-    rows = keep(members).with_columns(
-        wait_ns=pl.col("duration_ns") - pl.col("transfer_ns"),
-        bus_bytes=pl.when("complete").then(_bus_bytes()),
-    )
+    rows = keep(members.with_columns(hosts=_hosts(workers)))
+    rows = rows.with_columns(bus_bytes=pl.when("complete").then(_bus_bytes()))
     timed = pl.col("transfer_ns").filter(pl.col("bus_bytes").is_not_null())
     payload = pl.max_horizontal("bytes_in", "bytes_out").alias("bytes")
     totals = rows.group_by("op", payload, "hosts").agg(
@@ -817,33 +812,18 @@ def _bus_bytes() -> pl.Expr:
     return pl.when((n > 1) & (pl.col("bytes_in") >= 0)).then(per_byte * pl.col("bytes_in"))
 
 
-def matched_members(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the members of each collective that ran, with the transfer part of their time.
+def ready_times(members: pl.DataFrame) -> pl.DataFrame:
+    """Return the moment until which each span of communication waited for other ranks.
 
     Args:
-        spans: table `spans`, for the stream that a collective ran on.
-
-    Returns:
-        The rows of `dpro.replay.alignment.match.Matching` with `complete` (whether all members have rows) and
-        `transfer_ns` (null where not complete).
-    """
-    rows = match_collectives(collectives, spans).rows
-    size = pl.max_horizontal("expected", num_members(), 2)
-    transfer = pl.col("duration_ns").min().over("instance")
-    rows = rows.with_columns(complete=pl.col("members") >= size)
-    return rows.with_columns(transfer_ns=pl.when("complete").then(transfer))
-
-
-def ready_times(collectives: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return the moment until which each span of communication waited for other ranks.
+        members: from `split_members`.
 
     Returns:
         `rank`, `span_id`, `ready_ns` (on the rank's own clock; null where unknown), one row per span that
         ran a collective. A span that ran several collectives at once is ready when the last of them is.
     """
-    rows = matched_members(collectives, spans)
     alone = num_members() == 1  # a group of one rank waits for no other
     transfer = pl.when(alone).then("duration_ns").otherwise("transfer_ns")
     ready = pl.col("start_ns") + pl.col("duration_ns") - transfer
     last = pl.when(ready.is_null().any()).then(None).otherwise(ready.max())
-    return rows.group_by("rank", "span_id").agg(ready_ns=last)
+    return members.group_by("rank", "span_id").agg(ready_ns=last)

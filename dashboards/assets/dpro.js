@@ -51,15 +51,40 @@
     return "?" + query;
   }
 
-  // The link without a selection: sections about the whole run change only if this link does.
+  // The link without selection and filter: sections about the whole run change only if this link does.
   const SELECTION = ["steps", "ranks", "time"];
   function wholeOf(search) {
     const query = new URLSearchParams(search);
-    for (const key of SELECTION) query.delete(key);
+    for (const key of [...SELECTION, "filter"]) query.delete(key);
     return "?" + query;
   }
 
+  // Going back changes the filter, too, but not under the hands of someone who types.
+  function refilter(search) {
+    const box = document.getElementById("filter"), value = new URLSearchParams(search).get("filter") || "";
+    if (box && box !== document.activeElement && box.value !== value) dash_clientside.set_props("filter", { value });
+  }
+
   let whole = wholeOf(location.search);
+
+  // The shown run and the one compared with it, as in `named_runs`.
+  function runsOf(search) {
+    const query = new URLSearchParams(search);
+    return ["run", "against"].map((key) => query.get(key) || "");
+  }
+
+  // Until the page of another run, or of another comparison, arrives, say so in place of the earlier answers.
+  function replaced(search, shown) {
+    const [run, against] = runsOf(search), changing = document.getElementById("changing");
+    const stays = shown.of.join("\n") === [run, against].join("\n");
+    const offered = [...document.querySelectorAll("#pick-run option")].find((option) => option.value === run);
+    const name = offered ? offered.textContent : run || document.getElementById("run").textContent;
+    if (!stays) changing.textContent = `working out the answers for ${name}${against ? ` compared with ${against}` : ""} …`;
+    changing.hidden = stays;
+    changing.className = stays ? "" : "pending";
+    document.querySelector("main").classList.toggle("changing", !stays);
+    return !stays;
+  }
 
   // A link in a section about the whole run keeps the selection, unless it brings another.
   function withSelection(search) {
@@ -154,13 +179,14 @@
       clear: () => { clear(); return nothing(); },
       theme: () => { toggleTheme(); return nothing(); },
       menu: () => { toggle("more"); return nothing(); },
-      titled: (shown) => { setTimeout(titled, 0, shown.view); return nothing(); },
-      // Refill the sections of the shown view; sections of another view fill when they are created
+      titled: (shown) => { setTimeout(() => { titled(shown.view); replaced(location.search, shown); }); return nothing(); },
+      // Refill the sections of the shown view; those of another view or run fill when they are created
       link: (search, shown) => {
         address(search);
+        refilter(search);
         const asked = new URLSearchParams(search).get("view") || "", before = whole;
         whole = wholeOf(search);
-        const stays = shown && shown.asked === asked;
+        const other = shown && replaced(search, shown), stays = shown && !other && shown.asked === asked;
         return [stays ? search : nothing(), stays && whole !== before ? whole : nothing()];
       },
       help: () => { toggle("keys"); return nothing(); },

@@ -336,7 +336,7 @@
       if (moved && !T.resting) T.view = { begin: time[0], end: time[1] };
     } else if (!T.resting && (!T.view || before.time || before.steps !== link.steps)) T.view = T.home();
     if (link.span !== T.chosen) T.choose(link.span || null);
-    if (before.find !== link.find || T.counted !== link.find) T.count();
+    if (before.find !== link.find || before.ranks !== link.ranks || T.counted !== link.find) T.count();
     T.changed();
   };
 
@@ -540,12 +540,12 @@
   // ---- search -------------------------------------------------------------------------------------------
 
   T.count = async () => {
-    const find = T.link.find || "";
+    const find = T.link.find || "", ranks = T.link.ranks || "";
     T.counted = T.link.find;
     if (document.activeElement !== T.findBox) T.findBox.value = find;
     if (!find) { T.sayFound(""); return; }
-    const found = await get("find", { find });
-    if ((T.link.find || "") !== find) return;
+    const found = await get("find", { find, ranks });
+    if ((T.link.find || "") !== find || (T.link.ranks || "") !== ranks) return;
     T.sayFound(found.error || `${found.count.toLocaleString("en")} spans, ${T.duration(found.ms * 1e6)}`, !!found.error);
   };
 
@@ -553,7 +553,7 @@
     const find = T.link.find;
     if (!find || !T.info) return;
     const { rank = -1, item = -1 } = T.span && T.span.side === "m" ? T.span.place : {};
-    const found = await get("find", { find, go, rank, item, begin: Math.round(T.view.begin) });
+    const found = await get("find", { find, ranks: T.link.ranks || "", go, rank, item, begin: Math.round(T.view.begin) });
     if (found.error) { T.sayFound(found.error, true); return; }
     if (!found.place) { T.sayFound(found.complete ? "no span matches" : "none so far: still reading"); return; }
     T.sayFound(`${found.number.toLocaleString("en")} of ${found.count.toLocaleString("en")} spans`);

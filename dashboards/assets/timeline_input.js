@@ -33,10 +33,11 @@
       typing = setTimeout(() => find(T.findBox.value), 250);
     });
     T.findBox.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter") return;
+      if (event.key === "Escape") T.findBox.value = "";
+      if (event.key !== "Enter" && event.key !== "Escape") return;
       clearTimeout(typing);
       find(T.findBox.value);
-      T.search(event.shiftKey ? "previous" : "next");
+      if (event.key === "Enter") T.search(event.shiftKey ? "previous" : "next");
     });
     T.foundText = make("span", { className: "found" });
     T.foundText.setAttribute("role", "status");
@@ -48,6 +49,12 @@
     T.tracksBox.addEventListener("input", () => {
       clearTimeout(naming);
       naming = setTimeout(() => onlyTracks(T.tracksBox.value), 250);
+    });
+    T.tracksBox.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      clearTimeout(naming);
+      T.tracksBox.value = "";
+      onlyTracks("");
     });
     T.tracksText = make("span", { className: "found" });
     T.tracksText.setAttribute("role", "status");

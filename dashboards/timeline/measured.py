@@ -30,7 +30,7 @@ from dpro.detect.findings import Finding
 from dpro.errors import DproError
 from dpro.replay.alignment.align import Alignment, align, one_clock
 from dpro.replay.alignment.match import match_collectives
-from dpro.replay.construction.graph_builder import wait_and_transfer
+from dpro.replay.alignment.transfers import wait_and_transfer
 from dpro.replay.graph import NodeKind
 from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.timeline import Timeline, critical_nodes

@@ -19,6 +19,7 @@ import polars as pl
 from flask import Flask, Response, jsonify, request
 from numpy.typing import NDArray
 
+from dpro.dashboards.links import parse_ranks
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import kind_words
@@ -363,11 +364,12 @@ def area_info(loaded: Loaded, area: Viewport, other: Beside | None = None) -> di
 
 
 def found_info(
-    loaded: Loaded, pattern: str, rank: int, item: int, direction: str, begin: int = 0
+    loaded: Loaded, among: Collection[int], pattern: str, rank: int, item: int, direction: str, begin: int = 0
 ) -> dict[str, Any]:
     """Count the matching spans, and find the next or the previous one.
 
     Args:
+        among: selected ranks; empty for all.
         rank: rank of the span to continue from; -1 to continue from `begin`, ns.
         direction: `next`, `previous`, or empty to count only.
 
@@ -375,7 +377,7 @@ def found_info(
         UsageError: the pattern is not a regular expression.
     """
     measured = loaded.measured
-    ranks = dict(measured.ranks)
+    ranks = {number: lanes for number, lanes in measured.ranks.items() if not among or number in among}
     count, total = measured.search.count(pattern, ranks)
     answer: dict[str, Any] = {"count": count, "ms": total / 1e6, "complete": measured.complete}
     if direction:
@@ -502,8 +504,9 @@ def register(server: Flask, runs: Runs) -> None:
         def work(loaded: Loaded, _other: Beside | None) -> Any:
             start = int(request.args.get("rank", -1)), int(request.args.get("item", -1))
             try:
-                begin = int(request.args.get("begin", -(1 << 62)))
-                return found_info(loaded, request.args["find"], *start, request.args.get("go", ""), begin)
+                begin, go = int(request.args.get("begin", -(1 << 62))), request.args.get("go", "")
+                among = {*parse_ranks(request.args.get("ranks", ""))}
+                return found_info(loaded, among, request.args["find"], *start, go, begin)
             except UsageError as error:
                 return {"error": str(error)}
 

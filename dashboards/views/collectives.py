@@ -1,6 +1,6 @@
 """Collectives: transfer times by operation and size, the fitted cost model, and which rank arrives last.
 
-Takes collectives by size, and the transfers and arrivals of a graph; returns frames and figures of them.
+Takes the members of collectives, and the transfers of a graph; returns frames and figures of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, graph, message, table, view
 from dpro.dashboards.theme import colour, log_ticks, plain, series, styled, time_unit
-from dpro.errors import Unanswerable
+from dpro.errors import Unanswerable, UsageError
 from dpro.replay.cost.curves import LinkCost
 from dpro.replay.cost.transfers import CollectiveKind
 from dpro.replay.graph import Graph, NodeKind
@@ -101,34 +101,43 @@ def _fit_in_words(line: LinkCost | None) -> str:
     return f"<br>{latency}up to {line.gbps:.3g} GB/s"
 
 
-def arrivals(graph: Graph) -> pl.DataFrame:
-    """List members of collectives recorded on several ranks: `collective`, `rank`, `step`, `wait` (ns)."""
-    nodes = graph.nodes
-    arrive = np.flatnonzero((nodes.kind == NodeKind.ARRIVE) & (nodes.collective >= 0))
-    came = pl.DataFrame(
-        {
-            "collective": nodes.collective[arrive],
-            "rank": nodes.rank[arrive],
-            "step": nodes.step[arrive],
-            "at": nodes.measured_start[arrive],
-        }
-    ).filter(pl.len().over("collective") > 1)
-    return came.with_columns(wait=(pl.col("at").max() - pl.col("at")).over("collective")).drop("at")
+def arrivals(loaded: Loaded, link: Link) -> pl.DataFrame:
+    """List selected members of collectives with all members recorded.
+
+    Returns:
+        `collective`, `rank`, `last` (the rank that arrived last), `wait` (ns), `others` (the waiting of all
+        members, ns).
+    """
+    came = (
+        loaded.members.filter("complete")
+        .rename({"instance": "collective", "wait_ns": "wait"})
+        .with_columns(
+            last=pl.col("rank").sort_by("wait", "rank").first().over("collective"),
+            others=pl.col("wait").sum().over("collective"),
+        )
+    )
+    chosen = Selection(link.steps, ranges_of(link.ranks))
+    if chosen:
+        try:
+            came = SelectedRun(loaded, chosen).ran_inside(came)
+        except UsageError:  # nothing of the selection was recorded in depth
+            came = came.clear()
+    return came.select("collective", "rank", "last", "wait", "others")
 
 
-def last_info(graph: Graph, link: Link) -> pl.DataFrame:
+def last_info(came: pl.DataFrame) -> pl.DataFrame:
     """Count how often each rank arrives last at collectives, and sum how long the others wait for it.
+
+    Args:
+        came: as from `arrivals`.
 
     Returns:
         `rank`, `collectives` (that it took part in), `last` (at which it arrived last), `waited_ms` (its own
         waiting, summed), `kept_waiting_ms` (the waiting of all others for it, summed).
     """
-    came = arrivals(graph)
-    came = came.with_columns(others=pl.col("wait").sum().over("collective"))
-    is_last = pl.col("wait") == 0
+    is_last = pl.col("rank") == pl.col("last")
     return (
-        link.chosen(came)
-        .group_by("rank")
+        came.group_by("rank")
         .agg(
             collectives=pl.len(),
             last=is_last.sum(),
@@ -171,9 +180,9 @@ def _transfers(loaded: Loaded, link: Link) -> Any:
 
 
 def _last(loaded: Loaded, link: Link) -> Any:
-    ranks = last_info(loaded.outline.graph, link)
+    ranks = last_info(arrivals(loaded, link))
     if ranks.is_empty():
-        return message("No collective of this selection is known on two ranks.")
+        return message("No collective of this selection is known on all of its ranks.")
     return [graph("last-figure", last_figure(ranks, link.theme)), csv_link(NAME, "last", link)]
 
 
@@ -196,8 +205,14 @@ def _sizes(loaded: Loaded, link: Link) -> Any:
         ]
         for size, row in zip(distinct_sizes(sizes["bytes"].to_list()), sizes.iter_rows(named=True))
     ]
+    unmatched = int((sizes["count"] - sizes["matched"]).sum())
+    if 0 < unmatched < sizes["count"].sum():
+        text = f"Total alone includes the {unmatched:,} not found on all ranks of their group."
+        note.append(html.P(text, className="note"))
     shown = [place for place, column in enumerate(zip(*rows)) if set(column) != {"?"}]
     rows = [[row[place] for place in shown] for row in rows]
+    if not sizes["wait_ns"].is_null().all():
+        note.append(html.P("Wait ends when the last rank arrives; transfer is the rest.", className="note"))
     return [*note, table([header[place] for place in shown], rows), csv_link(NAME, "sizes", link)]
 
 
@@ -227,11 +242,11 @@ VIEW = view(
     Panel(
         "Transfers by size, and the fitted lines", "collectives-transfers", "building the graph", _transfers
     ),
-    Panel("Which rank comes last", "collectives-last", "building the graph", _last),
+    Panel("Which rank comes last", "collectives-last", "matching collectives", _last),
     Panel("By operation and size", "collectives-sizes", "matching collectives", _sizes, wide=True),
     tables={
         "transfers": lambda loaded, link: transfer_info(loaded.outline.graph, link),
-        "last": lambda loaded, link: last_info(loaded.outline.graph, link),
+        "last": lambda loaded, link: last_info(arrivals(loaded, link)),
         "sizes": _sizes_of,
     },
 )

@@ -302,6 +302,7 @@ def _heat(loaded: Loaded, link: Link) -> Any:
     deep = loaded.steps.filter(pl.col("window") >= 0)["step"].unique().to_list()
     note = "Click a cell, or drag over some, to select steps and ranks in all views."
     note += " ▾ marks steps that were recorded in depth." if deep else ""
+    note += f" {needs.untimed_steps(loaded.timed_steps)}" if metric == "step" else ""
     return [
         choices(link, "metric", there, first_metric(loaded, there)),
         *order_choice(loaded, link),

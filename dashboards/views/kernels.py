@@ -7,6 +7,7 @@ the roofline of matmuls.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from dpro.replay.cost.kernels.roofline import BYTES, MATMULS, GpuModel, gpu_name
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.steps import kernel_totals
 from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
+from dpro.selection import quoted
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 from dpro.words import short_name
 
@@ -42,6 +44,7 @@ COLUMNS = {  # column -> header
     "class": "class",
 }
 _ORDER = "-total_ms"
+_PAUSE_S = 0.3  # in typing, after which the filter applies
 
 
 def _class_of(name: str) -> str:
@@ -106,8 +109,11 @@ def _kernels(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 def _table(loaded: Loaded, link: Link) -> Any:
     rows = _kernels(loaded, link)
+    word = link.options.get("filter", "")
+    if rows.is_empty() and word and not _kernels(loaded, replace(link, options={})).is_empty():
+        return message(f"No name or class contains {quoted(word)}.")
     if rows.is_empty():
-        return message("Nothing of this selection and filter was recorded in depth.")
+        return message("Nothing of this selection was recorded in depth.")
     largest = float(rows["total_ms"].to_numpy().max()) or 1.0
     body = [
         [
@@ -175,7 +181,7 @@ def _filter(_loaded: Loaded, link: Link) -> Any:
         id="filter",
         type="text",
         placeholder="part of a name or class",
-        debounce=True,
+        debounce=_PAUSE_S,
         value=link.options.get("filter", ""),
         autoComplete="off",
     )
@@ -203,6 +209,7 @@ VIEW = View(
     {"kernels-filter": _filter, "kernels-table": _table, "kernels-roofline": _roofline},
     {"roofline": _reached, "kernels": _kernels},
     lambda app, _: in_browser(app, "filter", Input("filter", "value")),
+    whole=frozenset({"kernels-filter"}),  # filling it again would overwrite what is typed meanwhile
 )
 
 

@@ -1,6 +1,6 @@
 """Rank × rank and host × host: how long transfers between pairs take, and which rank waits for which.
 
-Takes times of each pair of ranks, from `dpro.detect.network.transfers`, and the arrivals of a graph; returns
+Takes times of each pair of ranks, from `dpro.detect.network.transfers`, and who arrived last; returns
 matrices. A slow sender is a row, a slow receiver a column, a slow link a cell. Transfers in groups of more
 than two ranks cannot be attributed to a pair, but the rank that arrived last is known. A matrix without data
 has no panel: one sentence at the end says why.
@@ -200,7 +200,7 @@ def _decimals(values: NDArray[np.float32]) -> int:
     return max(1, 2 - math.floor(math.log10(largest))) if largest > 0 else 1
 
 
-def late_info(came: pl.DataFrame, link: Link) -> pl.DataFrame:
+def late_info(came: pl.DataFrame) -> pl.DataFrame:
     """Return how long ranks waited in collectives for the rank that arrived last.
 
     Args:
@@ -209,12 +209,8 @@ def late_info(came: pl.DataFrame, link: Link) -> pl.DataFrame:
     Returns:
         `rank` (waits), `last` (the rank it waits for), `waits` (how often), `waited_ms` (in total).
     """
-    last = (
-        came.sort("wait", "rank").group_by("collective", maintain_order=True).agg(last=pl.col("rank").first())
-    )
-    waited = came.join(last, on="collective").filter(pl.col("wait") > 0)
     return (
-        link.chosen(waited)
+        came.filter(pl.col("wait") > 0, pl.col("rank") != pl.col("last"))
         .group_by("rank", "last")
         .agg(waits=pl.len(), waited_ms=pl.col("wait").sum() / NS_PER_MS)
         .sort("rank", "last")
@@ -274,7 +270,7 @@ def _between(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def _late(loaded: Loaded, link: Link) -> Shown:
-    late = late_info(arrivals(loaded.outline.graph), link)
+    late = late_info(arrivals(loaded, link))
     order = order_of(loaded, link)
     ranks = order.ordered(pl.concat([late["rank"], late["last"]]).unique().to_list())
     if not ranks or len(ranks) > MAX_RANKS:
@@ -316,6 +312,6 @@ VIEW = View(
     {
         "pairs": _pairs_of,
         "hosts": _between,
-        "late": lambda loaded, link: late_info(arrivals(loaded.outline.graph), link),
+        "late": lambda loaded, link: late_info(arrivals(loaded, link)),
     },
 )

@@ -30,7 +30,7 @@ from dpro.dashboards.timeline.measured import MAX_UNASKED
 from dpro.dashboards.views import difference
 from dpro.errors import DproError
 from dpro.plugins import hooks_of
-from dpro.replay.steps import step_series
+from dpro.replay.steps import step_series, steps_of
 from dpro.schema import STARTS, STEPS
 from dpro.store import MANIFEST, open_run
 from dpro.units import NS_PER_MS, NS_PER_S, format_duration
@@ -56,7 +56,7 @@ class Timed(NamedTuple):
     Attributes:
         began_ns: start of its command, or else of its first step; without a date, when it was written.
         command: as it was typed; empty if unknown.
-        steps: number of timed steps.
+        steps: number of recorded steps, as in the other views.
         typical_ns, low_ns, high_ns: the typical step, and the interval of that median; 0 without steps.
     """
 
@@ -134,11 +134,14 @@ def timed_run(path: Path) -> Timed:
     dated = next((began for began in (launched, stepped) if isinstance(began, int)), None)
     began_ns = (path / MANIFEST).stat().st_mtime_ns if dated is None else dated
     timed = Timed(began_ns, shlex.join(manifest.command), len(manifest.ranks))
-    steps = step_series(run.table(STEPS))
+    recorded = steps_of(run)
+    steps = step_series(recorded)
     if steps is None:
         return timed
     usual = steps.times[~steps.paused]
-    return Timed(*timed[:3], steps.steps.size, steps.typical_ns, *median_between(usual, steps.cycle))
+    return Timed(
+        *timed[:3], recorded["step"].n_unique(), steps.typical_ns, *median_between(usual, steps.cycle)
+    )
 
 
 def judged_run(path: Path) -> Judgement:

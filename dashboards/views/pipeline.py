@@ -11,6 +11,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
+from dash import html
 
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
@@ -18,9 +19,9 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, graph, message, view
 from dpro.dashboards.theme import colour, ink_on, styled, time_unit
 from dpro.replay.pipeline.operations import INPUTS_NAME, Role
-from dpro.replay.pipeline.recorded import pipeline_bubbles
 from dpro.selection import Selection
 from dpro.units import NS_PER_MS, format_duration
+from dpro.words import counted
 
 NAME = "pipeline"
 _NONE = "No step of this selection has all operations of its ranks."
@@ -109,9 +110,9 @@ def operation_figure(rows: pl.DataFrame, theme: str) -> go.Figure:
 
 
 def bubble_info(loaded: Loaded, link: Link) -> pl.DataFrame:
-    """Return how long each stage is idle in the selected steps, on average: `pipeline_bubbles` in ms."""
+    """Return how long each stage is idle in the selected steps, else in the usual ones, on average, in ms."""
     selection = Selection(steps=tuple(link.steps), ranks=tuple((rank, rank) for rank in link.ranks))
-    bubbles = pipeline_bubbles(loaded.run, selection)
+    bubbles = loaded.bubbles(selection)
     times = [
         (pl.col(f"{name}_ns") / NS_PER_MS).alias(f"{name}_ms") for name in ("pipeline", "compute", "bubble")
     ]
@@ -148,8 +149,11 @@ def _bubbles(loaded: Loaded, link: Link) -> Any:
     if bubbles.is_empty():
         return message(_NONE)
     absent = needs.missing_ranks(loaded)
+    step = "step" if link.steps or not loaded.usual_steps else "usual step"
+    note = f"Mean of {counted(int(bubbles['steps'].to_numpy().max()), step)}."
     return [
         graph("pipeline-bubbles-figure", bubble_figure(bubbles, link.theme)),
+        html.P(note, className="note"),
         csv_link(NAME, "bubbles", link),
         *(
             [message(f"{absent} Lengths of steps and bubbles are those of the recorded ranks.")]

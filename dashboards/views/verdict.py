@@ -222,8 +222,9 @@ def _run(loaded: Loaded, link: Link) -> Any:
     compared = None if other is None else step_info(other.timed_steps, link)
     figure = graph("verdict-steps-figure", step_figure(steps, link.theme, compared))
     is_other = not loaded.timed_steps["time_ns"].equals(loaded.steps["time_ns"])
-    bounds = [html.P(BY_GPU, className="note")] if is_other else []
-    return [names, figure, *bounds, csv_link(NAME, "steps", link)]
+    untimed = needs.untimed_steps(link.chosen(loaded.timed_steps))
+    notes = [html.P(text, className="note") for text in (BY_GPU * is_other, untimed) if text]
+    return [names, figure, *notes, csv_link(NAME, "steps", link)]
 
 
 def _findings(loaded: Loaded, link: Link) -> Any:

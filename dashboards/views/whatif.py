@@ -25,6 +25,7 @@ from dpro.analysis.summary import (
     effort_in_words,
     gain_in_words,
     group_of,
+    heals_as_advised,
     step_in_words,
 )
 from dpro.dashboards import needs
@@ -253,14 +254,16 @@ def _answer(loaded: Loaded, link: Link) -> Any:
         asked = message(f"The usual step takes {now} as the job runs. Type an edit, or click one below.")
         return hung or asked
     prediction = prediction_info(loaded, edits)
+    heals = heals_as_advised(prediction, [advice.edit for advice in explain(loaded).advice])
     figures = facts(
         [
             ("throughput", gain_in_words(prediction)),
             ("step", f"{step_in_words(prediction)} instead of {now}"),
             ("interval", " to ".join(map(format_duration, prediction.between_ns))),
             ("takes", effort_in_words(prediction)),
-            *([] if prediction.is_advice else [("", BLOCKS["bound"])]),
+            *([] if prediction.is_advice or heals else [("", BLOCKS["bound"])]),
             *([("", f"interval {prediction.widened}")] if prediction.widened else []),
+            *(("note", line) for line in prediction.notes),
             *(("changes", line) for line in prediction.training),
             *(("finding", text) for text in _costs_healed(loaded, edits)),
             ("how", worded_for_page(prediction.how())),
@@ -344,7 +347,7 @@ def _costs_healed(loaded: Loaded, edits: Sequence[Edit]) -> list[str]:
 
 def _next_steps(loaded: Loaded, prediction: Prediction, link: Link) -> list[tuple[str, Any]]:
     """Return measurements of such edits, and a link to the changed spans in the timeline."""
-    said = [("measured", line) for say in hooks_of("measured") for line in say(prediction)]
+    said = [("measured", line) for say in hooks_of("measured") for line in say(prediction, loaded.run)]
     spans = None
     if loaded.condensed is None:  # a condensed job has no whole graph
         applied = loaded.changed(prediction.edits)
@@ -441,8 +444,9 @@ def _ranked_row(loaded: Loaded, prediction: Prediction, numbers: Mapping[str, st
         numbers: number of each advice, by its edit.
     """
     text = _edits_text(prediction)
+    advised = text in numbers or heals_as_advised(prediction, numbers)
     return {
-        "group": group_of(prediction, loaded.trust.answerable, text in numbers),
+        "group": group_of(prediction, loaded.trust.answerable, advised),
         "advice": numbers.get(text, ""),
         "edit": text,
         "what": prediction.what(),

@@ -16,7 +16,17 @@ import polars as pl
 
 from dpro.analysis.cached import Cached, cached
 from dpro.errors import DproError, Unanswerable
-from dpro.schema import COLLECTIVES, COUNTERS, MODEL_CALLS, OUT_OF_MEMORY, SPANS, STEPS, WORKERS
+from dpro.schema import (
+    CLOCK_SAMPLES,
+    COLLECTIVES,
+    COUNTERS,
+    MODEL_CALLS,
+    OUT_OF_MEMORY,
+    SPANS,
+    STEPS,
+    WORKERS,
+)
+from dpro.selection import ALL, Ranges, Selection, ranges_of
 from dpro.stages import stage
 from dpro.store import Run
 from dpro.table import Table
@@ -351,7 +361,8 @@ class Analysis(Cached):
         from dpro.replay.steps import step_breakdown
 
         with why_unanswerable(self.run, lambda: self.end):
-            return step_breakdown(*map(self._own_time, (self.spans, self.collectives, self.steps)))
+            spans, collectives, steps = map(self._own_time, (self.spans, self.collectives, self.steps))
+            return step_breakdown(spans, collectives, steps, self.members)
 
     @cached
     def usual_breakdown(self) -> pl.DataFrame:
@@ -361,26 +372,40 @@ class Analysis(Cached):
         if the run cannot be replayed.
         """
         from dpro.replay.step_parts import replayed_breakdown
-        from dpro.replay.timeline import durations_of
 
         with suppress(DproError):  # a run that cannot be replayed
             if self.condensed is None and not self.built.of_operations:
                 replayed = replayed_breakdown(self.timeline, self.baseline)
                 if replayed["rank"].n_unique() == len(self.built.graph.ranks):
                     return replayed
-            counted = durations_of(self.baseline)["step"].unique().implode()
-            usual = self.breakdown.filter(pl.col("step").is_in(counted))
+            usual = Selection(steps=self.usual_steps).keep(self.breakdown)
             usual = usual if usual.height else self.breakdown
             times = pl.col("^.*_ns$")
             return usual.with_columns(times * (self.baseline_ns / pl.col("duration_ns").mean()))
         return self.breakdown
 
     @cached
+    def usual_steps(self) -> Ranges:
+        """The steps of which the usual step is the mean; empty if the run cannot be replayed."""
+        from dpro.replay.timeline import durations_of
+
+        with suppress(DproError):
+            return ranges_of(durations_of(self.baseline)["step"].unique())
+        return ()
+
+    def bubbles(self, selection: Selection = ALL) -> pl.DataFrame:
+        """Return `pipeline_bubbles` of selected ranks in selected steps; without any, in the usual ones."""
+        from dpro.replay.pipeline.recorded import pipeline_bubbles
+
+        steps = selection.steps or self.usual_steps
+        return pipeline_bubbles(self.run, replace(selection, steps=steps))
+
+    @cached
     def phases(self) -> pl.DataFrame:
         """Phases of reinforcement learning; empty if no annotation names one."""
         from dpro.replay.phases import phases
 
-        return phases(self.spans, self.collectives, self.steps)
+        return phases(self.spans, self.collectives, self.steps, self.members)
 
     def _own_time(self, table: pl.DataFrame) -> pl.DataFrame:
         """Return a table without the time spent on answering pretended ranks, which is not communication."""
@@ -398,12 +423,31 @@ class Analysis(Cached):
         return host_facts(self.steps, self.counters)
 
     @cached
+    def members(self) -> pl.DataFrame:
+        """The members of collectives that ran, each with its wait and transfer."""
+        from dpro.replay.alignment.align import align, first_begun, one_clock
+        from dpro.replay.alignment.match import match_collectives
+        from dpro.replay.alignment.transfers import split_members
+        from dpro.replay.pipeline.operations import consists_of_operations
+        from dpro.replay.steps import lasting_steps
+
+        spans = self._own_time(self.spans)
+        matched = match_collectives(self._own_time(self.collectives), spans).rows
+        if self.run.manifest.is_pretended:
+            return split_members(matched)
+        places = spans.select("rank", "window").unique().sort("rank", "window").rows()
+        if consists_of_operations(spans):
+            return split_members(matched, one_clock(places, "one trace"))
+        begun = first_begun(lasting_steps(self.run.table(STEPS)))
+        clocks = align(matched, places, self.workers, self.run.table(CLOCK_SAMPLES), begun)
+        return split_members(matched, clocks)
+
+    @cached
     def sizes(self) -> pl.DataFrame:
         """Collectives by operation and size."""
         from dpro.replay.steps import collective_totals
 
-        of_rank = self._own_time
-        return collective_totals(of_rank(self.collectives), of_rank(self.spans), self.workers)
+        return collective_totals(self.members, self.workers)
 
     @cached
     def costs(self) -> dict[CollectiveKind, LinkCost]:

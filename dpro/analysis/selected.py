@@ -76,7 +76,7 @@ class SelectedRun(Analysis):
     @cached
     def collectives(self) -> pl.DataFrame:
         """Table `collectives`, limited to the selection, without members on other ranks."""
-        return self._ran_inside(self._whole.collectives)
+        return self.ran_inside(self._whole.collectives)
 
     @cached
     def counters(self) -> pl.DataFrame:
@@ -100,10 +100,14 @@ class SelectedRun(Analysis):
         return usual if usual.height else self.breakdown
 
     @cached
+    def members(self) -> pl.DataFrame:
+        """Selected members of collectives; their waits are computed from all members."""
+        return self.ran_inside(self._whole.members)
+
+    @cached
     def sizes(self) -> pl.DataFrame:
-        """Selected collectives by operation and size; their waits are computed from all members."""
-        whole = self._whole
-        return collective_totals(whole.collectives, whole.spans, whole.workers, self._ran_inside)
+        """Selected collectives by operation and size."""
+        return collective_totals(self._whole.members, self._whole.workers, self.ran_inside)
 
     @cached
     def end(self) -> JobEnd:
@@ -125,7 +129,7 @@ class SelectedRun(Analysis):
         """Findings on the whole run, and what it cannot show."""
         return self._whole.verdict
 
-    def _ran_inside(self, rows: pl.DataFrame) -> pl.DataFrame:
+    def ran_inside(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the rows of selected ranks that begin in selected steps, by the steps of their device."""
         chosen = self._selection.keep(steps_of_devices(self._whole))
         return self._inside(rows, lambda some, _: within_stretches(some, chosen))

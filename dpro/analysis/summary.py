@@ -7,7 +7,7 @@ replays nor draws, and does not escape names from traces: callers that show them
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import polars as pl
@@ -235,6 +235,17 @@ HEADINGS = {  # groups of predictions, in their order
     "slower": "Slower over the whole interval",
     "bound": "What parts are worth: upper bounds and hypotheticals, not advice",
 }
+
+
+def heals_as_advised(prediction: Prediction, advised: Collection[str]) -> bool:
+    """Return whether edits that alone would be bounds remove faults, as the verdict advises.
+
+    Args:
+        advised: edits that the verdict advises, each as text.
+    """
+    hypothetical = [str(edit) for edit in prediction.edits if not edit.is_advice]
+    singles = {edit for text in advised for edit in text.split()}
+    return bool(hypothetical) and singles.issuperset(hypothetical)
 
 
 def group_of(prediction: Prediction, answerable: bool, advised: bool) -> str:

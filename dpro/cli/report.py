@@ -144,8 +144,8 @@ def report(
       transfer, waiting  communication on any thread while it runs no operator
       host bound    neither: Python, input pipeline, the optimizer's own code
 
-    The time of a collective is waiting plus transfer. Transfer is the shortest time that any rank spent in
-    it; the rest is waiting for a late rank. This split needs collectives matched on all of their ranks. If
+    The time of a collective is waiting, until its last rank arrives, plus transfer, after that.
+    This split needs collectives matched on all of their ranks. If
     less than 95% of a step's exposed communication is matched, the step is not split: JSON has null for
     exposed_wait_ms and exposed_transfer_ms, whose sum is exposed_comm_ms. Bandwidth is bus bandwidth, as in
     nccl-tests.

@@ -307,6 +307,7 @@ def _print_whole(
     answer: WhatIf, analysis: Analysis, selection: Selection, listed: Listed, proposal: Proposal | None
 ) -> None:
     """Print the verdict or the end of the job, then the answer; after a hang, only that to given edits."""
+    from dpro.analysis.summary import heals_as_advised
     from dpro.verdict.verdict import advised_predictions, explain
     from dpro.verdict.words import lines_of
 
@@ -322,7 +323,12 @@ def _print_whole(
         return
     if analysis.end.hung:
         out.print("The job hung: these predictions are for the steps before that, and none fixes the hang.")
-    advised = advised_predictions(analysis) if explains else []
+    if explains:
+        advised = advised_predictions(analysis)
+    else:
+        healed = [row for row in answer.predictions if not row.is_advice]
+        texts = [advice.edit for advice in explain(analysis).advice] if healed else []
+        advised = [row for row in healed if heals_as_advised(row, texts)]
     trial = None if proposal is None else proposal.trial
     _print(answer, analysis.run, listed, explained=explains, advised=advised, trial=trial)
     for line in () if proposal is None else proposal.lines:

@@ -343,8 +343,11 @@ def _by_calls(analysis: Analysis) -> Explanation:
             raise  # no part of the job was recorded
         findings, unknown, diagnosed = [], [_without_label(analysis, error)], False
     series = step_time_document(analysis.steps)
+    total = analysis.steps["step"].n_unique()
+    of = counted(total, "step") if series and series.steps < total else ""
     steps = (
-        f"typical step {format_duration(series.typical_ms * NS_PER_MS)} ({counted(series.steps, 'step')})"
+        f"typical step {format_duration(series.typical_ms * NS_PER_MS)} "
+        f"({f'{series.steps:,} of {of}' if of else counted(series.steps, 'step')})"
         if series
         else "no steps"
     )
@@ -424,8 +427,6 @@ def _devices(analysis: Analysis) -> str:
 
 def _shares(facts: JobFacts) -> dict[str, float]:
     names = {part: SHORT_NAMES.get(title, title) for part, title in PARTS.items()}
-    if facts.analysis.outline.of_operations:
-        names["idle_ns"] = "bubble"
     return {names[part]: round(share, 4) for part, share in facts.shares.items()}
 
 

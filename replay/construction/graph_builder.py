@@ -28,7 +28,8 @@ from dpro.replay.alignment.align import (
     one_clock,
     without_answers,
 )
-from dpro.replay.alignment.match import POINT_TO_POINT, Matching, match_collectives
+from dpro.replay.alignment.match import Matching, match_collectives
+from dpro.replay.alignment.transfers import wait_and_transfer, without_transfers
 from dpro.replay.construction.data_dependencies import recorded_dependencies
 from dpro.replay.construction.lags import pooled_lags
 from dpro.replay.construction.rank_graph import (
@@ -245,45 +246,10 @@ def build_operation_view(run: Run) -> Built:
     return Built(made.graph, made.matching, alignment, steps_known, True, made.unknown, made.assumed)
 
 
-def wait_and_transfer(matched: pl.DataFrame) -> pl.DataFrame:
-    """Split each member's time in a collective into wait and transfer.
-
-    All members move data once the last has arrived: a member's transfer is its own end minus the latest start
-    in the group (Lin et al., OSDI 2025, section 3.2).
-
-    A message of CPU tensors lasts in the trace until its caller asks for it, so its transfer is the shorter
-    one of its two sides.
-
-    Args:
-        matched: rows of `Matching`, on the aligned clock.
-
-    Returns:
-        The rows with `rendezvous_ns` (aligned), `transfer_ns` and `is_message`.
-    """
-    transfer = (pl.col("start_ns") + pl.col("duration_ns") - pl.col("rendezvous_ns")).clip(lower_bound=0)
-    is_message = pl.col("op").is_in(POINT_TO_POINT) & (pl.col("device") < 0)
-    rows = matched.with_columns(
-        rendezvous_ns=pl.col("start_ns").max().over("instance"), is_message=is_message.fill_null(False)
-    )
-    shortest = transfer.min().over("instance")
-    return rows.with_columns(transfer_ns=pl.when("is_message").then(shortest).otherwise(transfer))
-
-
 def without_rendezvous(built: Built) -> Built:
     """Return the graph without waits of ranks for each other, as pretended ranks ran and are judged."""
     graph = built.graph.without_edges(built.graph.edges.kind == EdgeKind.RENDEZVOUS)
     return dataclasses.replace(built, graph=graph)
-
-
-def without_transfers(matched: pl.DataFrame) -> pl.DataFrame:
-    """Return what `wait_and_transfer` would, for pretended collectives: no waits, and no transfers.
-
-    Args:
-        matched: rows of `Matching`.
-    """
-    return matched.with_columns(
-        rendezvous_ns=pl.col("start_ns"), is_message=pl.lit(False), transfer_ns=pl.lit(0, pl.Int64)
-    )
 
 
 def with_asked_after(matched: pl.DataFrame) -> pl.DataFrame:

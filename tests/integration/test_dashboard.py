@@ -20,11 +20,12 @@ from benchmarks.dashboard import BARS, checks, make_run
 from dpro.dashboards.account import WIDTH
 from dpro.dashboards.app import VIEWS
 from dpro.dashboards.command import load, offered_runs
-from dpro.dashboards.runs import ShownRun
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.runs import OfferedRun, Runs, ShownRun
 from dpro.dashboards.server import listen, new_token, way_in
 from dpro.opening import open_path
 from dpro.store import open_run
-from tests.browser import EVIL, complaints, evil_run, served, settle, start_browser, wait
+from tests.browser import EVIL, PATIENCE_S, complaints, evil_run, served, settle, start_browser, wait
 
 pytestmark = pytest.mark.usefixtures("searched_once")
 
@@ -390,6 +391,82 @@ def test_runs_are_chosen_and_compared_on_the_page_at_any_width_and_going_back_un
                 f"return document.title.endsWith('{other}') && {DRAWN} && dproTimeline.info.end !== {end}",
             )
         assert complaints(browser) == []
+
+
+def test_another_run_shows_that_it_is_worked_out_until_it_is_and_never_the_cards_of_the_earlier_one(
+    browser, repository
+):
+    """The page and each of its sections are answered by different requests, some of them much later."""
+
+    class Unanswered(Loaded):
+        @property
+        def verdict(self):
+            answered.wait()
+            return super().verdict
+
+    blocked, opened, answered = "healthy", threading.Event(), threading.Event()
+
+    def show(offer):
+        loaded = load(open_run(offer.path))
+        if offer.name == blocked:
+            opened.wait(PATIENCE_S)
+            loaded = Unanswered(loaded.run)
+        return ShownRun(loaded)
+
+    first, second = (str(repository / "sample_traces" / name) for name in ("slow_rank", blocked))
+    offers = [OfferedRun("slow_rank", first), OfferedRun(blocked, second)]
+    cards = "return [...document.querySelectorAll('#content .panel .card, #content .said')]"
+    shown = f"{cards}.filter(each => getComputedStyle(each).visibility !== 'hidden').length"
+    with served(Runs(ShownRun(load(open_run(first))), "slow_rank", lambda: offers, show)) as address:
+        browser.get(f"{address}?view=verdict")
+        settle(browser)
+        assert browser.execute_script(shown) > 0
+        Select(browser.find_element("id", "pick-run")).select_by_value(blocked)
+        wait(browser, "return location.search.includes('run=healthy')")
+        assert browser.execute_script(shown) == 0
+        assert "healthy" in browser.find_element("id", "changing").text
+        opened.set()
+        wait(browser, "return document.title.endsWith('healthy')")
+        assert browser.execute_script(shown) == 0
+        assert browser.find_element("css selector", "#verdict-findings .pending").is_displayed()
+        Select(browser.find_element("id", "pick-run")).select_by_value("")  # and back before it has an answer
+        wait(browser, "return document.title.endsWith('slow_rank')")
+        wait(browser, f"{shown} > 0")
+        assert not browser.find_element("id", "changing").is_displayed()
+        answered.set()
+
+
+def test_opened_details_of_a_card_stay_within_it(browser, sample):
+    sized(browser, 1440)
+    try:
+        browser.get(f"{sample}?view=verdict")
+        settle(browser)
+        browser.execute_script("document.querySelectorAll('.cards details').forEach(it => it.open = true)")
+        panel = box(browser, "#verdict-advice")
+        edges = "return [...document.querySelectorAll('#verdict-advice :is(.card, .card *)')]"
+        edges += ".map(each => each.getBoundingClientRect().right)"
+        assert max(browser.execute_script(edges)) <= panel[2]
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.slow
+def test_kernels_are_filtered_while_typing_and_going_back_undoes_it(browser, sample):
+    browser.get(f"{sample}?view=kernels")
+    settle(browser)
+    rows = "document.querySelectorAll('#kernels-table tbody tr').length"
+    count = browser.execute_script(f"return {rows}")
+    box = browser.find_element("id", "filter")
+    box.send_keys("gemm")
+    wait(browser, f"return location.search.includes('filter=gemm') && 0 < {rows} && {rows} < {count}")
+    box.send_keys("xyz")
+    wait(browser, "return document.querySelector('#kernels-table .message')")
+    assert "'gemmxyz'" in browser.find_element("css selector", "#kernels-table .message").text
+    assert browser.switch_to.active_element == box
+    browser.execute_script("document.activeElement.blur()")
+    browser.execute_script("history.go(-2)")
+    wait(browser, f"return document.getElementById('filter').value === '' && {rows} === {count}")
+    assert complaints(browser) == []
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ def test_replays_of_gpu_recordings_fit(sample, name):
 
 def test_a_kernel_that_does_not_end_is_named_where_starts_are_recorded(sample):
     analysis = sample("h200_hang")
-    assert explain(analysis).job == "h200_hang   2 ranks on 1 x H200   typical step 72.2 ms (19 steps)"
+    assert explain(analysis).job == "h200_hang   2 ranks on 1 x H200   typical step 72.2 ms (19 of 30 steps)"
     [finding] = analysis.verdict[0]
     assert (finding.class_, finding.ranks) == ("hang.device", (1,))
 

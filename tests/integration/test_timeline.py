@@ -270,6 +270,20 @@ def test_search_counts_goes_on_and_back_and_dims_the_rest(browser, job):
     box.send_keys("(")
     wait(browser, "return document.querySelector('.found.bad')")
     assert "is not a regular expression" in browser.find_element("class name", "found").text
+    box.send_keys(Keys.ESCAPE)
+    wait(browser, "return !document.querySelector('.found').textContent && !location.search.includes('find')")
+    wait(browser, "return dproTimeline.data.ask.find === ''")
+    assert not browser.find_elements("css selector", ".found.bad")
+
+
+@pytest.mark.slow
+def test_a_search_counts_and_goes_to_spans_of_the_selected_ranks_alone(browser, job):
+    _open(browser, f"{job}?view=timeline&find=soft.ax&ranks=1")
+    wait(browser, "return dproTimeline.span?.place.rank === 1")
+    wait(browser, "return document.querySelector('.found').textContent === '1 of 3 spans'")
+    browser.find_element("id", "clear").click()
+    browser.find_element("id", "timeline-find").send_keys("soft.ax")
+    wait(browser, "return document.querySelector('.found').textContent.startsWith('6 spans')")
 
 
 @pytest.mark.slow

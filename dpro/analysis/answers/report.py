@@ -22,7 +22,6 @@ from dpro.replay.attribution import attributed as attributed_kernels
 from dpro.replay.attribution import totals
 from dpro.replay.experts import imbalances
 from dpro.replay.phases import PARTS, limit_of
-from dpro.replay.pipeline.recorded import pipeline_bubbles
 from dpro.replay.pretended import PretendedStep
 from dpro.replay.steps import kernel_totals, per_rank
 from dpro.selection import ALL, Selection, SelectionDocument, selection_document
@@ -195,7 +194,7 @@ class HostMeans(DocumentPart, frozen=True):
 
 
 class StageBubble(DocumentPart, frozen=True):
-    """The bubble of a pipeline stage, averaged over steps and the ranks of the stage.
+    """The bubble of a pipeline stage, averaged over usual (or selected) steps and the ranks of the stage.
 
     Attributes:
         stage: number of the stage.
@@ -316,7 +315,7 @@ def report_tables(analysis: Analysis, selection: Selection = ALL) -> ReportTable
         collectives=analysis.sizes,
         facts=facts,
         host=per_rank(facts),
-        stages=pipeline_bubbles(analysis.run, selection),
+        stages=analysis.bubbles(selection),
         on_gpu=bool((analysis.spans["kind"] == "kernel").any()),
     )
 

@@ -14,10 +14,11 @@ import polars as pl
 from msgspec import field
 from numpy.typing import NDArray
 
+from dpro.analysis.analysis import Analysis
 from dpro.classify import classify
 from dpro.documents import Document, DocumentPart
 from dpro.errors import InputError
-from dpro.extensions.serving.findings import ServerFacts, ServingFinding, expert_waits, findings_of
+from dpro.extensions.serving.findings import EXCHANGES, ServerFacts, ServingFinding, expert_waits, findings_of
 from dpro.extensions.serving.latency import (
     PARTS,
     PercentilesDocument,
@@ -145,7 +146,8 @@ def serving_document(run: Run) -> ServingDocument:
     timed = durations(requests)
     waited = waits(timed, by_replica)
     busy, capacity = _busy(requests, by_replica)
-    experts = expert_waits(run.table(COLLECTIVES), count)
+    exchanges = run.table(COLLECTIVES, ["op"])["op"].is_in(EXCHANGES).any()
+    experts = expert_waits(Analysis(run).members, count) if exchanges else None
     seen = ServerFacts(timed, waited, by_replica, parts, experts, capacity)
     findings = findings_of(seen)
     means = {part: mean(waited[part]) for part in PARTS} if waited.height else {}

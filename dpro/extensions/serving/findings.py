@@ -40,28 +40,19 @@ class ExpertWaits:
     share: float
 
 
-def expert_waits(collectives: pl.DataFrame, num_iterations: int) -> ExpertWaits | None:
-    """Return the waits in exchanges; None without any, or where ranks recorded different numbers of them."""
-    timed = collectives.filter(pl.col("op").is_in(EXCHANGES) & (pl.col("duration_ns") >= 0)).sort(
-        "rank", "start_ns"
-    )
-    if timed.is_empty() or not num_iterations:
+def expert_waits(members: pl.DataFrame, num_iterations: int) -> ExpertWaits | None:
+    """Return the waits in exchanges; None without any, or where some were not found on all their ranks.
+
+    Args:
+        members: from `dpro.replay.alignment.transfers.split_members`.
+    """
+    timed = members.filter(pl.col("op").is_in(EXCHANGES))
+    if timed.is_empty() or not num_iterations or not timed["complete"].all():
         return None
-    counts = timed.group_by("rank", "window", "op").len()
-    same = counts.group_by("window", "op").agg(pl.col("len").n_unique(), ranks=pl.len())
-    num_ranks = timed["rank"].n_unique()
-    if num_ranks < 2 or same.filter((pl.col("len") > 1) | (pl.col("ranks") < num_ranks)).height:
-        return None
-    placed = timed.with_columns(place=pl.int_range(pl.len()).over("rank", "window", "op"))
-    key = ["window", "op", "place"]
-    least = placed.with_columns(least=pl.col("duration_ns").min().over(key))
-    wait = (least["duration_ns"] - least["least"]).sum()
-    last = least.filter(pl.col("duration_ns") == pl.col("least")).unique(
-        key, keep="first", maintain_order=True
-    )
+    last = timed.group_by("instance").agg(pl.col("rank").sort_by("wait_ns", "rank").first())
     often = last.group_by("rank").len().sort("len", "rank", descending=[True, False])
     return ExpertWaits(
-        float(wait) / NS_PER_MS / num_iterations,
+        float(timed["wait_ns"].sum()) / NS_PER_MS / num_iterations,
         float(timed["duration_ns"].sum()) / NS_PER_MS / num_iterations,
         int(often["rank"][0]),
         float(often["len"][0]) / last.height,

@@ -402,6 +402,7 @@ def _entry(plan: TrialPlan, guess: TriedPrediction, measured: MeasuredChange, ch
         run=str(plan.folder.resolve()),
         gpus=changed.manifest.gpus,
         versions={name: changed.manifest.versions.get(name, "") for name in ("dpro", "torch")},
+        command=changed.manifest.command,
     )
 
 
@@ -635,9 +636,14 @@ def _entry_line(entry: EntryDocument) -> str:
     words = [entry.time[:10], " ".join(entry.edits), f"of {base:.2f} ms:"]
     words += [f"predicted {_entry_times(predicted, base)}"] if predicted else []
     words += [f"measured {_entry_times(measured, base)}"]
-    words += [f"off by {100 * (predicted.ratio / measured.ratio - 1):+.1f}%"] if predicted else []
+    if predicted and not measured.is_vague:
+        words.append(f"off by {100 * (predicted.ratio / measured.ratio - 1):+.1f}%")
     return "  ".join(words)
 
 
 def _entry_times(ratio: Ratio, base: float) -> str:
+    from dpro.extensions.trial.ledger import TOO_WIDE
+
+    if ratio.is_vague:
+        return f"{ratio.ratio * base:.2f} ms ({TOO_WIDE})"
     return f"{ratio.ratio * base:.2f} ms ({ratio.low * base:.2f} to {ratio.high * base:.2f})"

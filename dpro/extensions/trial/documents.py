@@ -121,6 +121,7 @@ class EntryDocument(LedgerEntry, frozen=True, kw_only=True):
     run: str
     gpus: list[str]
     versions: dict[str, str]
+    command: list[str]
     schema_version: int
     is_inside: bool | None
 

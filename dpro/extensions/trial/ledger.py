@@ -19,6 +19,8 @@ from dpro.errors import DproError
 from dpro.folders import lock
 
 SCHEMA_VERSION = 1
+VAGUE = 4.0  # ratio of the ends of an interval, above which it says nothing
+TOO_WIDE = "too few or too uneven steps for an interval"
 MIN_ENTRIES = 3  # of a kind, before they widen intervals
 COVERAGE = 0.9  # share of later errors that the widened interval covers
 
@@ -35,6 +37,11 @@ class Ratio:
     ratio: float
     low: float
     high: float
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether the interval says nothing, since too few steps were measured or they vary too much."""
+        return self.high > VAGUE * self.low
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):
@@ -54,6 +61,7 @@ class LedgerEntry(msgspec.Struct, frozen=True):
         run: the folder of the recordings.
         gpus: models of the job's GPUs.
         versions: of dpro and torch.
+        command: words of the job's command, as its manifest has them; empty in older entries.
         schema_version: of the ledger.
     """
 
@@ -70,6 +78,7 @@ class LedgerEntry(msgspec.Struct, frozen=True):
     run: str = ""
     gpus: list[str] = []
     versions: dict[str, str] = {}
+    command: list[str] = []
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,8 @@ from dpro.replay.whatif.graph_ops.aside import collecting, held_ns
 from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, fitting
 from dpro.replay.whatif.rankwise import RankwiseEdit
-from dpro.schema import COUNTERS
+from dpro.schema import COUNTERS, WORKERS
+from dpro.store import Run
 from dpro.units import NS_PER_MS, format_duration
 
 IN_PROCESS = "enumerate(DataLoader)#_SingleProcess*"
@@ -115,6 +116,17 @@ class Workers(Edit):
         factor[ranks] = np.where(now > 0, wait / np.maximum(now, 1.0), 1.0)
         return graph.with_durations(scaled(graph, loading, factor[graph.nodes.rank[loading]]))
 
+    def notes(self, graph: Graph) -> tuple[str, ...]:
+        """Warn of hosts with fewer cores than workers: the prediction gives each worker its own core."""
+        if graph.run is None:
+            return ()
+        return tuple(
+            f"{ranks * self.count:,} workers on host {host or '?'}, which has {cores:g} cores: unless they "
+            f"mostly wait for data, expect no more than from {max(int(cores // ranks), 1)} per rank"
+            for host, ranks, cores in _cores_of_hosts(graph.run)
+            if ranks * self.count > cores
+        )
+
     def describe(self) -> str:
         return (
             f"{self.count} DataLoader worker{'s' * (self.count > 1)} per rank"
@@ -124,6 +136,16 @@ class Workers(Edit):
 
     def how(self) -> str:
         return f"DataLoader(num_workers={self.count}, persistent_workers={self.count > 0}, pin_memory=True)"
+
+
+def _cores_of_hosts(run: Run) -> Iterator[tuple[str, int, float]]:
+    """Yield host, number of its ranks, and the cores that they may use, where those were sampled."""
+    sampled = run.table(COUNTERS, ["host", "counter", "value"])
+    wanted = sampled.filter(pl.col("counter").is_in(["cpus", "cgroup_cpu_limit_cores"]), pl.col("value") > 0)
+    cores = wanted.group_by("host", "counter").agg(pl.col("value").median())
+    cores = cores.group_by("host").agg(cores=pl.col("value").min())
+    ranks = run.table(WORKERS, ["rank", "host"]).group_by("host").agg(ranks=pl.col("rank").n_unique())
+    yield from ranks.join(cores, on="host").select("host", "ranks", "cores").sort("host").iter_rows()
 
 
 def loading_of(graph: Graph) -> NDArray[np.bool_]:

@@ -12,6 +12,10 @@ import pytest
 
 from dpro.dashboards.app import VIEWS, make_app
 from dpro.dashboards.command import load
+from dpro.dashboards.links import Link
+from dpro.dashboards.needs import untimed_steps
+from dpro.dashboards.views import heatmap, verdict
+from dpro.dashboards.views.over_time import timed_run
 from dpro.ingest.importer import import_sources
 from dpro.schema import COLLECTIVES, COUNTERS, SPANS, STEPS, conform
 from dpro.store import Manifest, Run, open_run, write_manifest, write_part
@@ -165,3 +169,14 @@ def test_what_views_need_is_said_of_the_run_that_lacks_it(tmp_path):
     assert {*of_windows, "Steps × ranks", "Collectives"} <= set(said["dumps"])
     assert "Verdict" in said["nothing"]
     assert len(said["nothing"]) == len(VIEWS)
+
+
+def test_steps_without_a_time_are_named_where_steps_are_drawn(repository):
+    hung = load(open_run(repository / "sample_traces" / "h200_hang"))
+    said = "Not drawn: steps 1, 26-30, which no GPU timed."
+    assert untimed_steps(hung.timed_steps) == said
+    assert said in str(verdict.VIEW.sections["verdict-run"](hung, Link()))
+    assert said in str(heatmap.VIEW.sections["heatmap-values"](hung, Link(options={"metric": "step"})))
+    slow = load(open_run(repository / "sample_traces" / "slow_rank"))
+    assert untimed_steps(slow.timed_steps) == ""
+    assert timed_run(slow.run.path).steps == slow.steps["step"].n_unique() == 59  # in Runs as in Verdict

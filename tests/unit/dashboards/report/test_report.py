@@ -155,3 +155,17 @@ def test_a_browser_draws_every_figure_from_the_file_alone_and_runs_no_name(tmp_p
         assert complaints(browser) == []
     finally:
         browser.quit()
+
+
+@pytest.mark.slow
+def test_code_without_blanks_wraps_within_the_table_of_gains(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpro.replay.whatif.predict.Prediction.how", lambda _: "register(State(None)," * 20)
+    (tmp_path / "page.html").write_text(_page(cpu_job().write(tmp_path / "run")))
+    browser = start_browser()
+    try:
+        browser.get(f"file://{tmp_path}/page.html")
+        assert "State(None),register" in browser.find_element("css selector", ".gains").text
+        beyond = "const part = document.querySelector('#help'); return part.scrollWidth - part.clientWidth"
+        assert browser.execute_script(beyond) <= 0
+    finally:
+        browser.quit()

@@ -97,15 +97,13 @@ def test_hosts_are_compared_like_ranks(linked):
 
 
 def test_waits_for_each_rank_add_up_to_what_each_rank_waited(linked):
-    late = late_info(arrivals(linked.built.graph), Link())
+    came = arrivals(linked, Link())
+    late = late_info(came)
     waited = dict(late.group_by("rank").agg(pl.col("waited_ms").sum()).iter_rows())
-    for row in last_info(linked.built.graph, Link()).iter_rows(named=True):
+    for row in last_info(came).iter_rows(named=True):
         assert waited.get(row["rank"], 0.0) == pytest.approx(row["waited_ms"])
     assert not (late["rank"] == late["last"]).any()
-    assert late_info(arrivals(linked.built.graph), parse_link("?ranks=0"))["rank"].unique().to_list() in (
-        [0],
-        [],
-    )
+    assert late_info(arrivals(linked, parse_link("?ranks=0")))["rank"].unique().to_list() in ([0], [])
 
 
 def test_equal_times_have_one_colour_and_the_scale_begins_at_zero():

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from dpro.analysis.answers.report import report_tables
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
@@ -48,6 +49,20 @@ def test_bubble_of_each_stage_is_a_bar(loaded):
     (bar,) = bubble_figure(bubbles, "dark").data
     assert list(bar.y) == pytest.approx([100 / 3, 100 / 3])
     assert bubble_info(loaded, Link(ranks=(1,)))["stage"].to_list() == [1]
+
+
+def test_bubbles_are_those_of_the_usual_steps_as_all_other_answers(tmp_path):
+    job = Job(num_dp=1, num_steps=12, times=lambda step, dp, batch: (5.0, 5.0) if step == 1 else (1.0, 1.0))
+    loaded = Loaded(written(job.run(), tmp_path))
+    number = loaded.steps["step"].min() + 1
+    bubbles = bubble_info(loaded, Link())
+    assert bubbles["steps"].to_list() == [11, 11]
+    assert bubbles["compute_ms"].to_list() == pytest.approx([60.0, 60.0])
+    assert "Mean of 11 usual steps." in str(VIEW.sections["pipeline-bubbles"](loaded, Link()))
+    chosen = bubble_info(loaded, Link(steps=((number, number),)))
+    assert chosen["compute_ms"].to_list() == pytest.approx([300.0, 300.0])  # what is selected is shown
+    report = report_tables(loaded).stages
+    assert report["bubble_share"].to_list() == bubbles["bubble_share"].to_list()
 
 
 def test_views_say_which_ranks_were_not_recorded(loaded):

@@ -17,9 +17,17 @@ from dpro.cli.whatif import ROWS
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.views.collectives import last_figure, last_info, transfer_figure, transfer_info
+from dpro.dashboards.views.collectives import VIEW as SIZES
+from dpro.dashboards.views.collectives import (
+    arrivals,
+    last_figure,
+    last_info,
+    transfer_figure,
+    transfer_info,
+)
 from dpro.dashboards.views.difference import waterfall_figure
 from dpro.dashboards.views.kernels import in_steps, kernel_info
+from dpro.dashboards.views.matrix import late_info
 from dpro.dashboards.views.verdict import VIEW as FIRST
 from dpro.dashboards.views.whatif import (
     VIEW,
@@ -36,6 +44,7 @@ from dpro.dashboards.views.whatif import (
     try_command,
 )
 from dpro.errors import Unanswerable, UsageError
+from dpro.extensions.trial.changes import kind_of_edit
 from dpro.extensions.trial.ledger import LedgerEntry, Ratio, append
 from dpro.extensions.trial.panel import add_tries, ledger_info
 from dpro.replay.cost.curves import fit_line, medians
@@ -44,7 +53,7 @@ from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import SPANS, STEPS, conform
 from dpro.store import open_run
-from dpro.units import ms, us
+from dpro.units import NS_PER_MS, ms, us
 from dpro.verdict.verdict import explain
 from tests.builders import TinyRun, gpu_job
 from tests.commands import dpro
@@ -111,14 +120,44 @@ def test_the_line_of_transfers_never_falls_where_one_size_was_slow():
 
 
 def test_the_rank_that_comes_last_keeps_the_others_waiting(loaded):
-    ranks = last_info(loaded.built.graph, Link())
+    ranks = last_info(arrivals(loaded, Link()))
     assert ranks["last"].to_list() == [0, 3]
     zero, one = ranks.to_dicts()
     assert one["kept_waiting_ms"] == pytest.approx(zero["waited_ms"])
     assert one["waited_ms"] == zero["kept_waiting_ms"] == 0
     figure = last_figure(ranks, "light")
     assert [bar.name for bar in figure.data] == ["others waited for it", "it waited for others"]
-    assert last_info(loaded.built.graph, parse_link("?ranks=0"))["rank"].to_list() == [0]
+    assert last_info(arrivals(loaded, parse_link("?ranks=0")))["rank"].to_list() == [0]
+
+
+def test_a_wait_is_one_figure_in_table_chart_matrix_and_breakdown(tmp_path):
+    """Members of a collective rarely end at the same moment: durations alone would show other waits."""
+    run = TinyRun()
+    for rank, (arrives, ends) in enumerate(((100, 400), (300, 450))):
+        run.step(0, 0, 500, rank)
+        for start, end, call in ((0, 10, 1), (10, 20, 2)):
+            run.call(start, end, call, rank)
+        run.kernel("gemm", 20, arrives, 1, rank)
+        run.nccl(arrives, ends, 2, rank)
+    loaded, whole = load(run.write(tmp_path)), Link()
+    waited_ns, moved_ns = 200_000, 100_000 + 150_000
+    assert loaded.sizes.select("wait_ns", "transfer_ns").row(0) == (waited_ns, moved_ns)
+    came, waited_ms = arrivals(loaded, whole), waited_ns / NS_PER_MS
+    assert last_info(came)["waited_ms"].to_list() == pytest.approx([waited_ms, 0])
+    assert late_info(came)["waited_ms"].to_list() == pytest.approx([waited_ms])
+    for parts in (loaded.breakdown, loaded.usual_breakdown):
+        sums = parts.select(pl.col("exposed_wait_ns", "exposed_transfer_ns").sum()).row(0)
+        assert sums == (waited_ns, moved_ns)
+
+
+def test_calls_without_all_ranks_are_in_the_total_alone_and_counted_below_the_table(tmp_path):
+    run = gpu_job()
+    run.call(2, 4, 77, 0)
+    run.nccl(4, 9, 77, 0)  # of one rank alone
+    loaded = load(run.write(tmp_path))
+    filled = str(SIZES.sections["collectives-sizes"](loaded, Link(view="collectives")))
+    assert "Total alone includes the 1 not found on all ranks of their group." in filled
+    assert "Wait ends when the last rank arrives" in filled
 
 
 def test_long_waits_are_in_seconds():
@@ -389,31 +428,44 @@ def test_tried_changes_are_listed_with_their_predictions(loaded):
     assert ledger_info([]).is_empty()
 
 
+def of_command(loaded, command):
+    """The run as if a command had been recorded."""
+    return Loaded(replace(loaded.run, manifest=replace(loaded.run.manifest, command=command)))
+
+
+def trial(edits, measured, predicted=None, command=(), time="2026-11-29T1"):
+    kind = kind_of_edit(edits)
+    return LedgerEntry(kind, [edits], predicted, measured, 0.01, 20.0, 3, 9, 2, time, command=[*command])
+
+
+def test_trials_of_other_jobs_and_intervals_that_say_nothing_are_not_shown(loaded, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    job, link = of_command(loaded, ["train.py"]), Link(view="whatif")
+    append(trial("gc:every=100", Ratio(1.0, 1.0, 1.0), command=["other.py"]))
+    assert "1 trial of other jobs" in str(add_tries(VIEW).sections["whatif-tries"](job, link))
+    predicted, vague = Ratio(0.9, 0.8, 1.0), Ratio(0.8, 0.002, 340.0)
+    append(trial("heal:rank=1", vague, predicted, ["train.py"]))
+    shown = str(add_tries(VIEW).sections["whatif-tries"](job, link))
+    assert "heal:rank=1" in shown
+    assert "gc:every" not in shown
+    words = "16 ms (too few or too uneven steps for an interval)"
+    assert words in shown
+    assert words in str(VIEW.sections["whatif-answer"](job, Link(options={"edit": "heal:rank=1"})))
+    assert words not in str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "heal:rank=1"})))
+    assert f"measured {words.replace('16 ms', '16.00 ms')}" in dpro("ledger").stdout
+    assert "680" not in shown
+    assert ledger_info([trial("heal:rank=1", vague, predicted)]).row(0, named=True)["inside"] is None
+
+
 def test_what_was_tried_widens_intervals_as_on_the_command_line(loaded, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    append(LedgerEntry("gc", ["gc:every=100"], None, Ratio(1.0, 1.0, 1.0), 0.01, 20.0, 3, 9, 2, "2026"))
+    loaded = of_command(loaded, ["train.py"])
+    append(trial("gc:every=100", Ratio(1.0, 1.0, 1.0), command=["train.py"]))
     assert "Code('gc:every=100')" in str(
         add_tries(VIEW).sections["whatif-tries"](loaded, Link(view="whatif"))
     )
-
-    append(
-        LedgerEntry(
-            "workers:count", ["workers:count=3"], None, Ratio(0.8, 0.7, 0.9), 0.01, 20.0, 3, 9, 2, "2026"
-        )
-    )
-    tried = LedgerEntry(
-        "heal",
-        ["heal:rank=1"],
-        Ratio(0.9, 0.8, 1.0),
-        Ratio(0.85, 0.75, 0.95),
-        0.01,
-        20.0,
-        3,
-        9,
-        2,
-        "2026-11-29T1",
-    )
-    append(tried)
+    append(trial("workers:count=3", Ratio(0.8, 0.7, 0.9), command=["train.py"]))
+    append(trial("heal:rank=1", Ratio(0.85, 0.75, 0.95), Ratio(0.9, 0.8, 1.0), ["train.py"]))
     healed = str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "heal:rank=1"})))
     assert "17 ms (15 ms to 19 ms), predicted 18 ms (16 ms to 20 ms), of 20 ms on 2026-11-29" in healed
     slowed = str(VIEW.sections["whatif-answer"](loaded, Link(options={"edit": "network:bandwidth=0.5"})))
@@ -439,3 +491,24 @@ def test_what_was_tried_widens_intervals_as_on_the_command_line(loaded, tmp_path
 def test_what_the_run_cannot_answer_is_refused(loaded):
     with pytest.raises(Unanswerable):
         prediction_info(loaded, [parse_edit("heal:rank=99")])
+
+
+def test_a_change_that_is_advised_is_nowhere_called_no_advice(repository):
+    run = repository / "sample_traces" / "slow_rank"
+    slow = load(open_run(run))
+    assert "heal:rank=1" in {advice.edit for advice in explain(slow).advice}
+    for edits in ("heal:rank=1", "heal:rank=1\nworkers:count=1"):
+        assert "advice" not in str(VIEW.sections["whatif-answer"](slow, Link(options={"edit": edits})))
+        given = [part for edit in edits.split() for part in ("--edit", edit)]
+        out = dpro("whatif", run, *given).stdout
+        assert "If the slow ranks are fixed:" in out
+        assert "not advice" not in out
+    other = Link(options={"edit": "network:bandwidth=2"})
+    assert "bound" in str(VIEW.sections["whatif-answer"](slow, other))  # not advised
+
+
+def test_workers_beyond_the_cores_are_warned_of_where_they_are_predicted(repository):
+    run = repository / "sample_traces" / "slow_rank"
+    edit, said = "workers:count=100000", "200,000 workers on host vm, which has 2 cores"
+    assert said in str(VIEW.sections["whatif-answer"](load(open_run(run)), Link(options={"edit": edit})))
+    assert said in " ".join(dpro("whatif", run, "--edit", edit).stdout.split())

@@ -20,6 +20,10 @@ from dpro.extensions.serving.findings import (
     gain_of_blocks,
 )
 from dpro.extensions.serving.latency import PARTS, counted, durations, engines, number, percentiles, waits
+from dpro.members import members_text
+from dpro.replay.alignment.align import one_clock
+from dpro.replay.alignment.match import match_collectives
+from dpro.replay.alignment.transfers import split_members
 from dpro.schema import COLLECTIVES, ITERATIONS, REQUESTS, SPANS, conform
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from dpro.verdict.report import make_report, markdown_of
@@ -274,17 +278,23 @@ def test_parts_are_by_name(name, part):
     assert part_of(name) == part
 
 
-def test_waiting_for_experts_is_what_exchanges_take_beyond_the_last_rank():
-    rows = [(0, 0, 10), (1, 6, 4), (0, 20, 9), (1, 25, 4)]
+def test_waiting_for_experts_is_what_exchanges_take_before_the_last_rank_comes():
+    rows = [(0, 0, 10), (1, 6, 5), (0, 20, 9), (1, 25, 4)]
+    group = {"window": 0, "op": "dispatch", "group": "g", "group_ranks": members_text([0, 1])}
     frame = [
-        {"rank": rank, "window": 0, "op": "dispatch", "start_ns": start * MS, "duration_ns": took * MS}
-        for rank, start, took in rows
+        {"rank": rank, "start_ns": start * MS, "duration_ns": took * MS, "sequence": number // 2, **group}
+        for number, (rank, start, took) in enumerate(rows)
     ]
-    found = expert_waits(conform(COLLECTIVES, pl.DataFrame(frame)), num_iterations=2)
+    clock = one_clock([(0, 0), (1, 0)], "one host")
+
+    def waited(some):
+        matching = match_collectives(conform(COLLECTIVES, pl.DataFrame(some)), SPANS.empty())
+        return expert_waits(split_members(matching.rows, clock), num_iterations=2)
+
+    found = waited(frame)
     assert found is not None
-    assert (found.wait_ms, found.total_ms, found.rank, found.share) == (5.5, 13.5, 1, 1.0)
-    lost = conform(COLLECTIVES, pl.DataFrame(frame[:3]))
-    assert expert_waits(lost, num_iterations=2) is None
+    assert (found.wait_ms, found.total_ms, found.rank, found.share) == (5.5, 14, 1, 1.0)
+    assert waited(frame[:3]) is None
 
 
 def run_of(folder, **tables):

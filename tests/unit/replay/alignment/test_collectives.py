@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpro.replay.construction.graph_builder import wait_and_transfer
+from dpro.replay.alignment.transfers import split_members, wait_and_transfer
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.replay.timeline import critical_path, step_times
 from tests.builders import US, WORKER, Seen, TinyRun
@@ -59,6 +59,15 @@ def test_waiting_is_taken_out_of_a_collectives_time_and_moving_is_kept(tmp_path)
     assert rows["transfer_ns"].to_list() == [100 * US, 105 * US]
     graph = built.graph
     assert sorted(graph.nodes.duration[graph.nodes.kind == NodeKind.TRANSFER].tolist()) == [100_000, 105_000]
+
+
+def test_tables_split_a_collective_as_the_graph_does(tmp_path):
+    built = two_ranks(end=(400, 450)).build(tmp_path / "r")
+    rows = split_members(built.matching.rows, built.alignment).sort("rank")
+    assert rows["wait_ns"].to_list() == [200 * US, 0]
+    assert rows["transfer_ns"].to_list() == [100 * US, 150 * US]
+    graph = built.graph
+    assert sorted(graph.nodes.duration[graph.nodes.kind == NodeKind.TRANSFER].tolist()) == [100_000, 150_000]
 
 
 def test_a_member_that_leaves_before_the_last_arrives_moves_nothing_and_does_not_go_negative(tmp_path):

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from dpro.errors import Unanswerable
 from dpro.members import members_text
+from dpro.replay.alignment.match import match_collectives
+from dpro.replay.alignment.transfers import split_members
 from dpro.replay.steps import collective_totals, kernel_totals, step_breakdown
 from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS, conform
 from dpro.table import Table
@@ -316,9 +318,16 @@ def _all_reduces(
     return _table(COLLECTIVES, rows), _table(SPANS, spans)
 
 
+def _totals(
+    collectives: pl.DataFrame, spans: pl.DataFrame, workers: pl.DataFrame | None = None
+) -> pl.DataFrame:
+    members = split_members(match_collectives(collectives, spans).rows)
+    return collective_totals(members, WORKERS.empty() if workers is None else workers)
+
+
 def test_waiting_is_what_a_rank_spends_beyond_the_fastest_member():
     collectives, spans = _all_reduces({0: [100] * 4, 1: [40] * 4}, [0, 1], bytes_in=800)
-    row = collective_totals(collectives, spans, WORKERS.empty()).row(0, named=True)
+    row = _totals(collectives, spans).row(0, named=True)
     assert (row["op"], row["bytes"], row["count"], row["matched"]) == ("all_reduce", 800, 8, 8)
     assert (row["total_ns"], row["wait_ns"], row["transfer_ns"]) == (560, 240, 320)
     # 800 bytes in 40 ns are 20 GB/s, times 2 (n - 1) / n = 1.
@@ -331,15 +340,13 @@ def test_waiting_is_what_a_rank_spends_beyond_the_fastest_member():
 def test_bus_bandwidth_follows_the_convention_of_the_nccl_tests(op, factor):
     durations = {rank: [50] * 4 for rank in range(4)}
     collectives, spans = _all_reduces(durations, list(durations), op=op, bytes_in=1000)
-    assert collective_totals(collectives, spans, WORKERS.empty())["busbw_gbps"].to_list() == [
-        pytest.approx(factor * 20.0)
-    ]
+    assert _totals(collectives, spans)["busbw_gbps"].to_list() == [pytest.approx(factor * 20.0)]
 
 
 @pytest.mark.parametrize(("op", "into", "out"), [("all_gather", 500, 1000), ("reduce_scatter", 1000, 500)])
 def test_size_of_a_gather_and_of_a_scatter_is_that_of_the_whole_buffer(op, into, out):
     collectives, spans = _all_reduces({0: [50], 1: [50]}, [0, 1], op=op, bytes_in=into, bytes_out=out)
-    totals = collective_totals(collectives, spans, WORKERS.empty())
+    totals = _totals(collectives, spans)
     assert totals.select("bytes", "busbw_gbps").rows() == [(1000, 10.0)]  # 500 bytes in 50 ns, either way
 
 
@@ -352,26 +359,26 @@ def test_operations_within_a_host_are_distinguished_from_those_between_hosts():
     spans = parts[0][1], parts[1][1].with_columns(pl.col("span_id") + 9, stream=pl.lit(9, pl.Int64))
     hosts = _table(WORKERS, [{"rank": rank, "host": "ab"[rank // 2]} for rank in range(3)])
     tables = pl.concat(collectives), pl.concat(spans)
-    totals = collective_totals(*tables, hosts).sort("hosts")
+    totals = _totals(*tables, hosts).sort("hosts")
     assert totals.select("hosts", "count", "busbw_gbps").rows() == [(1, 8, 20.0), (2, 8, 10.0)]
-    assert collective_totals(*tables, WORKERS.empty())["hosts"].to_list() == [None]
+    assert _totals(*tables)["hosts"].to_list() == [None]
 
 
 def test_without_sizes_there_is_no_bandwidth():
     collectives, spans = _all_reduces({0: [100] * 4, 1: [40] * 4}, [0, 1])
-    row = collective_totals(collectives, spans, WORKERS.empty()).row(0, named=True)
+    row = _totals(collectives, spans).row(0, named=True)
     assert (row["bytes"], row["transfer_ns"], row["busbw_gbps"]) == (-1, 320, None)
 
 
 def test_a_rank_whose_peers_left_no_record_does_not_know_its_waiting():
     collectives, spans = _all_reduces({0: [100] * 4}, [0, 1], bytes_in=800)
-    row = collective_totals(collectives, spans, WORKERS.empty()).row(0, named=True)
+    row = _totals(collectives, spans).row(0, named=True)
     assert (row["total_ns"], row["matched"]) == (400, 0)
     assert (row["wait_ns"], row["transfer_ns"], row["busbw_gbps"]) == (None, None, None)
 
 
 def test_a_run_without_collectives_has_an_empty_table_of_them():
-    assert collective_totals(COLLECTIVES.empty(), SPANS.empty(), WORKERS.empty()).height == 0
+    assert _totals(COLLECTIVES.empty(), SPANS.empty()).height == 0
 
 
 def test_a_rank_without_steps_is_left_out_where_others_have_some_and_each_window_is_one_where_none_has():

@@ -12,6 +12,8 @@ from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph
 from dpro.replay.timeline import replay
 from dpro.replay.whatif.edits.training_loop import HideInput
+from dpro.replay.whatif.registry import parse_edit
+from dpro.schema import COUNTERS
 from tests.builders import US, TinyRun, cpu_job, gpu_job
 from tests.edits import changed, steps_us
 from tests.pipelines import Job, written
@@ -170,6 +172,19 @@ def test_a_loader_without_workers_stays_as_it_is(input_bound):
 def test_workers_load_side_by_side_and_beside_the_step(input_bound, count, step):
     # A batch takes 300, the step without it 100.
     assert steps_us(input_bound, f"workers:count={count}") == pytest.approx([step] * 6, abs=1)
+
+
+def test_more_workers_than_cores_are_warned_of(tmp_path):
+    run = loading(per_batch=300)
+    run.worker(0, "node7")
+    run.counter("cpus", 5, 4)
+    run.counter("cgroup_cpu_limit_cores", 5, 2)
+    for row in run.rows[COUNTERS.name]:
+        row["host"] = "node7"
+    graph = run.build(tmp_path / "r").graph
+    assert parse_edit("workers:count=2").notes(graph) == ()
+    (said,) = parse_edit("workers:count=100000").notes(graph)
+    assert said.startswith("100,000 workers on host node7, which has 2 cores")
 
 
 def test_enough_workers_are_as_good_as_input_that_is_always_ready(input_bound):
