@@ -91,17 +91,17 @@ def entry_info(account: Account) -> pl.DataFrame:
 
 
 def healing_edits(finding: Finding) -> list[Edit]:
-    """Return edits that make ranks blamed by a finding as fast as their peers.
-
-    Empty if it blames none, or if it costs pauses: predictions are of the usual step.
-    """
-    blames = cause_of_finding(finding) == RANK and not finding.costs_pauses
+    """Return edits that make ranks blamed by a finding as fast as their peers; empty if it blames none."""
+    blames = cause_of_finding(finding) == RANK
     return [parse_edit(f"heal:rank={rank}") for rank in finding.ranks] if blames else []
 
 
 def healing_in_words(analysis: Analysis, finding: Finding) -> str:
     """Word what healing saves of the usual step, and which steps the cost covers; empty if unknown."""
     edits = healing_edits(finding)
+    if edits and finding.costs_pauses:
+        cost = format_duration(finding.cost_ns)
+        return f"Its cost, {cost} a step on average, is in pauses; the predicted usual step has none."
     try:
         done = predict_edits(analysis, edits) if edits else None
     except DproError:

@@ -265,7 +265,8 @@ def _finding(finding: Finding, loaded: Loaded, link: Link) -> Component:
     shown = [html.Li(line) for line in described.evidence]
     edits, saves = {"edit": "\n".join(map(str, healing_edits(finding)))}, healing_in_words(loaded, finding)
     what_if = dcc.Link("what if", href=link.query(view="whatif", options=edits))
-    healed = [html.P([f"{saves} ", what_if])] if saves else []
+    linked = [] if finding.costs_pauses else [what_if]  # predictions are of steps without pauses
+    healed = [html.P([f"{saves} ", *linked])] if saves else []
     return html.Article([head, *place, html.Ul(shown), *healed, *do], className="card")
 
 
