@@ -278,7 +278,7 @@ _SYNC_CALLS = (
     (r"^(cuda|hip|cu)StreamWaitEvent", "stream_wait_event"),
     (r"^(cuda|hip|cu)EventSynchronize", "event_sync"),
     (r"^(cuda|hip|cu)StreamSynchronize", "stream_sync"),
-    (r"^((cuda|hip)DeviceSynchronize|cuCtxSynchronize)", "device_sync"),
+    (r"^((cuda|hip)(Device|Thread)Synchronize|cuCtxSynchronize)", "device_sync"),
 )
 
 

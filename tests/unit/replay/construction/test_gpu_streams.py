@@ -261,8 +261,10 @@ def test_communication_has_no_waves_that_leave_room_before_its_end(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "hipDeviceSynchronize"]
-)
+    "name",
+    ["cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "hipDeviceSynchronize",
+     "cudaThreadSynchronize"],
+)  # fmt: skip
 def test_a_synchronising_call_makes_the_cpu_wait_for_the_gpu(tmp_path, name):
     run = TinyRun()
     run.call(0, 5, 1)
