@@ -212,7 +212,7 @@ def record_steps(facts: JobFacts) -> list[Advice]:
 
 
 def record_code(facts: JobFacts) -> list[Advice]:
-    """Return advice to record the code that takes the time, where nothing else is known; nothing if it was."""
+    """Return advice to record which code takes the time, where nothing else is known; nothing if it was."""
     if (facts.analysis.spans["kind"] == "python").any():
         return []
     do = f"{_with_stacks(facts)}: nothing in this recording says what would be faster"
