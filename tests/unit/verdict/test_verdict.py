@@ -36,6 +36,7 @@ from dpro.verdict.limits import (
     INPUT,
     SYNCHRONISATION,
     Free,
+    FreeCopies,
     work_of_devices,
 )
 from dpro.verdict.verdict import (
@@ -1241,6 +1242,24 @@ def test_where_no_step_is_marked_or_repeats_steps_are_to_be_recorded_besides(tmp
 def test_a_single_step_of_a_few_kernels_asks_for_more_steps(tmp_path, kernels, is_asked):
     verdict = explained(launches_of([("mul", 60, 500)] * kernels, steps=1), tmp_path)
     assert ("record-more" in kinds(verdict)) == is_asked
+
+
+@pytest.mark.parametrize(("memory", "copies_us"), [("Pageable", 490), ("Pinned", 100)])
+def test_a_call_that_copies_pageable_memory_costs_what_the_host_copies_too(tmp_path, memory, copies_us):
+    run, at = TinyRun(), 0.0
+    for step in range(4):
+        begin = at
+        run.op("aten::op", at, at + 300)
+        run.call(at + 300, at + 800, 10 * step, name="cudaMemcpy")
+        run.kernel(f"Memcpy HtoD ({memory} -> Device)", at + 350, at + 450, 10 * step, kind="memcpy")
+        run.call(at + 800, at + 805, 10 * step + 1)
+        run.kernel("gemm", at + 810, at + 1000, 10 * step + 1)
+        run.call(at + 806, at + 1001, 10 * step + 2, name="cudaDeviceSynchronize")
+        at += 1002
+        run.step(step, begin, at)
+    graph = facts_of(run, tmp_path).job.graph
+    saved_ns = graph.nodes.duration.sum() - FreeCopies().apply(graph).nodes.duration.sum()
+    assert saved_ns == pytest.approx(4 * (copies_us + 100) * US, rel=0.03)  # less what recording cost
 
 
 def test_where_nothing_would_gain_the_code_is_to_be_recorded(tmp_path):
