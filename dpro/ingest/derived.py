@@ -122,7 +122,8 @@ _NAMES_IN_A_ROW = (
 )
 _FACTOR = 6_364_136_223  # hash multiplier for several names
 # Work that is in each iteration of a loop but not in a layer: copies, synchronisation, a backward pass.
-_LOOPS = r"(?i)HtoD|DtoH|HostToDevice|DeviceToHost|(Device|Stream|Event)Synchronize|^autograd::engine"
+_LOOPS = r"(?i)HtoD|DtoH|HostToDevice|DeviceToHost|(Device|Thread|Stream|Event)Synchronize|^autograd::engine"
+_WAITS = r"^(cuda|hip)(Device|Thread|Stream|Event)Synchronize|^cuCtxSynchronize"
 
 Array = npt.NDArray[Any]
 
@@ -145,8 +146,10 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
     # The end is taken over all threads, since a backward pass runs on a separate one.
     end_ns = (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
     last_ns = int(spans.filter(pl.col("kind") == "cpu_op").select(end_ns).to_numpy().max(initial=0))
+    waits = spans.filter(pl.col("name").str.contains(_WAITS)).select("start_ns", end_ns).sort("start_ns")
     for first, period in _periods(lane["name"].rank("dense").to_numpy()):
-        starts, calls = (_bounds(times, first, period, last_ns) for times in (ran, called))
+        waited_ns = max(last_ns, _end_of_wait(called, first, period, waits))
+        starts, calls = (_bounds(times, first, period, waited_ns) for times in (ran, called))
         durations = np.diff(starts)
         steady = _is_steady(durations) and not first
         if steady or (_is_steady(_without_pauses(durations)) and _is_loop(spans, starts, calls)):
@@ -154,12 +157,29 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
     return []
 
 
+def _end_of_wait(called: pl.DataFrame, first: int, period: int, waits: pl.DataFrame) -> int:
+    """Return when the wait for the device after the last repetition ends; 0 if not all end with such a wait.
+
+    Args:
+        called: start and end of each span of the lane on the host.
+        waits: `start_ns` and `end_ns` of calls that wait, in order.
+    """
+    starts, ends = (called.to_series(column).to_numpy() for column in (0, 1))
+    if (starts.size - first) % period or waits.is_empty():
+        return 0
+    begun, over = (waits[column].to_numpy() for column in ("start_ns", "end_ns"))
+    next_ns = np.append(starts[first + period :: period], np.iinfo(np.int64).max)
+    wait = np.searchsorted(begun, ends[first + period - 1 :: period])
+    all_wait = (wait < begun.size).all() and (over[wait] <= next_ns).all()
+    return int(over[wait[-1]]) if all_wait else 0
+
+
 def _bounds(times: pl.DataFrame, first: int, period: int, last_ns: int) -> Array:
     """Return the starts of all repetitions, then the end of the last whole one, ns.
 
     Args:
         times: start and end of each span of the lane.
-        last_ns: end of the last operator on any thread; 0 without any.
+        last_ns: end of the last operator on any thread, and of the wait behind it; 0 without any.
     """
     starts, ends = (times.to_series(column).to_numpy() for column in (0, 1))
     bounds: Array = np.append(starts, np.maximum(ends[-1:], last_ns))[
@@ -278,7 +298,7 @@ _SYNC_CALLS = (
     (r"^(cuda|hip|cu)StreamWaitEvent", "stream_wait_event"),
     (r"^(cuda|hip|cu)EventSynchronize", "event_sync"),
     (r"^(cuda|hip|cu)StreamSynchronize", "stream_sync"),
-    (r"^((cuda|hip)DeviceSynchronize|cuCtxSynchronize)", "device_sync"),
+    (r"^((cuda|hip)(Device|Thread)Synchronize|cuCtxSynchronize)", "device_sync"),
 )
 
 

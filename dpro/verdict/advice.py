@@ -63,6 +63,7 @@ MAX_ADVICE = 3
 OF_FAULTS = ("heal", "cores")  # kinds of advice that treat a part at fault
 OBSERVED = (COMPUTE, SYNCHRONISATION, COPIES, INPUT)  # limits that times of calls and kernels show directly
 RECORD_MORE = "record-more"
+LITTLE = 10  # kernels and copies of a single step: fewer show no job
 NO_FAULT = "warm-up"  # class of findings about the recording rather than the job
 MAX_GAIN = 20.0  # higher gains count as this
 NOTHING_LEFT = 1_000.0  # upper bound of gains, for a step of which nothing may be left
@@ -131,7 +132,8 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
     """Return everything worth doing: first what treats the limit, then what gains most for the least effort.
 
     If the replay does not fit, no gains follow from it. That leaves the remedies of findings, and what treats
-    a limit that spans show: devices may then be idle for another reason than their hosts.
+    a limit that spans show: devices may then be idle for another reason than their hosts. If it fits, but
+    nothing gains by it, what treats the limit is advised with an unknown gain.
 
     Args:
         limit: what limits the job, one of `limits`.
@@ -141,18 +143,26 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
     else:
         wanted = [*remedies_of(facts.findings)]
         treating = _FIRST[limit] if limit in OBSERVED else ()
+        if limit == SYNCHRONISATION:  # after a wait, devices idle until the host has launched again
+            treating = (*treating, "launch")
         for source in _sources(facts):
             with suppress(DproError):
-                shown = [advice for advice in source(facts, limit) if advice.kind in treating]
-                wanted += [replace(advice, gain_low=None, gain_high=None, edit="") for advice in shown]
+                wanted += [_without_gain(one) for one in source(facts, limit) if one.kind in treating]
     if facts.first_call:
         wanted = [advice for advice in wanted if advice.kind not in _DONE_ONCE]
     if facts.analysis.shared_hosts:
         wanted = [_widen_gain(advice) for advice in wanted]
-    first = _FIRST.get(limit, ())
-    best = sorted(_worth_doing(wanted), key=lambda advice: (advice.kind not in first, -_merit(advice)))
+    first, worth = _FIRST.get(limit, ()), _worth_doing(wanted)
+    if not worth:  # as where hosts are recorded in part, and seem to work while they wait
+        worth = [_without_gain(advice) for advice in wanted if advice.kind in first]
+    best = sorted(worth, key=lambda advice: (advice.kind not in first, -_merit(advice)))
     cores = [advice for advice in best if advice.kind == "cores"]
     return [advice for advice in best if advice not in cores[1:]]  # all of it asks for the same
+
+
+def _without_gain(advice: Advice) -> Advice:
+    """Return the advice with an unknown gain."""
+    return replace(advice, gain_low=None, gain_high=None, edit="")
 
 
 def advise_of_findings(facts: JobFacts) -> list[Advice]:
@@ -193,8 +203,19 @@ def record_steps(facts: JobFacts) -> list[Advice]:
         do = f"record several steps, and mark them ({marks})"
     elif facts.usual.height == 1 and facts.analysis.trust.grade == "poor":
         do = "record more steps: the single one that counts here may not be typical"
+    elif facts.usual.height == 1 and facts.num_device_works < LITTLE:
+        few = counted(round(facts.num_device_works), "kernel or copy", "kernels and copies")
+        do = f"record more steps: the only one that counts has {few} a rank"
     else:
         return []
+    return [Advice(RECORD_MORE, do, None, None, "a setting")]
+
+
+def record_code(facts: JobFacts) -> list[Advice]:
+    """Return advice to record which code takes the time, where nothing else is known; nothing if it was."""
+    if (facts.analysis.spans["kind"] == "python").any():
+        return []
+    do = f"{_with_stacks(facts)}: nothing in this recording says what would be faster"
     return [Advice(RECORD_MORE, do, None, None, "a setting")]
 
 

@@ -372,6 +372,11 @@ class JobFacts:
         waited = ran.filter(pl.col("start_ns") + pl.col("duration_ns") >= pl.col("ends"))
         return ran.height >= FEW and waited.height >= NEARLY_ALL * ran.height
 
+    @property
+    def num_device_works(self) -> float:
+        """Number of kernels, copies and fills of a usual step and rank."""
+        return self.spans.filter(IS_GPU).height / self.rank_steps
+
     @cached_property
     def device_work_ns(self) -> int:
         """Time that the busiest rank's devices computed, copied and filled, as recorded, in ns."""

@@ -19,7 +19,7 @@ from dpro.arrays import Bools, Floats, Ints
 from dpro.classify import is_communication
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
-from dpro.replay.first_calls import beside_launched_ns
+from dpro.replay.first_calls import PROMPTLY_NS, beside_launched_ns
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, computed_once, is_one_of
 from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
 from dpro.replay.steps import NO_STEP
@@ -205,14 +205,30 @@ class FreeAside:
 class FreeCopies:
     """Change after which device copies, and the time that calls spend on them, take no time.
 
-    For pageable memory the host copies, too, and returns when that is done.
+    For pageable memory the host copies, too, before, beside and after the device, and returns when that is
+    done: such a call then takes as long as one that only hands in work.
     """
 
     def apply(self, graph: Graph) -> Graph:
         """Return the graph in which copies take no time."""
         copies = copies_of(graph)
         left_ns = np.maximum(graph.nodes.duration - beside_launched_ns(graph, NodeKind.COPY), 0)
+        left_ns = np.where(_copying_calls(graph), np.minimum(left_ns, PROMPTLY_NS), left_ns)
         return graph.with_durations(np.where(copies, 0, left_ns))
+
+
+def _copying_calls(graph: Graph) -> Bools:
+    """Return [N] a mask of calls that copy pageable memory."""
+    nodes, edges = graph.nodes, graph.edges
+    pageable = np.array(["pageable" in name.lower() for name in (*graph.names, "")])
+    made = (edges.kind == EdgeKind.LAUNCH) & pageable[nodes.name[edges.target]]
+    place = ("rank", "window", "span")
+    frame = pl.DataFrame({name: getattr(nodes, name) for name in place})
+    pieces = frame.with_row_index("node").filter(pl.Series(nodes.kind == NodeKind.RUNTIME))
+    pieces = pieces.join(frame[edges.source[made]], on=place, how="semi")
+    copying = np.zeros(graph.num_nodes, np.bool_)
+    copying[pieces["node"].to_numpy()] = True
+    return copying
 
 
 class PromptLaunches:

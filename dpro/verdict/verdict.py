@@ -51,6 +51,7 @@ from dpro.verdict.advice import (
     first_of,
     interval_of,
     middle_of,
+    record_code,
     record_more,
     record_steps,
     remedies_of,
@@ -212,7 +213,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         ranked = [*advise_of_findings(facts), Advice(RECORD_MORE, do, None, None, "a setting")]
     usual = facts.usual.height
     ranked = [*correct_numbers(facts.findings), *ranked]
-    step_ms, advice = ms(facts.step_ns), first_of(ranked, record_steps(facts))
+    step_ms, advice = ms(facts.step_ns), first_of(ranked, record_steps(facts)) or record_code(facts)
     together = best_together(facts, advice) if analysis.trust.answerable else None
     others = deep_and_usual(analysis.steps)
     if analysis.trust.answerable:

@@ -56,7 +56,8 @@ LONG_AGO = np.iinfo(np.int64).min // 2
 COPIES = r"^(cuda|hip)Mem(cpy|set)"
 ONE_STREAM = r"^(cuda|hip)(Stream|Event)Synchronize"
 # These calls return only when the device has drained; of the allocating ones only some do.
-WHOLE_DEVICE = r"^(cuda|hip)(DeviceSynchronize|Free$|FreeHost)|^cuCtxSynchronize"
+# `cudaThreadSynchronize` is the older name of `cudaDeviceSynchronize`.
+WHOLE_DEVICE = r"^(cuda|hip)((Device|Thread)Synchronize|Free$|FreeHost)|^cuCtxSynchronize"
 ALLOCATING = r"^(cuda|hip)(Malloc|HostAlloc|HostMalloc|MemGetInfo)"
 STREAM_WAIT = r"^(cuda|hip)StreamWaitEvent"
 READS_EVENTS = r"^(cuda|hip)EventElapsedTime"

@@ -9,7 +9,7 @@ keeps its time.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -174,13 +174,41 @@ def _launches(view: RankView, work: Ints, released: Ints) -> Dependencies:
 
 
 def _lane_order(view: RankView, work: Ints) -> Dependencies:
-    """Order each piece of work after the previous one on its stream or worker, except messages."""
+    """Order each piece of work after the previous one on its stream or worker, except messages.
+
+    Work that `_unqueued` finds follows the previous work of its device.
+    """
     work = work[~view.is_message[work]]
+    source, target = _unqueued(view, work)
     place = place_of_work(view, work)
     ordered = work[np.lexsort((view.end[work], view.start[work], place))]
     place = place_of_work(view, ordered)
     same = np.flatnonzero(place[1:] == place[:-1])
-    return links(EdgeKind.STREAM, (WORK, ordered[same]), (WORK, ordered[same + 1]))
+    before, after = np.append(ordered[same], source), np.append(ordered[same + 1], target)
+    inferred = np.arange(before.size) >= same.size
+    return links(EdgeKind.STREAM, (WORK, before), (WORK, after), inferred)
+
+
+def _unqueued(view: RankView, work: Ints) -> tuple[Ints, Ints]:
+    """Find work of unknown launch that cannot have queued since before the window, the first of its stream.
+
+    It begins when the rank's devices are idle, behind work that was launched in the window.
+
+    Returns:
+        The previous work of the rank's devices, and this work: span indices.
+    """
+    work = work[view.on_gpu[work]]
+    work = work[np.argsort(view.start[work], kind="stable")]
+    _, first = np.unique(view.stream[work], return_index=True)
+    launched = work[view.launch[work] >= 0]
+    if not launched.size:
+        return launched, launched
+    ends = np.maximum.accumulate(view.end[work])
+    first = np.sort(first[(first > 0) & (view.launch[work[first]] < 0)])
+    begins = view.start[work[first]]
+    first = first[(begins >= ends[first - 1]) & (begins >= view.end[launched].min())]
+    last = np.searchsorted(ends, ends[first - 1], side="left")
+    return work[last], work[first]
 
 
 STREAM, COMMUNICATION_THREAD = "stream", "communication thread"  # name prefixes of lanes of work
@@ -313,8 +341,9 @@ def _work(view: RankView, numbering: Numbering, lanes: Lanes) -> Block:
     single = np.where(view.kind[work] == KIND["kernel"], NodeKind.KERNEL, NodeKind.COPY)
     moved_from = np.clip(view.rendezvous[work], view.start[work], view.end[work])
     lane, first_on_lane = _lanes_of_work(view, work, lanes)
-    anchored = first_on_lane & (view.launch[work] < 0)
-    caused = _when_asked_for(view, work, lane)
+    before, unqueued = _unqueued(view, work)
+    anchored = first_on_lane & (view.launch[work] < 0) & ~np.isin(work, unqueued)
+    caused = _when_asked_for(view, work, lane, dict(zip(unqueued.tolist(), before.tolist())))
     first = {
         "kind": np.where(collective, NodeKind.ARRIVE, single),
         "start": view.start[work],
@@ -366,15 +395,20 @@ def place_of_work(view: RankView, work: Ints) -> Ints:
     return 2 * distinct(runs_on)[1] + on_gpu
 
 
-def _when_asked_for(view: RankView, work: Ints, lane: Ints) -> Ints:
+def _when_asked_for(view: RankView, work: Ints, lane: Ints, follows: Mapping[int, int]) -> Ints:
     """Return [W] ns when each piece of work was launched.
 
     Without a known launch, the previous known one on its lane is used, or a time before the window. In a
     trace without launches, it is when the work ran.
+
+    Args:
+        follows: work on another stream that some work follows, as from `_unqueued`: when it ended.
     """
     if not (view.launch[work] >= 0).any():
         return view.start[work]
     asked = np.where(view.launch[work] >= 0, view.start[np.maximum(view.launch[work], 0)], -1)
+    after = np.isin(work, [*follows])
+    asked[after] = [view.end[follows[one]] for one in work[after].tolist()]
     order = np.lexsort((view.start[work], lane))
     latest = np.maximum.accumulate(np.where(asked[order] >= 0, np.arange(order.size), -1))
     same_lane = (latest >= 0) & (lane[order][np.maximum(latest, 0)] == lane[order])

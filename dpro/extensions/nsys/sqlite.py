@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,7 @@ class Export:
     """An opened export.
 
     Attributes:
-        present: columns by name of table.
+        present: columns by name of table or view.
         max_rows: maximum rows of a table; one with damaged pages may seem to have any number.
     """
 
@@ -102,14 +102,14 @@ class Export:
 @contextmanager
 def open_export(
     path: Path,
-    table: str = "StringIds",
+    tables: Sequence[str] = ("StringIds",),
     kind: str = "an export of Nsight Systems",
     give: str = "what `nsys export --type sqlite` writes",
 ) -> Iterator[Export]:
     """Open an export; a gzipped one is unpacked to a temporary file while it is open.
 
     Args:
-        table: a table that every file of the kind has.
+        tables: tables or views, of which every file of the kind has one.
         kind: name of the kind of file, for errors.
         give: advice on which file to give, for errors.
 
@@ -124,8 +124,8 @@ def open_export(
             connection.text_factory = lambda text: text.decode("utf-8", errors="replace")
             max_rows = database.stat().st_size // MIN_ROW_BYTES
             present = _present(connection, path)
-            if table not in present:
-                raise InputError(f"{path}: not {kind} (no table {table}); give {give}")
+            if not present.keys() & set(tables):
+                raise InputError(f"{path}: not {kind} (no table {' or '.join(tables)}); give {give}")
             yield Export(path, connection, present, max_rows)
 
 
@@ -158,14 +158,21 @@ def _refuse_cut_short(database: Path, path: Path, give: str) -> None:
 
 def _present(connection: sqlite3.Connection, path: Path) -> dict[str, frozenset[str]]:
     try:
-        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        columns = {
-            name: frozenset(row[1] for row in connection.execute(f'PRAGMA table_info("{name}")'))
-            for (name,) in tables
-        }
+        tables, views = (
+            connection.execute("SELECT name FROM sqlite_master WHERE type = ?", [kind]).fetchall()
+            for kind in ("table", "view")
+        )
+        columns = {name: _columns_of(connection, name) for (name,) in tables}
+        for (name,) in views:
+            with suppress(sqlite3.OperationalError):  # a view of tables that are missing
+                columns[name] = _columns_of(connection, name)
     except _DAMAGE as error:
         raise _damaged(path, error) from error
     return columns
+
+
+def _columns_of(connection: sqlite3.Connection, table: str) -> frozenset[str]:
+    return frozenset(row[1] for row in connection.execute(f'PRAGMA table_info("{table}")'))
 
 
 def _damaged(path: Path, error: Exception) -> InputError:

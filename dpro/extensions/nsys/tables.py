@@ -158,10 +158,24 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
     top = ranges.sort("start_ns", "end_ns", descending=[False, True]).filter(
         before.is_null() | (pl.col("start_ns") >= before)
     )
-    for steps in (_repeated(top), _busiest_phase(top, spans)):
+    repeated = _repeated(top)
+    for steps in (repeated.filter(_share_kernels(repeated, spans)), _busiest_phase(top, spans)):
         if steps.height:
             return steps
     return guess_steps(spans)
+
+
+def _share_kernels(steps: pl.DataFrame, spans: pl.DataFrame) -> bool:
+    """Return whether steps repeat their work: most kernel time in them is of kernels that run in several.
+
+    A library that compiles gives its ranges one name, but does other work in each.
+    """
+    bounds = steps.select("start_ns", "step", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    kernels = spans.filter(pl.col("kind") == "kernel").select("start_ns", "name", "duration_ns")
+    placed = kernels.sort("start_ns").join_asof(bounds.sort("start_ns"), on="start_ns")
+    inside = placed.filter(pl.col("start_ns") < pl.col("end_ns"))
+    times = inside.group_by("name").agg(pl.col("step").n_unique(), pl.col("duration_ns").sum())
+    return 2 * times.filter(pl.col("step") > 1)["duration_ns"].sum() >= times["duration_ns"].sum()
 
 
 def _counted(ranges: pl.DataFrame) -> pl.DataFrame:

@@ -2,7 +2,7 @@
 
 from dpro.ingest.formats import Format
 
-# SQLite lists its tables at the start of a file. Those of rocprofv3 are recognised to refuse them by name.
+# SQLite lists its tables at the start of a file; rocprofv3's are named after the recording.
 _TABLES = (b"rocpd_op", b"rocpd_api", b"rocpd_info_")
 RPD = Format("rocmProfileData", "dpro.extensions.rocm.rpd", "read_rpd", _TABLES, "is_rpd")
 

@@ -3,7 +3,7 @@
 Reads `PREFIX_kernel_trace.csv` and, if present with the same prefix, `hip_api_trace`, `memory_copy_trace`,
 `marker_api_trace`, `rccl_api_trace` and `agent_info`. Columns are looked up by name, since versions differ.
 Returns a `RankTrace`, or several where the calls belong to several processes. Does not read HSA calls,
-allocations, counters, JSON or databases.
+allocations, counters or JSON; `rocpd.py` reads databases.
 """
 
 from __future__ import annotations

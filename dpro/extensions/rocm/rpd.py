@@ -2,7 +2,7 @@
 
 Reads the SQLite file that rpd_tracer writes, schemas up to 3, gzipped or not. Returns a `RankTrace` per
 process that used a GPU, with times on the monotonic clock of its host. Does not read clocks and power
-(`rocpd_monitor`), hardware counters, call stacks, or files of rocprofv3.
+(`rocpd_monitor`), hardware counters or call stacks. Databases of rocprofv3 are left to `rocpd.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import polars as pl
 
 from dpro.errors import InputError
 from dpro.extensions.nsys.sqlite import MAGIC, Export, open_export
+from dpro.extensions.rocm.rocpd import KERNELS, read_rocpd
 from dpro.extensions.rocm.tables import TIME, traces_of
 from dpro.ingest.trace import RankTrace
 
@@ -25,7 +26,7 @@ _OP |= {"description_id": pl.Int64, "opType_id": pl.Int64}
 
 
 def is_rpd(head: bytes) -> bool:
-    """Return whether the first bytes are SQLite: rocmProfileData, or rocprofv3, which is refused by name."""
+    """Return whether the first bytes are SQLite, as those of rocmProfileData and rocprofv3 are."""
     return head.startswith(MAGIC)
 
 
@@ -39,12 +40,10 @@ def read_rpd(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     Raises:
         InputError: the file is damaged, newer, of another tool, or without GPU work.
     """
-    with open_export(
-        path,
-        "rocpd_op",
-        "a recording of rocmProfileData",
-        "an .rpd file, or the output of `rocpd convert --output-format csv -i FILE` for rocprofv3",
-    ) as file:
+    kind, give = "a recording of rocmProfileData or rocprofv3", "an .rpd file, or a database of rocprofv3"
+    with open_export(path, ("rocpd_op", KERNELS), kind, give) as file:
+        if KERNELS in file.present:
+            return read_rocpd(file, rank)
         _refuse_newer(file)
         calls = _calls(file)
         work = _work(file, calls)

@@ -36,6 +36,7 @@ MAX_NODE_NS = 2_200
 # Calls that fail while a stream is captured, and launches of existing graphs.
 NOT_CAPTURED = (
     *("*StreamSynchronize*", "*EventSynchronize*", "*DeviceSynchronize*", "*CtxSynchronize*"),
+    "*ThreadSynchronize*",
     *("cudaMemcpy", "hipMemcpy", "cudaMemcpy_v*", "hipMemcpyWithStream", "*GraphLaunch*"),
 )
 # Copies between host and device: their host addresses change from step to step.

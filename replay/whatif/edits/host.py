@@ -297,13 +297,14 @@ def gpu_waits(graph: Graph, end: Ints) -> pl.DataFrame:
     """
     nodes, edges = graph.nodes, graph.edges
     waits = _waits_for_gpu(graph) & (nodes.step[edges.target] >= 0)
-    call = _waiting_calls(graph)
+    earlier, call = _waiting_calls(graph)
     waits &= call >= 0
-    call, until, work = call[waits], edges.target[waits], edges.source[waits]
+    since, call = end[earlier[waits]], call[waits]
+    until, work = edges.target[waits], edges.source[waits]
     names = pl.Series("name", graph.names, dtype=pl.String).gather(nodes.name[call])
     return (
         pl.DataFrame({"rank": nodes.rank[until], "span_id": nodes.span[until], "name": names})
-        .with_columns(waited_ns=pl.Series(np.maximum(end[work] - end[call], 0)))
+        .with_columns(waited_ns=pl.Series(np.maximum(end[work] - since, 0)))
         .group_by("rank", "span_id", "name")
         .agg(pl.col("waited_ns").max())
     )
@@ -318,16 +319,24 @@ def _waits_for_gpu(graph: Graph) -> Bools:
     return waits
 
 
-def _waiting_calls(graph: Graph) -> Ints:
-    """Return [E] the operator or call before the end of each edge on its thread; -1 where it is neither."""
+def _waiting_calls(graph: Graph) -> tuple[Ints, Ints]:
+    """Return for each edge what is before its end on that thread, and the operator or call that waits there.
+
+    The call is mostly what is before; a call that waits at once has only a part after its wait.
+
+    Returns:
+        [E] and [E] nodes; -1 without any.
+    """
     nodes, edges = graph.nodes, graph.edges
     before = np.full(graph.num_nodes, -1)
     thread = edges.kind == EdgeKind.THREAD
     before[edges.target[thread]] = edges.source[thread]
-    named = is_one_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))
-    earlier = before[edges.target]
-    calls: Ints = np.where((earlier >= 0) & named[earlier], earlier, -1)
-    return calls
+    earlier, target = before[edges.target], edges.target
+    named = is_one_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME))[earlier]
+    at_once = (nodes.kind[target] == NodeKind.RUNTIME) & (nodes.span[earlier] != nodes.span[target])
+    at_once &= nodes.kind[earlier] != NodeKind.CPU  # the operator around the call
+    calls = np.where(at_once, target, np.where(named, earlier, -1))
+    return earlier, np.where(earlier >= 0, calls, -1)
 
 
 def _waiting_in(graph: Graph, pattern: str) -> Bools:

@@ -52,6 +52,19 @@ def test_layers_with_a_short_head_and_tail_are_no_steps_where_several_steps_repe
     assert len(repetitions(_spans(["embed", *layer * 8, "head"] * 3))) == 3
 
 
+@pytest.mark.parametrize("waits_of", [(0, 1, 2), (0, 2)])
+def test_the_last_round_lasts_as_long_as_its_host_waits_for_the_device_if_all_rounds_end_so(waits_of):
+    rounds = _spans(STEP * 3).with_columns(
+        start_ns=pl.col("start_ns") + 200 * (pl.col("start_ns") // 70)  # 270 each: the last one seems short
+    )
+    waits = _spans(["cudaDeviceSynchronize"] * 3, kind="runtime").filter(pl.col("name") != "child of")
+    waits = waits.filter(pl.col("name") == "cudaDeviceSynchronize").with_columns(
+        start_ns=pl.Series([270 * number + 70 for number in range(3)]), duration_ns=pl.lit(195, pl.Int64)
+    )[list(waits_of)]
+    bounds = repetitions(pl.concat([rounds, waits]))
+    assert bounds == ([(0, 270), (270, 540), (540, 805)] if len(waits_of) == 3 else [])
+
+
 def test_what_precedes_the_rounds_of_a_loop_is_a_start_up():
     start = [f"init {number}" for number in range(9)]
     rounds = [*STEP[:-1], "autograd::engine::evaluate_function: adam"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import polars as pl
@@ -15,7 +16,9 @@ from dpro.analysis.answers.info import info_document
 from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.observations import observe
+from dpro.errors import DproError
 from dpro.replay.graph import NodeKind
+from dpro.replay.whatif.edits.host import gpu_waits
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import EDITS, parse_edit
@@ -34,6 +37,7 @@ from dpro.verdict.limits import (
     INPUT,
     SYNCHRONISATION,
     Free,
+    FreeCopies,
     work_of_devices,
 )
 from dpro.verdict.verdict import (
@@ -45,7 +49,7 @@ from dpro.verdict.verdict import (
     steps_in_words,
 )
 from dpro.verdict.words import limit_of_run
-from tests.builders import MAIN, TinyRun, gpu_job
+from tests.builders import MAIN, US, TinyRun, gpu_job
 from tests.jobs import ROOT
 from tests.unit.replay.whatif.edits.test_coalescing import series_job
 from tests.unit.replay.whatif.edits.test_synchronisation import accumulated
@@ -703,7 +707,7 @@ def test_that_nothing_stands_out_is_not_said_where_the_replay_does_not_fit(tmp_p
     monkeypatch.setattr(Analysis, "trust", poor)
     verdict = explain(analysis)
     assert verdict.fault == "not diagnosed: the replay does not fit."
-    assert (verdict.advice, verdict.then) == ([], None)
+    assert (kinds(verdict), verdict.then) == (["record-more"], None)
 
 
 def test_waits_are_advised_against_without_a_gain_where_the_replay_does_not_fit(tmp_path, monkeypatch):
@@ -714,6 +718,16 @@ def test_waits_are_advised_against_without_a_gain_where_the_replay_does_not_fit(
     monkeypatch.setattr(Analysis, "trust", poor)
     (advice,) = explain(analysis).advice
     assert (advice.kind, advice.gain_low, advice.gain_high, advice.edit) == ("sync", None, None, "")
+
+
+def test_launches_behind_waits_are_advised_against_where_the_replay_does_not_fit(tmp_path, monkeypatch):
+    facts = facts_of(launches_of([("mul", 60, 10)] * 40), tmp_path)
+    poor = dataclasses.replace(
+        facts.analysis.trust, answerable=False, reasons=("the replayed steps are off",)
+    )
+    monkeypatch.setattr(Analysis, "trust", poor)
+    (advice,) = advise(facts, SYNCHRONISATION)
+    assert (advice.kind, advice.gain_low, advice.gain_high, advice.edit) == ("launch", None, None, "")
 
 
 def waiting_host(steps: int = 4) -> TinyRun:
@@ -915,6 +929,22 @@ def test_the_calls_are_named_in_which_the_host_waits_and_not_those_that_return_a
         run.step(step, begin, begin + 2000)
     (sync,) = (advice for advice in advise(facts_of(run, tmp_path), SYNCHRONISATION) if advice.kind == "sync")
     assert ", 1 call a step, all in read loss" in sync.do
+
+
+def test_a_call_that_does_nothing_but_wait_is_named_too(tmp_path):
+    run, at = TinyRun(), 0.0
+    for step in range(4):
+        begin = at
+        run.mark("train", begin, begin + 400)
+        run.call(at + 100, at + 110, 10 * step)
+        run.kernel("gemm", at + 112, at + 390, 10 * step)
+        run.call(at + 120, at + 391, 10 * step + 1, name="cudaDeviceSynchronize")
+        at += 400
+        run.step(step, begin, at)
+    graph = facts_of(run, tmp_path).job.graph
+    waits = gpu_waits(graph, graph.nodes.measured_end)
+    assert set(waits["name"]) == {"cudaDeviceSynchronize"}
+    assert waits["waited_ns"].to_list() == [270 * US] * 4
 
 
 def test_calls_are_placed_in_the_innermost_function_or_range_of_the_jobs_own_code(tmp_path):
@@ -1228,6 +1258,47 @@ def test_where_no_step_is_marked_or_repeats_steps_are_to_be_recorded_besides(tmp
     assert len(verdict.advice) <= 3
     marked = explained(launches_of([("mul", 60, 10)] * 40), tmp_path / "marked")
     assert "record-more" not in kinds(marked)
+
+
+@pytest.mark.parametrize(("kernels", "is_asked"), [(3, True), (40, False)])
+def test_a_single_step_of_a_few_kernels_asks_for_more_steps(tmp_path, kernels, is_asked):
+    verdict = explained(launches_of([("mul", 60, 500)] * kernels, steps=1), tmp_path)
+    assert ("record-more" in kinds(verdict)) == is_asked
+
+
+@pytest.mark.parametrize(("memory", "copies_us"), [("Pageable", 490), ("Pinned", 100)])
+def test_a_call_that_copies_pageable_memory_costs_what_the_host_copies_too(tmp_path, memory, copies_us):
+    run, at = TinyRun(), 0.0
+    for step in range(4):
+        begin = at
+        run.op("aten::op", at, at + 300)
+        run.call(at + 300, at + 800, 10 * step, name="cudaMemcpy")
+        run.kernel(f"Memcpy HtoD ({memory} -> Device)", at + 350, at + 450, 10 * step, kind="memcpy")
+        run.call(at + 800, at + 805, 10 * step + 1)
+        run.kernel("gemm", at + 810, at + 1000, 10 * step + 1)
+        run.call(at + 806, at + 1001, 10 * step + 2, name="cudaDeviceSynchronize")
+        at += 1002
+        run.step(step, begin, at)
+    graph = facts_of(run, tmp_path).job.graph
+    saved_ns = graph.nodes.duration.sum() - FreeCopies().apply(graph).nodes.duration.sum()
+    assert saved_ns == pytest.approx(4 * (copies_us + 100) * US, rel=0.03)  # less what recording cost
+
+
+def test_where_nothing_would_gain_the_code_is_to_be_recorded(tmp_path):
+    run = launches_of([(f"ampere_bf16_s16816gemm_{number}", 5, 100) for number in range(20)])
+    (advice,) = explained(run, tmp_path).advice
+    assert advice.kind == "record-more"
+    run.span("python", "train.py(3): main", 0, 100)
+    assert not explained(run, tmp_path / "code").advice
+
+
+def test_what_treats_the_limit_is_advised_without_a_gain_where_the_replay_shows_none(tmp_path, monkeypatch):
+    facts = facts_of(launches_of([("gemm", 60, 10)] * 40), tmp_path)
+    monkeypatch.setattr(JobFacts, "gain_of_faster", lambda facts, factors: 1.0)
+    monkeypatch.setattr(JobFacts, "gains_by_limit", lambda facts: {})
+    monkeypatch.setattr(JobFacts, "predict", Mock(side_effect=DproError("unknown")))
+    (advice,) = advise(facts, COMPUTE)
+    assert (advice.kind, advice.gain_low, advice.gain_high) == ("tune-kernel", None, None)
 
 
 def test_of_traces_that_are_cut_short_no_limit_no_fault_and_no_share_is_named(tmp_path):

@@ -331,6 +331,14 @@ def test_ranges_that_repeat_at_the_top_level_are_steps_together(tmp_path):
     assert steps_of(database, tmp_path) == [(0, 100, 80, source), (1, 200, 80, source)]
 
 
+def test_ranges_of_one_name_in_which_different_kernels_run_are_no_steps(tmp_path):
+    database = session()
+    for number, start in enumerate((100, 200)):
+        database.nvtx("compile and run", start, start + 80)
+        database.kernel(f"fused_{number}", start + 60, start + 75)
+    assert steps_of(database, tmp_path) == []
+
+
 def test_what_repeats_only_inside_other_ranges_is_no_step(tmp_path):
     database = session()
     database.nvtx("benchmark", 0, 500)

@@ -212,7 +212,7 @@ def test_a_newer_schema_and_a_file_without_gpu_work_are_refused_in_one_line(tmp_
         idle.read()
 
 
-def test_damaged_files_and_those_of_rocprofv3_are_refused_in_one_line(recording, tmp_path):
+def test_damaged_files_and_those_of_other_tools_are_refused_in_one_line(recording, tmp_path):
     recording.kernel("gemm", 130, 190)
     recording.read()
     content = recording.path.read_bytes()
@@ -227,9 +227,10 @@ def test_damaged_files_and_those_of_rocprofv3_are_refused_in_one_line(recording,
     other = tmp_path / "results.db"
     with sqlite3.connect(other) as connection:
         connection.execute("CREATE TABLE rocpd_info_node_00 (id)")
+        connection.execute("CREATE VIEW broken AS SELECT id FROM missing")
     connection.close()
     assert RPD.matches(other.read_bytes())
-    with pytest.raises(InputError, match="or the output of `rocpd convert --output-format csv"):
+    with pytest.raises(InputError, match=r"no table rocpd_op or kernels.*give an .rpd file, or a database"):
         read_rpd(other)
 
 

@@ -355,6 +355,7 @@ def test_a_sync_event_explains_the_call_of_its_correlation(tmp_path, record, kno
     [
         ("cudaStreamSynchronize", "stream_sync"),
         ("cudaDeviceSynchronize", "device_sync"),
+        ("cudaThreadSynchronize", "device_sync"),
         ("cudaEventSynchronize", "event_sync"),
         ("cudaStreamWaitEvent", "stream_wait_event"),
         ("cudaEventRecordWithFlags", "event_record"),

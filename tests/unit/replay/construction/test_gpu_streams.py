@@ -261,8 +261,10 @@ def test_communication_has_no_waves_that_leave_room_before_its_end(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "hipDeviceSynchronize"]
-)
+    "name",
+    ["cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "hipDeviceSynchronize",
+     "cudaThreadSynchronize"],
+)  # fmt: skip
 def test_a_synchronising_call_makes_the_cpu_wait_for_the_gpu(tmp_path, name):
     run = TinyRun()
     run.call(0, 5, 1)
@@ -410,6 +412,22 @@ def test_work_launched_before_the_window_is_anchored_and_what_follows_it_is_not(
     assert anchored == ["from before"]
     assert seen.misses() == 0
     assert seen.lasting("from before", 50).start("gemm") - seen.start("gemm") == 50
+
+
+@pytest.mark.parametrize(("start", "is_queued"), [(950, False), (350, True)])
+def test_work_of_unknown_launch_on_an_idle_device_follows_what_ran_before_it(tmp_path, start, is_queued):
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.call(5, 10, 2)
+    run.kernel("a", 11, 300, 1)
+    run.kernel("b", 300, 600, 2)
+    run.kernel("lost", start, 1000, stream=COMM)
+    run.step(0, 0, 1000)
+    seen = replayed(run, tmp_path)
+    assert seen.start("lost") == start
+    assert step_us(seen.graph) == (0 if is_queued else 1000)  # queued work is of no step
+    kept = [seen.graph.names[name] for name in seen.graph.nodes.name[seen.graph.nodes.earliest > 0]]
+    assert kept == (["lost"] if is_queued else [])
 
 
 def test_the_launch_of_a_cuda_graph_releases_many_kernels_in_stream_order(tmp_path):
