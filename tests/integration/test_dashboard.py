@@ -436,6 +436,7 @@ def test_another_run_shows_that_it_is_worked_out_until_it_is_and_never_the_cards
         answered.set()
 
 
+@pytest.mark.slow
 def test_opened_details_of_a_card_stay_within_it(browser, sample):
     sized(browser, 1440)
     try:
