@@ -300,5 +300,7 @@ def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """Return ` (did you mean …?)` with the word nearest to `word`; empty where none is near."""
-    close = get_close_matches(word, list(words), n=1)
+    names = list(words)
+    as_long = [name for name in names if len(name) == len(word)]  # one letter of a short word is much of it
+    close = get_close_matches(word, names, n=1) or get_close_matches(word, as_long, n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""

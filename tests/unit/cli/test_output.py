@@ -377,7 +377,7 @@ def test_help_that_is_longer_than_the_terminal_is_paged_from_its_beginning(asked
     assert b":" in prompt  # of the pager, which waits
 
 
-def test_help_without_a_command_can_be_piped():
+def test_no_command_at_all_is_answered_by_the_help_on_stdout_as_a_pipe_needs_it():
     done = dpro()
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.startswith("Usage: dpro")

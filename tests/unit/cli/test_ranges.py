@@ -50,12 +50,6 @@ def test_usage_that_click_refuses_is_one_line():
     assert "Did you mean 'report'?" in refused(dpro("repor"), 2)
 
 
-def test_no_command_at_all_is_answered_by_the_help():
-    done = dpro()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Find what limits a distributed training job" in done.stderr
-
-
 def test_a_plan_of_a_batch_that_is_a_large_prime_ends(tmp_path):
     config = tmp_path / "config.json"
     sizes = "num_hidden_layers num_attention_heads hidden_size vocab_size intermediate_size"
