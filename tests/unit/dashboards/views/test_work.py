@@ -362,6 +362,8 @@ def test_a_card_marks_the_spans_it_names_and_says_what_is_likely(unusual):
     rows = str(FIRST.sections["verdict-advice"](unusual, Link()))
     assert "find=%5E%28ncclDevKernel_AllReduce_Sum_f32_RING_LL" in rows
     assert "likely x1.7" in rows
+    assert rows.index("THEN") < rows.index("once the limit is gone")  # not a gain of today
+    assert rows.count("once the limit is gone") == 1
     assert "+model.register_comm_hook(None, default_hooks.bf16_compress_hook)" in rows
 
 
