@@ -341,8 +341,8 @@ def _card(
     more = f"for x{row['samples']:.3g} the samples" if row["samples"] != 1 else ""
     # Gain and effort have the terminal's wording.
     likely = f"likely x{row['middle']:.2f}" if row["middle"] else ""
-    worth, then = row["worth"].removeprefix(": ") or row["effort"], "once the limit is gone"
-    when = then if row["label"] == THEN else ""
+    worth = row["worth"].removeprefix(": ") or row["effort"]
+    when = "once the limit is gone" if row["label"] == THEN else ""
     facts_of_it = " · ".join(filter(None, [likely, worth, more, row["proof"], when]))
     ranks = tuple(map(int, re.findall(r"heal:rank=(\d+)", row["edit"])))
     spans = link.query(view="timeline", ranks=ranks, options={"find": row["find"]})
