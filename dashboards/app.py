@@ -7,7 +7,7 @@ shared links reproduce the view.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -204,10 +204,16 @@ def _frame(runs: Runs) -> Component:
     )
 
 
+def _keyed_views() -> Iterator[tuple[str, View]]:
+    """Yield the views, each after its key; extensions may bring more views than keys: these have none."""
+    for number, view in enumerate(VIEWS):
+        yield _VIEW_KEYS[number : number + 1], view
+
+
 def _help() -> list[Component]:
     """Return the help: the keys, and the key of each view."""
     cells = [cell for key, does in _KEYS for cell in (html.Dt(html.Kbd(key)), html.Dd(does))]
-    views = [html.Span([html.Kbd(key), view.title]) for key, view in zip(_VIEW_KEYS, VIEWS, strict=True)]
+    views = [html.Span([html.Kbd(key), view.title]) for key, view in _keyed_views() if key]
     return [html.H2("Keys"), html.Dl(cells), html.P(views, className="keyed")]
 
 
@@ -353,9 +359,9 @@ def _navigation(reasons: Mapping[str, str]) -> tuple[Component, list[Component]]
     """Return links to the views, and a list of those without data and why; scripts add the selection."""
     links: list[Component] = []
     others: list[Component] = []
-    for key, view in zip(_VIEW_KEYS, VIEWS, strict=True):
-        data: Any = {"data-view": view.name, "data-press": key}
-        chip = [html.Kbd(key)] if key in "123456789" else []
+    for key, view in _keyed_views():
+        data: Any = {"data-view": view.name} | ({"data-press": key} if key else {})
+        chip = [html.Kbd(key)] if key in tuple("123456789") else []
         named = html.A([*chip, view.title], href=f"?view={view.name}", **data)
         if reasons[view.name]:
             others += [html.Dt(named), html.Dd(reasons[view.name])]

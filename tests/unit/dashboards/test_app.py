@@ -18,6 +18,7 @@ import pytest
 from dash import dcc
 from dash import html as components
 
+from dpro.dashboards import app as pages
 from dpro.dashboards import server
 from dpro.dashboards.app import VIEWS, in_csv, make_app, notes_on_selection, view_of
 from dpro.dashboards.command import load
@@ -462,3 +463,16 @@ def test_what_has_an_identity_or_is_a_figure_stays_a_component_and_what_is_besid
     assert isinstance(made.children[1], dcc.Graph)
     written = [["b", {}, ["a"]], "b", ["i", {}, ["c"]]]
     assert json.loads(getattr(made.children[2], "data-tree")) == written
+
+
+@pytest.mark.parametrize("bring", [-5, 3])
+def test_extensions_may_bring_any_number_of_views(bring, monkeypatch):
+    views = pages.VIEWS[:bring] if bring < 0 else (*pages.VIEWS, *pages.VIEWS[-1:] * bring)
+    monkeypatch.setattr(pages, "VIEWS", views)
+    links, others = pages._navigation({view.name: "" for view in views})
+    assert len(links.children) == len(views)
+    keys = [getattr(link, "data-press", "") for link in links.children]
+    assert keys[:9] == list("123456789")
+    assert keys[19:] == [""] * max(len(views) - 19, 0)
+    assert not others
+    assert len(pages._help()[-1].children) == min(len(views), 19)
