@@ -50,7 +50,7 @@ class Extension:
 
     Attributes:
         commands: commands by name.
-        options: options added to commands of the core, by command: a list of `click.Option`. The hooks of
+        options: options added to other commands, by command: a list of `click.Option`. The hooks of
             that command get their values by name.
         edits: subclasses of `dpro.replay.whatif.edit.Edit`, by family and name.
         changes: changes that are predicted without a graph, by the command that predicts them: a mapping of
