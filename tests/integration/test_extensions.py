@@ -68,7 +68,7 @@ def _answers_without(gone: list[str], folder: Path) -> None:
 
 def test_all_that_three_questions_need_works_without_any_extension(tmp_path):
     _answers_without(EXTENSIONS, tmp_path)
-    _without(EXTENSIONS, tmp_path, f"record -o run -- {sys.executable} train.py")
+    _without(EXTENSIONS, tmp_path, f"record --quiet -o run -- {sys.executable} train.py")
     (shown,) = _without(EXTENSIONS, tmp_path, "info run")
     assert "ranks      1 of 1" in shown
 
@@ -78,7 +78,7 @@ def test_all_that_three_questions_need_works_without_any_extension(tmp_path):
 def test_each_extension_can_be_taken_away(gone, tmp_path):
     needing = [name for name in EXTENSIONS if gone in installed().extensions[name].needs]
     _answers_without([gone, *needing], tmp_path)
-    _without([gone, *needing], tmp_path, f"record -o run -- {sys.executable} train.py")
+    _without([gone, *needing], tmp_path, f"record --quiet -o run -- {sys.executable} train.py")
     (shown,) = _without([gone, *needing], tmp_path, "info run")
     assert "ranks      1 of 1" in shown
 
