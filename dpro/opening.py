@@ -12,8 +12,6 @@ import stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +23,6 @@ from dpro.remote import is_url, local_copy
 if TYPE_CHECKING:
     from dpro.collectors.convert.recorded import Readers
     from dpro.collectors.launch.recording import Launch
-    from dpro.ingest.formats import Importer
     from dpro.ingest.importer import Progress
     from dpro.store import Run
 
@@ -168,12 +165,12 @@ def _fingerprint(source: Path) -> str:
     import dpro.ingest
     from dpro.classify import table_version
     from dpro.ingest.formats import registry
+    from dpro.plugins import code_of
     from dpro.store import FORMAT_VERSION
 
-    readers = registry().importers
-    importers = " ".join(importer.name for importer in readers)
+    importers = " ".join(importer.name for importer in registry().importers)
     digest = hashlib.sha256(f"{__version__} {FORMAT_VERSION} {table_version()} {importers}".encode())
-    code = {*Path(dpro.ingest.__file__).parent.rglob("*.py"), *chain.from_iterable(map(_code_of, readers))}
+    code = {*Path(dpro.ingest.__file__).parent.rglob("*.py"), *code_of("importers")}
     # Unlike `rglob`, `walk` skips folders that vanish or cannot be read while it looks.
     inside = [Path(folder, name) for folder, _, names in os.walk(source) for name in names]
     for file in [*sorted(code), *(sorted(inside) if source.is_dir() else [source])]:
@@ -184,13 +181,3 @@ def _fingerprint(source: Path) -> str:
         if stat.S_ISREG(status.st_mode):
             digest.update(b"\0%s\0%d\0%d" % (os.fsencode(file.resolve()), status.st_size, status.st_mtime_ns))
     return digest.hexdigest()[:32]
-
-
-def _code_of(importer: Importer) -> list[Path]:
-    """Return the file with an importer's reader, and those beside it in its package."""
-    name = getattr(importer, "module", type(importer).__module__)
-    spec = find_spec(name)
-    if spec is None or spec.origin is None:
-        return []
-    file = Path(spec.origin)
-    return list(file.parent.glob("*.py")) if "." in name else [file]

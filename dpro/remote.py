@@ -26,7 +26,7 @@ def local_copy(url: str) -> Path:
         url: URL of a folder or a file, such as `s3://bucket/runs/today`.
 
     Raises:
-        UsageError: it is no URL, or not of a kind that can be read.
+        UsageError: it is not a URL, or not of a kind that can be read.
         InputError: nothing is at the URL, or it cannot be read.
         DproError: there is no room for the copy.
     """

@@ -53,7 +53,7 @@ from dpro.schema import SPANS
 from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_ms
 from dpro.verdict.facts import short_kernel
-from dpro.verdict.verdict import NOT_DIAGNOSED, Explanation, explain
+from dpro.verdict.verdict import NOT_DIAGNOSED, Explanation, advised_predictions, explain
 from dpro.verdict.words import BOTH, THEN, limit_of_run, paragraphs_of
 
 NAME = "verdict"
@@ -431,8 +431,7 @@ def _trust(loaded: Loaded, _link: Link) -> Any:
             if unsure
             else html.Div(hidden=True)
         )
-    advised = filter(None, (prediction_of(loaded, advice) for advice in explanation.advice))
-    doubts = interval_doubts(trust, list(advised))
+    doubts = interval_doubts(trust, advised_predictions(loaded))
     said = dict.fromkeys([*explanation.unsure, *doubts, *_doubts(loaded)])
     return [
         _whole_run_note(),

@@ -33,7 +33,6 @@ from dpro.dashboards.account import (
     advice_info,
     healing_edits,
     healing_in_words,
-    prediction_of,
     worded_for_page,
 )
 from dpro.dashboards.changed_spans import changed_spans
@@ -54,7 +53,7 @@ from dpro.replay.whatif.registry import help_rows, parse_edit
 from dpro.replay.whatif.sensitivity import PART_WORDS, Curve, curve_sentence
 from dpro.store import Run
 from dpro.units import NS_PER_MS, format_duration, ms
-from dpro.verdict.verdict import explain
+from dpro.verdict.verdict import advised_predictions, explain
 from dpro.verdict.words import THEN
 
 # Step time against the speed of each part of the machine, and where it stops improving.
@@ -402,9 +401,8 @@ def ranked_info(loaded: Loaded) -> pl.DataFrame:
     explanation = explain(loaded)
     tries = advice_info(loaded, explanation).filter(pl.col("label") != THEN)
     numbers = dict(tries.filter(pl.col("edit") != "").select("edit", "label").iter_rows())
-    advised = [prediction_of(loaded, advice) for advice in explanation.advice]
     searched = {_edits_text(prediction): prediction for prediction in search_once(loaded).predictions}
-    searched |= {_edits_text(prediction): prediction for prediction in advised if prediction}
+    searched |= {_edits_text(prediction): prediction for prediction in advised_predictions(loaded)}
     rows = [_ranked_row(loaded, prediction, numbers) for prediction in searched.values()]
     for row in tries.filter(pl.col("edit") == "").iter_rows(named=True):
         gain, _, takes = row["worth"].removeprefix(": ").rpartition(", ")

@@ -6,7 +6,6 @@ Takes an `Analysis` and edits; returns a `Prediction` relative to the usual step
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -69,25 +68,12 @@ def calibrated(analysis: Analysis, prediction: Prediction) -> Prediction:
     for calibrate in hooks_of("predicted"):
         prediction = calibrate(prediction)
     if costs_ns := _costs_healed(analysis, prediction):
-        prediction = dataclasses.replace(
-            prediction,
-            low_ns=min(prediction.low_ns, prediction.base_ns - max(costs_ns)),
-            high_ns=max(prediction.high_ns, prediction.base_ns - min(costs_ns)),
-            gain_low_ns=min(prediction.gain_low_ns, *costs_ns),
-            gain_high_ns=max(prediction.gain_high_ns, *costs_ns),
-        )
-    if not analysis.shared_hosts or not prediction.edits or not math.isfinite(prediction.base_ns):
-        return prediction
-    gains_ns = (prediction.gain_low_ns, prediction.gain_high_ns)
-    low, high = under_any_load(*map(prediction.speedup_at, gains_ns))
-    base_ns, samples = prediction.base_ns, prediction.samples
-    return dataclasses.replace(
-        prediction,
-        low_ns=min(prediction.low_ns, base_ns / high * samples),
-        high_ns=max(prediction.high_ns, base_ns / low * samples),
-        gain_low_ns=base_ns - base_ns / low,
-        gain_high_ns=base_ns - base_ns / high,
-    )
+        prediction = prediction.covering(*costs_ns)
+    if analysis.shared_hosts and prediction.edits:
+        ends_ns = (prediction.gain_low_ns, prediction.gain_high_ns)
+        of_any_load = under_any_load(*map(prediction.speedup_at, ends_ns))
+        prediction = prediction.covering(*(prediction.base_ns * (1 - 1 / gain) for gain in of_any_load))
+    return prediction
 
 
 def _costs_healed(analysis: Analysis, prediction: Prediction) -> list[float]:

@@ -95,7 +95,7 @@ def path_offset(rows: pl.DataFrame) -> tuple[int, int]:
 
 
 def path_offset_with_recording(rows: pl.DataFrame, recorded: Timeline) -> tuple[int, int] | None:
-    """Return `path_offset` of a replay that keeps the cost of recording; None if that is no nearer.
+    """Return `path_offset` of a replay that keeps the cost of recording; None if that is not nearer.
 
     Args:
         rows: frame of `slices`, of a replay without that cost.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, pairwise
 from typing import Generic
@@ -106,6 +106,19 @@ class Prediction:
         """Return the speed-up of throughput at a given gain."""
         left_ns = self.base_ns - gain_ns
         return self.base_ns / left_ns if left_ns > 0 else np.inf
+
+    def covering(self, *gains_ns: float) -> Prediction:
+        """Return the prediction with intervals that also cover some gains per step; never narrower."""
+        if not np.isfinite(self.base_ns):
+            return self
+        steps_ns = [(self.base_ns - gain_ns) * self.samples for gain_ns in gains_ns]
+        return replace(
+            self,
+            low_ns=min(self.low_ns, *steps_ns),
+            high_ns=max(self.high_ns, *steps_ns),
+            gain_low_ns=min(self.gain_low_ns, *gains_ns),
+            gain_high_ns=max(self.gain_high_ns, *gains_ns),
+        )
 
     @property
     def between_ns(self) -> tuple[float, float]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dpro import plugins
 from dpro.analysis.analysis import Analysis
 from dpro.errors import InputError, Unanswerable
-from dpro.ingest.formats import Registry, registry
+from dpro.ingest.formats import registry
 from dpro.opening import open_path
-from dpro.plugins import load
 from dpro.schema import COLLECTIVES
 from dpro.store import Manifest, open_run, write_manifest, write_part
 from tests.builders import cpu_job
@@ -88,21 +90,35 @@ def test_what_is_neither_file_nor_folder_is_not_opened(tmp_path):
             open_path(path)
 
 
-def test_traces_are_imported_again_when_the_code_of_an_extensions_reader_changes(tmp_path, monkeypatch):
+@pytest.fixture
+def ticks(tmp_path, monkeypatch) -> Iterator[Path]:
+    """The reader of an extension that is installed."""
     package = tmp_path / "site" / "my_ticks"
     package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    reader = package / "reader.py"
-    reader.write_text("def read(path, *, rank=None): ...\n")
+    (package / "__init__.py").write_text(
+        "from dpro.plugins import Extension\n"
+        "EXTENSION = Extension(importers={'ticks': 'my_ticks.importers:TICKS'})\n"
+    )
     (package / "importers.py").write_text(
         "from dpro.ingest.formats import Format\n"
         "TICKS = Format('ticks', 'my_ticks.reader', 'read', (b'TICKS',))\n"
     )
+    (package / "reader.py").write_text("def read(path, *, rank=None): ...\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    importers = (*registry().importers, load("my_ticks.importers:TICKS"))
-    monkeypatch.setattr("dpro.ingest.formats.registry", lambda: Registry(importers))
+    known = [*plugins.entries(), plugins.Entry("ticks", "my_ticks:EXTENSION")]
+    monkeypatch.setattr(plugins, "entries", lambda: known)
+    for cached in (plugins.installed, registry):
+        cached.cache_clear()
+    yield package / "reader.py"
+    monkeypatch.undo()
+    for cached in (plugins.installed, registry):
+        cached.cache_clear()
+
+
+def test_traces_are_imported_again_when_the_code_of_an_extensions_reader_changes(ticks, tmp_path):
+    assert "ticks" in {importer.name for importer in registry().importers}
     write_rank(tmp_path / "in", 0)
     before = open_path(tmp_path / "in").path
     assert open_path(tmp_path / "in").path == before
-    reader.write_text("def read(path, *, rank=None): return []\n")
+    ticks.write_text("def read(path, *, rank=None): return []\n")
     assert open_path(tmp_path / "in").path != before

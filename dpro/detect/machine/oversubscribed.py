@@ -1,4 +1,4 @@
-"""Detectors of cores and GPUs that more processes use than they have room for, which is no rank's fault.
+"""Detectors of cores and GPUs that more processes use than they have room for, the fault of no rank.
 
 Takes steps and the host's counters. Returns one finding for each host on which all ranks wait for a core, and
 filters other findings that crowding explains. The time that a training thread was ready to run without a core
