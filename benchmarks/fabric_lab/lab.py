@@ -169,16 +169,16 @@ class Lab:
             spines: by two hosts of different leaves, their spine.
         """
         for leaf in range(self.leaves):
-            rules = _ip(f"rule list pref {PINNED}", self.leaf(leaf))
-            for _ in rules.splitlines():
+            for _ in self.rules(leaf):
                 _ip(f"rule del pref {PINNED}", self.leaf(leaf))
         for pair, spine in spines.items():
             for begin, end in (pair, pair[::-1]):
-                leaf, table = self.leaf_of(begin), PINNED + spine
-                hop = f"via 10.{100 + spine}.{leaf}.2 dev s{spine}"
-                _ip(f"route replace 10.{self.leaf_of(end) + 1}.0.0/16 {hop} table {table}", self.leaf(leaf))
                 ends = f"iif h{begin} from {self.address(begin)} to {self.address(end)}"
-                _ip(f"rule add pref {PINNED} {ends} lookup {table}", self.leaf(leaf))
+                _ip(f"rule add pref {PINNED} {ends} lookup {PINNED + spine}", self.leaf(self.leaf_of(begin)))
+
+    def rules(self, leaf: int) -> list[str]:
+        """Return the rules of a leaf that name a spine, as the kernel lists them."""
+        return _ip(f"rule list pref {PINNED}", self.leaf(leaf)).splitlines()
 
     def heal(self) -> None:
         """Undo failures, losses and rates changed by `slow` or `limit`."""
@@ -269,6 +269,8 @@ def _build(made: Lab) -> None:
             _ip(f"addr add 10.{100 + spine}.{leaf}.1/30 dev s{spine}", made.leaf(leaf))
             _ip(f"addr add 10.{100 + spine}.{leaf}.2/30 dev l{leaf}", made.spine(spine))
             _ip(f"route add 10.{leaf + 1}.0.0/16 via 10.{100 + spine}.{leaf}.1", made.spine(spine))
+            hop = f"via 10.{100 + spine}.{leaf}.2 dev s{spine}"  # for rules that name the spine
+            _ip(f"route add 10.0.0.0/8 {hop} table {PINNED + spine}", made.leaf(leaf))
     for leaf in range(made.leaves):
         made._route(leaf)
 
