@@ -8,7 +8,7 @@ planned ports, over a cable at half rate, around one that is down; all-reduces a
 conditions. `blame` injects faults into a fabric of three leaves: cables and ports that are slow or lose one
 packet in a hundred, and slow switches, with healthy cases between them. It counts how often exactly the
 component at fault is named, at the level that can be distinguished. `replan` slows cables of watched jobs
-down, whose paths `dpro recipe nccl` then plans anew.
+down, whose paths `dpro recipe nccl` then plans again.
 `--json` prints one object: check → {n, median_pct, worst_pct, bar, holds}, of blame check → {n, right_pct,
 by_kind, bar, holds}, of replan check → {n, figures, bar, holds}. After Ctrl-C, or a signal to end, the cases
 measured so far are reported.
@@ -179,13 +179,13 @@ def checked(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], i
     """
     found: dict[str, dict[str, Any]] = {}
     rates, named, code = list[Compared](), list[blame.NamedFault](), 0
-    anew = list[replan.Replanned]()
+    planned_again = list[replan.Replanned]()
     try:
         with ended_in_order():
             if arguments.only == "edits":
                 found |= edited(arguments.runs)
             if arguments.only == "replan":
-                replanned(arguments.runs, arguments.seed, arguments.cases, anew)
+                replanned(arguments.runs, arguments.seed, arguments.cases, planned_again)
             if arguments.only in (None, "rates"):
                 measured(arguments.seed, arguments.cases, rates)
             if arguments.only in (None, "blame"):
@@ -198,7 +198,7 @@ def checked(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], i
     if arguments.only in (None, "blame"):
         found |= blame.judged(named)
     if arguments.only == "replan":
-        found |= replan.judged(anew)
+        found |= replan.judged(planned_again)
     return found, code
 
 

@@ -1,9 +1,9 @@
 """The plan of a run: a path for each of its connections, and the rules by which switches follow it.
 
 Takes the graph of a run with a topology, and what to avoid; returns entries of `paths.json`, and rules. NCCL
-lets nobody choose the UDP source port or flow label of a queue pair, and all channels of a communicator have
-one traffic class, so switches tell connections apart by addresses only: with rules, connections between two
-ports share a path. Switches are not configured here.
+offers no choice of the UDP source port or flow label of a queue pair, and all channels of a communicator have
+one traffic class, so switches can distinguish connections by addresses only: with rules, connections between
+two ports share a path. Switches are not configured here.
 """
 
 from __future__ import annotations
@@ -117,11 +117,11 @@ def _with_ports(entries: Sequence[PathEntry], probes: Sequence[PathEntry]) -> li
     for probe in reversed(probes):
         if probe.source_port is not None:
             ports[probe.begin, probe.end, tuple(probe.links)].append(probe.source_port)
-    found = []
+    planned = []
     for entry in entries:
         free = ports[entry.begin, entry.end, tuple(entry.links)]
-        found.append(changed(entry, source_port=free.pop() if free else None))
-    return found
+        planned.append(changed(entry, source_port=free.pop() if free else None))
+    return planned
 
 
 def _rules(entries: Sequence[PathEntry], routes: Routes) -> list[PathRule]:

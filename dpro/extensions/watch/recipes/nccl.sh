@@ -10,9 +10,9 @@
 # LEFT       share of its rate with which a part that a finding names is still planned                    [0]
 # INSTALL    command that replaces the rules of a switch: its name is appended, rules are on stdin     [none]
 #
-# OUT/rules   for switches: at SWITCH, packets from address FROM to address TO leave to NEXT. NCCL lets nobody
-#             choose the UDP source port or flow label of a queue pair, and all channels of a communicator have
-#             one traffic class: one path for each two ports is what switches can be told.
+# OUT/rules   for switches: at SWITCH, packets from address FROM to address TO leave to NEXT. NCCL offers no
+#             choice of the UDP source port or flow label of a queue pair, and all channels of a communicator
+#             have one traffic class: switches can give one path to each two addresses.
 # OUT/job.env, OUT/HOST.env   settings for all ranks, and for those of a host
 # OUT/avoid   parts that findings have named; delete a line once the part is repaired
 #

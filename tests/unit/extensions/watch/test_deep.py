@@ -80,7 +80,7 @@ def test_a_window_that_was_asked_for_is_looked_at_before_the_next_look_is_due():
     assert settling.phase is DeepWatchPhase.SETTLING
     looking = next_state(settling, 4, 200.0 + SETTLED_S)
     assert (looking.phase, looking.asked_after) == (DeepWatchPhase.LOOKING, None)
-    later = after_look(looking, 210.0, took_s=5.0)  # one that nobody asked for waits again
+    later = after_look(looking, 210.0, took_s=5.0)  # one without a request waits again
     assert next_state(next_state(later, 5, 220.0), 5, 300.0).phase is DeepWatchPhase.SETTLING
 
 
