@@ -145,6 +145,8 @@ def replanned(runs: Path, seed: int, cases: int, rows: list[replan.Replanned]) -
         cases: how many draws have a slow cable.
         rows: gets the results, draw by draw.
     """
+    if any(runs.glob("draw*")):
+        sys.exit(f"{runs} has draws already: give a new folder (--runs)")
     with lab(*REPLANNED_SHAPE) as made:
         for row in replan.draws(made, runs, seed, cases, PAIRS):
             rows.append(row)

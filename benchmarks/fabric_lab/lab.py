@@ -198,7 +198,11 @@ class Lab:
             self._route(leaf)
 
     def _route(self, leaf: int) -> None:
-        """Set the routes of a leaf to the hosts of other leaves, over all spines that reach them."""
+        """Set the routes of a leaf to the hosts of other leaves: over all spines that reach them, or one."""
+        for spine in range(self.spines):
+            if (leaf, spine) not in self.failed:
+                hop = f"via 10.{100 + spine}.{leaf}.2 dev s{spine}"
+                _ip(f"route replace 10.0.0.0/8 {hop} table {PINNED + spine}", self.leaf(leaf))
         for other in range(self.leaves):
             if other == leaf:
                 continue
@@ -269,8 +273,6 @@ def _build(made: Lab) -> None:
             _ip(f"addr add 10.{100 + spine}.{leaf}.1/30 dev s{spine}", made.leaf(leaf))
             _ip(f"addr add 10.{100 + spine}.{leaf}.2/30 dev l{leaf}", made.spine(spine))
             _ip(f"route add 10.{leaf + 1}.0.0/16 via 10.{100 + spine}.{leaf}.1", made.spine(spine))
-            hop = f"via 10.{100 + spine}.{leaf}.2 dev s{spine}"  # for rules that name the spine
-            _ip(f"route add 10.0.0.0/8 {hop} table {PINNED + spine}", made.leaf(leaf))
     for leaf in range(made.leaves):
         made._route(leaf)
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -202,15 +202,13 @@ def running(job: PlannedJob, run: Path, env: Mapping[str, str]) -> Iterator[None
             watch = [*dpro_, "watch", str(run), *recipe]
             watcher = subprocess.Popen(watch, cwd=folder, env=env, stdout=said, stderr=said)
         yield
-        (folder / "stop").touch()
-        recording.wait(PATIENCE_S)
-        watcher.wait(PATIENCE_S)
-        ensure_finished(run)
     finally:
+        (folder / "stop").touch()  # the ranks outlive a launcher that is killed
         for process in (recording, watcher):
-            if process is not None and process.poll() is None:
-                process.kill()
-                process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                if process is not None:
+                    process.wait(PATIENCE_S)
+    ensure_finished(run)
 
 
 def until(condition: Callable[[], object], complaint: str) -> None:
