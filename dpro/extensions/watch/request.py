@@ -18,7 +18,7 @@ from dpro.collectors.attach import SentRequest, outcome_in_words
 from dpro.detect.findings_log import BEGINS, Notice
 from dpro.errors import InputError
 from dpro.extensions.watch.job import Job, ProcessTail
-from dpro.extensions.watch.pace import Pace, has_window_since
+from dpro.extensions.watch.pace import ANOTHER, Pace, has_window_since
 from dpro.units import ms
 
 SLOWER_S = 10.0  # between two checks whether the job slows down; two in a row must show it
@@ -93,8 +93,9 @@ class WindowRequests:
         return False
 
     def _look_at_pace(self, first: ProcessTail) -> None:
+        change = self._pace.slowdown(ANOTHER)
+        self.slower_since_ns = 0 if change is None else change.after.begin_ns
         slower = self._pace.slowdown()
-        self.slower_since_ns = 0 if slower is None else slower.after.begin_ns
         if slower is None:
             self._drop(SLOWER)
         elif self._is_suspected:

@@ -63,7 +63,7 @@ class PlayedJob:
 def job(monkeypatch: pytest.MonkeyPatch) -> PlayedJob:
     played = PlayedJob()
     monkeypatch.setattr(requesting, "SentRequest", played.send)
-    pace = SimpleNamespace(read=lambda _: None, slowdown=lambda: played.slower, step_ns=10 * MS)
+    pace = SimpleNamespace(read=lambda _: None, slowdown=lambda *_: played.slower, step_ns=10 * MS)
     monkeypatch.setattr(requesting, "Pace", lambda: pace)
     monkeypatch.setattr(requesting, "time", SimpleNamespace(monotonic=lambda: played.now_s))
     return played
