@@ -1,15 +1,17 @@
 """Effects of paths and faults on traffic, predicted and measured on a real fabric of network namespaces.
 
-python benchmarks/fabric.py [--only rates|blame] [--seed N] [--cases N] [--json]
+python benchmarks/fabric.py [--only rates|blame|edits|replan] [--seed N] [--cases N] [--json]
 
 Needs root on Linux: hosts, leaves and spines are namespaces of this machine, with the kernel's own multipath
 routing and TCP, and a gloo job over them. Cases are drawn from the seed: flows by the kernel's hash, by
 planned ports, over a cable at half rate, around one that is down; all-reduces and steps of a job under these
 conditions. `blame` injects faults into a fabric of three leaves: cables and ports that are slow or lose one
 packet in a hundred, and slow switches, with healthy cases between them. It counts how often exactly the
-component at fault is named, at the level that can be distinguished.
+component at fault is named, at the level that can be distinguished. `replan` slows cables of watched jobs
+down, whose paths `dpro recipe nccl` then plans again.
 `--json` prints one object: check → {n, median_pct, worst_pct, bar, holds}, of blame check → {n, right_pct,
-by_kind, bar, holds}. After Ctrl-C, or a signal to end, the cases measured so far are reported.
+by_kind, bar, holds}, of replan check → {n, figures, bar, holds}. After Ctrl-C, or a signal to end, the cases
+measured so far are reported.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also runs as a script
 
-from benchmarks.fabric_lab import blame, recorded
+from benchmarks.fabric_lab import blame, recorded, replan
 from benchmarks.fabric_lab.cases import CONDITIONS, FAULTS, Compared, of_flows, of_job
 from benchmarks.fabric_lab.job import StepWork
 from benchmarks.fabric_lab.lab import lab
@@ -36,6 +38,8 @@ from benchmarks.fabric_lab.traffic import before_other_work
 # Hosts, leaves, spines, Mbit/s of a host's cable and of one between switches.
 SHAPE = (4, 2, 2, 100, 50)
 BLAMED_SHAPE = (6, 3, 2, 100, 100)
+REPLANNED_SHAPE = (6, 3, 2, 100, 200)
+PAIRS = ("524288", "100")  # bytes of a reduction, ms before it
 REDUCE, STEP = StepWork(0, 8 << 20, 1), StepWork(300, 2 << 20, 2)
 STEPS = 3
 BARS = {
@@ -132,13 +136,31 @@ def edited(runs: Path) -> dict[str, dict[str, Any]]:
     return recorded.judged(rows)
 
 
+def replanned(runs: Path, seed: int, cases: int, rows: list[replan.Replanned]) -> None:
+    """Draw cables, slow them down in watched jobs, and record what the new plan wins back.
+
+    Args:
+        runs: a new folder, for recordings.
+        seed: of the cables.
+        cases: how many draws have a slow cable.
+        rows: gets the results, draw by draw.
+    """
+    if any(runs.glob("draw*")):
+        sys.exit(f"{runs} has draws already: give a new folder (--runs)")
+    with lab(*REPLANNED_SHAPE) as made:
+        for row in replan.draws(made, runs, seed, cases, PAIRS):
+            rows.append(row)
+            print(f"{len(rows):>3} {'right' if row.right else 'WRONG'} {row}", file=sys.stderr, flush=True)
+
+
 def main() -> None:
     """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=("rates", "blame", "edits"), help="one; else the first two")
-    parser.add_argument("--runs", type=Path, default=Path("fabric-runs"), help="recordings for edits")
+    parts = ("rates", "blame", "edits", "replan")
+    parser.add_argument("--only", choices=parts, help="one; else the first two")
+    parser.add_argument("--runs", type=Path, default=Path("fabric-runs"), help="for edits and replan")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=24)
     parser.add_argument("--json", action="store_true")
@@ -159,10 +181,13 @@ def checked(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], i
     """
     found: dict[str, dict[str, Any]] = {}
     rates, named, code = list[Compared](), list[blame.NamedFault](), 0
+    planned_again = list[replan.Replanned]()
     try:
         with ended_in_order():
             if arguments.only == "edits":
                 found |= edited(arguments.runs)
+            if arguments.only == "replan":
+                replanned(arguments.runs, arguments.seed, arguments.cases, planned_again)
             if arguments.only in (None, "rates"):
                 measured(arguments.seed, arguments.cases, rates)
             if arguments.only in (None, "blame"):
@@ -174,6 +199,8 @@ def checked(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], i
         found |= judged(rates)
     if arguments.only in (None, "blame"):
         found |= blame.judged(named)
+    if arguments.only == "replan":
+        found |= replan.judged(planned_again)
     return found, code
 
 
@@ -185,9 +212,12 @@ def show(found: dict[str, dict[str, Any]]) -> None:
     """
     for check, row in found.items():
         word = {True: "holds", False: "MISSED", None: "not measured"}[row["holds"]]
-        errors = f"median {row['median_pct']}%  worst {row['worst_pct']}%"
-        if "right_pct" in row:
+        if "figures" in row:
+            errors = "  ".join(f"{name} {value}" for name, value in row["figures"].items())
+        elif "right_pct" in row:
             errors = f"right {row['right_pct']}%"
+        else:
+            errors = f"median {row['median_pct']}%  worst {row['worst_pct']}%"
         print(f"{check:<28} n {row['n']:>3}  {errors}  {row['bar']}  {word}")
 
 

@@ -9,5 +9,7 @@ job          a real job over the hosts: its connections, and the length of its s
 rank         the program of one of its ranks
 recorded     jobs recorded under one condition each, and one predicted from another
 ranks        starts the ranks of these jobs
+replan       watched jobs on planned paths, and plans without a cable that becomes slow
+pairs_job    the program of their ranks
 cases        cases drawn from a seed, predicted, and measured
 """

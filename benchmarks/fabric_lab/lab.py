@@ -169,16 +169,16 @@ class Lab:
             spines: by two hosts of different leaves, their spine.
         """
         for leaf in range(self.leaves):
-            rules = _ip(f"rule list pref {PINNED}", self.leaf(leaf))
-            for _ in rules.splitlines():
+            for _ in self.rules(leaf):
                 _ip(f"rule del pref {PINNED}", self.leaf(leaf))
         for pair, spine in spines.items():
             for begin, end in (pair, pair[::-1]):
-                leaf, table = self.leaf_of(begin), PINNED + spine
-                hop = f"via 10.{100 + spine}.{leaf}.2 dev s{spine}"
-                _ip(f"route replace 10.{self.leaf_of(end) + 1}.0.0/16 {hop} table {table}", self.leaf(leaf))
                 ends = f"iif h{begin} from {self.address(begin)} to {self.address(end)}"
-                _ip(f"rule add pref {PINNED} {ends} lookup {table}", self.leaf(leaf))
+                _ip(f"rule add pref {PINNED} {ends} lookup {PINNED + spine}", self.leaf(self.leaf_of(begin)))
+
+    def rules(self, leaf: int) -> list[str]:
+        """Return the rules of a leaf that name a spine, as the kernel lists them."""
+        return _ip(f"rule list pref {PINNED}", self.leaf(leaf)).splitlines()
 
     def heal(self) -> None:
         """Undo failures, losses and rates changed by `slow` or `limit`."""
@@ -198,7 +198,11 @@ class Lab:
             self._route(leaf)
 
     def _route(self, leaf: int) -> None:
-        """Set the routes of a leaf to the hosts of other leaves, over all spines that reach them."""
+        """Set the routes of a leaf to the hosts of other leaves: over all spines that reach them, or one."""
+        for spine in range(self.spines):
+            if (leaf, spine) not in self.failed:
+                hop = f"via 10.{100 + spine}.{leaf}.2 dev s{spine}"
+                _ip(f"route replace 10.0.0.0/8 {hop} table {PINNED + spine}", self.leaf(leaf))
         for other in range(self.leaves):
             if other == leaf:
                 continue

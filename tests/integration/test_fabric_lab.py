@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,13 @@ import pytest
 
 from benchmarks import fabric
 from benchmarks.fabric import check_of, judged
-from benchmarks.fabric_lab import blame, recorded
+from benchmarks.fabric_lab import blame, recorded, replan
 from benchmarks.fabric_lab.blame import NONE, NamedFault
 from benchmarks.fabric_lab.cases import Compared, of_flows, of_job, rates_beside_acknowledgements
 from benchmarks.fabric_lab.job import StepWork
 from benchmarks.fabric_lab.lab import Lab, lab
 from benchmarks.fabric_lab.lifetime import lab_name, left_over
+from benchmarks.fabric_lab.pairs_job import rounds_of
 from benchmarks.fabric_lab.traffic import before_other_work
 from dpro.replay.cost.fabric.flows import Load
 from dpro.topology.file import check
@@ -168,6 +170,40 @@ def test_a_recorded_collision_is_predicted_away_by_a_plan(tmp_path: Path, monkey
     rows = recorded.compared(tmp_path)
     assert max(abs(row.error_pct) for row in rows) < NEAR_PCT
     assert min(row.before_ms / row.after_ms for row in rows[:1]) > 1.5
+
+
+def test_a_new_plan_has_to_win_back_what_the_named_cable_cost() -> None:
+    """100 ms, 300 with the cable, and afterwards 130 (85% won back) or 150 (75%)."""
+
+    def row(named: tuple[str, ...], after_ms: float, applied_s: float | None = 60.0) -> replan.Replanned:
+        return replan.Replanned("l0 - s1", 0.2, named, 40.0, applied_s, 1, 100.0, 300.0, after_ms)
+
+    healthy = replan.Replanned("", 1.0, (), None, None, 0, 100.0, 100.0, float("nan"))
+    touched = replan.Replanned("", 1.0, ("l1 - s0",), None, 50.0, 1, 100.0, 100.0, 100.0)
+    good, weak, wrong = row(("l0 - s1",), 130.0), row(("l0 - s1",), 150.0), row(("l0 - s0",), 100.0)
+    missed = row((), float("nan"), None)
+    assert [each.right for each in (good, weak, wrong, missed)] == [True, False, False, False]
+    checks = replan.judged([good] * 9 + [weak, healthy])
+    assert [check["holds"] for check in checks.values()] == [True, True]
+    assert checks["replan"]["figures"]["won_back_pct"] == [75.0] + [85.0] * 9
+    checks = replan.judged([good] * 8 + [weak, missed, touched])
+    assert [check["holds"] for check in checks.values()] == [False, False]
+    assert checks["replan"]["figures"]["named"] == 9
+
+
+def test_each_pair_of_ranks_reduces_once_and_each_rank_once_in_a_round() -> None:
+    rounds = rounds_of(6)
+    assert sorted(pair for pairs in rounds for pair in pairs) == list(combinations(range(6), 2))
+    assert all(sorted(rank for pair in pairs for rank in pair) == [*range(6)] for pairs in rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs root and tc")
+def test_a_slow_cable_of_a_watched_job_is_named_and_planned_around(tmp_path: Path) -> None:
+    with lab(*fabric.REPLANNED_SHAPE) as made:
+        (row,) = replan.draws(made, tmp_path, 1, 1, fabric.PAIRS)
+    assert row.named == (row.fault,)
+    assert row.won_back > 0.5  # on a busy machine
 
 
 @pytest.mark.slow

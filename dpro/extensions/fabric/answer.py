@@ -1,18 +1,16 @@
 """Summarises a fabric and the traffic of a run on it: switches, paths between leaves, colliding connections.
 
 Takes a topology, with the hosts of a run if there is one, or an `Analysis` whose run has a topology. Returns
-a `TopologyDocument`, a `TrafficDocument`, and planned paths as entries of `paths.json`. Collisions are listed
-only where all paths are known; otherwise an unknown hash decides them, and only their mean cost is reported.
+a `TopologyDocument` and a `TrafficDocument`. Collisions are listed only where all paths are known; otherwise
+an unknown hash decides them, and only their mean cost is reported.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace as changed
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.predictions import predict_edits
@@ -20,14 +18,12 @@ from dpro.arrays import Floats, Ints
 from dpro.documents import Document, DocumentPart
 from dpro.errors import needs_extra
 from dpro.extensions.fabric.edits import PlannedPaths
-from dpro.extensions.fabric.planning import plan_connection_paths
 from dpro.replay.cost.fabric.connections import (
     Connections,
     Meeting,
     Usage,
     connections_of,
     known_paths,
-    path_entries,
     quantile,
     usage,
 )
@@ -44,7 +40,6 @@ from dpro.replay.whatif.graph_ops.shared_fabric import (
 )
 from dpro.topology.file import TopologyFile
 from dpro.topology.hostlist import fold
-from dpro.topology.kept import PathEntry
 from dpro.units import ms
 
 with needs_extra("replay"):
@@ -379,25 +374,3 @@ def _step_with(analysis: Analysis, placement: Placed, gbps: Floats) -> float:
     )
     timeline = replay(other)
     return float(changed_durations(analysis.baseline, other, timeline.end).mean())
-
-
-def plan_of(graph: Graph, probes: Sequence[PathEntry] = ()) -> list[PathEntry]:
-    """Return planned paths for the connections of a run, with a source port for each path that a probe took.
-
-    Args:
-        probes: observed paths of source ports; each port is assigned to one connection.
-
-    Raises:
-        Unanswerable: the run has no topology, or its ranks are on one host.
-    """
-    placement = placed(graph)
-    choose = plan_connection_paths(placement.flows, placement.routes, placement.fabric.gbps)
-    ports: dict[tuple[str, str, tuple[str, ...]], list[int]] = defaultdict(list)
-    for probe in reversed(probes):
-        if probe.source_port is not None:
-            ports[probe.begin, probe.end, tuple(probe.links)].append(probe.source_port)
-    planned = []
-    for entry in path_entries(placement.flows, placement.routes, choose):
-        free = ports[entry.begin, entry.end, tuple(entry.links)]
-        planned.append(changed(entry, source_port=free.pop() if free else None))
-    return planned

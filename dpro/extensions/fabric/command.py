@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dpro.topology.file import HostEntry, TopologyFile
 
 _SOURCES = ("file", "fat_tree", "rail_optimised", "slurm", "ibnetdiscover")
-_OF_RUNS = ("paths", "plan", "probes", "nccl_log")
+_OF_RUNS = ("paths", "plan", "rules", "avoid", "probes", "nccl_log")
 _EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 _COUNT = click.IntRange(1, 1_000_000)
 _RATE = NumberRange(0, 1e6, min_open=True)
@@ -77,6 +77,14 @@ _WRITTEN = click.Path(dir_okay=False, path_type=Path)
     "--plan", type=_WRITTEN, metavar="JSON", help="For RUN, write a path for each connection, ready to load."
 )
 @click.option(
+    "--rules", type=_WRITTEN, metavar="FILE",
+    help="With --plan, write what each switch does with packets between two ports.",
+)  # fmt: skip
+@click.option(
+    "--avoid", multiple=True, metavar="PART",
+    help="For --plan, a cable, link or switch as findings name it; or PART=0.5: half of it is left.",
+)  # fmt: skip
+@click.option(
     "--probes", type=_EXISTING, metavar="JSON",
     help="For --plan, observed paths of source ports, in the format of --plan.",
 )  # fmt: skip
@@ -100,6 +108,7 @@ def topology(
     dpro topology topology.toml --attach RUN --hosts hosts.csv    imported traces
     dpro topology RUN                        link loads and the cost of collisions
     dpro topology RUN --plan plan.json       a path for each connection
+    dpro topology RUN --plan plan.json --rules rules --avoid 'leaf0 - spine1'
     dpro topology RUN --nccl-log job.log     NCCL's rings and trees
 
     An error in a file is reported with the name of the entry. Lists of names use the notation of Slurm:
@@ -113,8 +122,11 @@ def topology(
     of_run = given["file"] if given["file"] is not None and given["file"].is_dir() else None
     if of_run is None and any(given[option] for option in _OF_RUNS):
         raise UsageError(
-            "--paths, --plan, --probes and --nccl-log need a run: dpro topology RUN --plan plan.json"
+            "--paths, --plan, --rules, --avoid, --probes and --nccl-log need a run: dpro topology RUN --plan "
+            "plan.json"
         )
+    if (given["rules"] or given["avoid"]) and not given["plan"]:
+        raise UsageError("--rules and --avoid need --plan: dpro topology RUN --plan plan.json --rules rules")
     if host_map is not None and run is None:
         raise UsageError("--hosts needs a run: dpro topology FILE --attach RUN --hosts hosts.csv")
     hosts: list[str] = []
@@ -143,18 +155,27 @@ def _with_traffic(document: TopologyDocument, run: Path, given: dict[str, Any]) 
     from msgspec.structs import replace as changed
 
     from dpro.cli.analysis import analyse
-    from dpro.extensions.fabric.answer import plan_of, traffic_document
+    from dpro.collectors.launch.recording import launches
+    from dpro.collectors.liveness import is_running
+    from dpro.extensions.fabric.answer import traffic_document
+    from dpro.extensions.fabric.planned import as_text, plan_of
     from dpro.topology.kept import PATHS, PathsFile, as_json, read_paths, write_paths
 
     if given["paths"]:
         write_paths(read_paths(given["paths"]), run / PATHS)
+        others = any(given[option] for option in _OF_RUNS if option != "paths")
+        if not others and any(map(is_running, launches(run.resolve()))):
+            return document  # its traffic can be read when the job has ended
     if given["nccl_log"]:
         _keep_channels(run, given["nccl_log"])
     analysis = analyse(str(run))
     if given["plan"]:
         probes = read_paths(given["probes"]) if given["probes"] else []
-        plan = PathsFile(paths=list(plan_of(analysis.outline.predictive, probes)))
-        write_text(given["plan"], as_json(plan))
+        rules = given["rules"]
+        plan = plan_of(analysis.outline.predictive, probes, given["avoid"], with_rules=bool(rules))
+        write_text(given["plan"], as_json(PathsFile(paths=plan.entries)))
+        if rules:
+            write_text(rules, as_text(plan.rules))
     return changed(document, traffic=traffic_document(analysis))
 
 

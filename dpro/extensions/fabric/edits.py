@@ -189,9 +189,8 @@ class PlannedPaths(FabricEdit):
 
     def how(self) -> str:
         return (
-            "`dpro topology RUN --plan plan.json` writes the path of each connection: give each a "
-            "source port whose hash selects it (UDP source ports of RoCE), or use source routing in the "
-            "leaves"
+            "`dpro recipe nccl` writes settings of NCCL and rules of switches; where source ports can be "
+            "chosen, `dpro topology RUN --plan plan.json` writes the path of each connection"
         )
 
 

@@ -68,7 +68,7 @@ def plan_paths(flows: Flows, routes: Routes, capacity: Floats) -> Plan:
     leaves = _leaves(flows, routes)
     crossing = [flow for flow, (begin, end) in enumerate(leaves) if begin != end]
     equal = crossing and np.ptp(flows.share[crossing]) < 1e-9
-    if equal and _is_two_tiers(routes, {leaves[flow] for flow in crossing}):
+    if equal and _is_two_tiers(routes, {leaves[flow] for flow in crossing}, capacity):
         return _colour_paths(routes, leaves, crossing)
     return _place_greedily(flows, routes, leaves, crossing, capacity)
 
@@ -133,13 +133,17 @@ def _leaves(flows: Flows, routes: Routes) -> list[tuple[int, int]]:
     ]
 
 
-def _is_two_tiers(routes: Routes, pairs: set[tuple[int, int]]) -> bool:
+def _is_two_tiers(routes: Routes, pairs: set[tuple[int, int]], capacity: Floats) -> bool:
     """Return whether all paths cross one spine, with the same spines and cables for all pairs of leaves."""
     target = routes.network.target
     seen: set[tuple[int, ...]] = set()
     for one, other in pairs:
-        middle = target[routes.choices(one, other)]
+        up = routes.choices(one, other)
+        middle = target[up]
         seen.add(tuple(middle.tolist()))
+        links = [up, *(routes.choices(switch, other) for switch in set(middle.tolist()))]
+        if len({*capacity[np.concatenate(links)].tolist()}) != 1:  # colours are worth the same, or no path
+            return False
         for switch in set(middle.tolist()):
             down = routes.choices(switch, other)
             if (target[down] != other).any() or down.size != np.count_nonzero(middle == switch):

@@ -164,9 +164,10 @@ def watch(
     not even that.
 
     --on-finding runs CMD for a finding that names one host. With --policy, rules decide which findings, and
-    which ends of the job, have CMD stop it, restart it, or replace a host. CMD gets the finding as JSON on
-    its standard input, and DPRO_ACTION, DPRO_HOST, DPRO_HOSTS, DPRO_RANKS, DPRO_CLASS, DPRO_CONFIDENCE and
-    DPRO_RUN in its environment. `dpro recipe` has such commands for Slurm, torchrun, Kubernetes and Ray.
+    which ends of the job, have CMD stop it, restart it, replace a host, or change paths. CMD gets the
+    finding as JSON on its standard input, and DPRO_ACTION, DPRO_HOST, DPRO_PART, DPRO_HOSTS, DPRO_RANKS,
+    DPRO_CLASS, DPRO_CONFIDENCE and DPRO_RUN in its environment. `dpro recipe` has such commands for Slurm,
+    torchrun, Kubernetes, Ray and NCCL.
     RUN/findings/hook.jsonl logs each CMD that ran, and why others did not.
     """
     from dpro.detect.findings_log import OpenFindings, read_log

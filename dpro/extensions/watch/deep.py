@@ -33,6 +33,8 @@ from dpro.detect.findings import Finding
 from dpro.documents import Document
 from dpro.errors import DproError, Unanswerable
 from dpro.extensions.watch.job import OPEN_NS, ProcessTail
+from dpro.topology.file import FILE
+from dpro.topology.kept import CHANNELS, PATHS
 from dpro.units import ms
 
 MAX_BYTES = 50 << 20  # of windows' files, over all ranks: some 150,000 spans, and half a minute
@@ -42,6 +44,7 @@ SHARE = 0.05  # share of the time that looks may take
 NICE = 19
 # Facts, records and calls of a process.
 _FILES = ("facts.json", "groups.json", "mesh.json", "checked", "records.bin", "flight-*.*")
+_OF_FABRIC = (FILE, PATHS, CHANNELS)  # by which cables and switches are named
 
 
 class WindowFindings(Document, frozen=True, kw_only=True):
@@ -75,7 +78,8 @@ class DeepState:
         newest: the latest window that all ranks have saved, -1 for none.
         newest_s: when it was noticed.
         diagnosed: the latest window that was diagnosed, -1 for none.
-        due_s: earliest time of the next look.
+        due_s: earliest time of the next look, unless its window was asked for.
+        asked_after: the latest window before one that was asked for; None where none was.
     """
 
     phase: DeepWatchPhase = DeepWatchPhase.WAITING
@@ -83,6 +87,7 @@ class DeepState:
     newest_s: float = 0.0
     diagnosed: int = -1
     due_s: float = 0.0
+    asked_after: int | None = None
 
 
 def next_state(state: DeepState, newest: int, now_s: float) -> DeepState:
@@ -97,9 +102,11 @@ def next_state(state: DeepState, newest: int, now_s: float) -> DeepState:
         state = replace(state, newest=newest, newest_s=now_s)
     if newest <= state.diagnosed:
         return replace(state, phase=DeepWatchPhase.WAITING)
-    if now_s < max(state.due_s, state.newest_s + SETTLED_S):
+    was_asked_for = state.asked_after is not None and newest > state.asked_after
+    if now_s < max(0.0 if was_asked_for else state.due_s, state.newest_s + SETTLED_S):
         return replace(state, phase=DeepWatchPhase.SETTLING)
-    return replace(state, phase=DeepWatchPhase.LOOKING, diagnosed=newest)
+    asked_after = None if was_asked_for else state.asked_after
+    return replace(state, phase=DeepWatchPhase.LOOKING, diagnosed=newest, asked_after=asked_after)
 
 
 def after_look(state: DeepState, now_s: float, took_s: float) -> DeepState:
@@ -126,15 +133,18 @@ class DeepWatch:
         self._run = run
         self._child: _Child | None = None
 
-    def look(self, tails: Sequence[ProcessTail]) -> list[Finding] | None:
+    def look(self, tails: Sequence[ProcessTail], since_ns: int = 0) -> list[Finding] | None:
         """Return the findings of a look that has just ended, and begin looks that are due; None otherwise.
+
+        Args:
+            since_ns: windows before it are left out: the job was another one.
 
         Raises:
             Unanswerable: the window is too large.
         """
         if self._child is not None:
             return self._findings_of(self._child)
-        saved = saved_windows(tails)
+        saved = saved_windows(tails, max(since_ns, changed_ns(self._run / PATHS)))
         self.state = next_state(self.state, max(saved, default=-1), time.monotonic())
         if self.state.phase is DeepWatchPhase.LOOKING:
             try:
@@ -143,6 +153,10 @@ class DeepWatch:
                 if self._child is None:
                     self.state = replace(self.state, phase=DeepWatchPhase.WAITING)
         return None
+
+    def hurry(self) -> None:
+        """Have the next window looked at without delay, since it was asked for."""
+        self.state = replace(self.state, asked_after=self.state.newest)
 
     def close(self) -> None:
         """Kill the process of a running look."""
@@ -199,10 +213,21 @@ class DeepWatch:
         return list(answer.findings)
 
 
-def saved_windows(tails: Iterable[ProcessTail]) -> set[int]:
-    """Return the latest windows that all ranks have saved."""
-    saved = [{number for number, _, end in tail.windows if end < OPEN_NS} for tail in tails]
+def saved_windows(tails: Iterable[ProcessTail], since_ns: int = 0) -> set[int]:
+    """Return the latest windows that all ranks have saved, and that began after a time."""
+    saved = [
+        {number for number, begin, end in tail.windows if end < OPEN_NS and begin > since_ns}
+        for tail in tails
+    ]
     return set.intersection(*saved) if saved else set()
+
+
+def changed_ns(path: Path) -> int:
+    """Return when a file last changed, 0 if there is none: windows before other paths show those of then."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> WindowFindings:
@@ -252,6 +277,9 @@ def _copy(run: Path, windows: Sequence[int], folders: Sequence[Path], to: Path) 
         for where in (MARKERS, RAW):
             (to / where).mkdir(parents=True, exist_ok=True)
         shutil.copy2(Launch(run, name).marker, Launch(to, name).marker)
+    for name in _OF_FABRIC:
+        with suppress(FileNotFoundError):
+            shutil.copy2(run / name, to / name)
     of_windows = [_name(window, what) for window in windows for what in ("window", "messages", "trace")]
     for folder in folders:
         copies = to / RAW / folder.parent.name / folder.name

@@ -1,4 +1,4 @@
-"""The hook: a command that runs when a policy stops a job, restarts it, or replaces a host.
+"""The hook: a command that runs when a policy stops a job, restarts it, replaces a host, or changes paths.
 
 Takes notices, and the hosts of ranks; starts a process per finding, with the finding as JSON on its standard
 input, and writes a line about each to `findings/hook.jsonl` of the run: that it ran and how it ended, or why
@@ -26,10 +26,11 @@ from tempfile import TemporaryFile
 import msgspec
 from msgspec.structs import asdict
 
+from dpro.detect.findings import Finding
 from dpro.detect.findings_log import FOLDER, Notice, WatchDocument, watch_document
 from dpro.documents import DocumentPart, encode
 from dpro.extensions.history.database import allow_command, culprit_of, run_name
-from dpro.extensions.watch.policy import Policy, PolicyDecision, Rule, class_of, decide
+from dpro.extensions.watch.policy import Action, Policy, PolicyDecision, Rule, class_of, decide
 from dpro.units import NS_PER_S
 
 LOG = "hook.jsonl"
@@ -43,13 +44,16 @@ class HookDocument(WatchDocument, frozen=True, kw_only=True):
     """A finding on which the hook acts, as the command of `--on-finding` gets it.
 
     Attributes:
-        action: `stop`, `restart` or `replace`; empty where nothing is done.
+        action: `stop`, `restart`, `replace` or `reroute`; empty where nothing is done.
         host: the host at fault; empty where the finding names none.
+        part: the cable (`leaf0 - spine1`), link (`leaf0 > spine1`) or switch at fault; empty where the
+            finding names none.
         hosts: all hosts of the job.
     """
 
     action: str
     host: str
+    part: str
     hosts: list[str]
 
 
@@ -60,7 +64,7 @@ class HookLine(DocumentPart, frozen=True, kw_only=True):
         time_ns: when it was decided.
         number: number of the finding.
         class: such as `slow.nic`, or how the job ended, such as `ended.signal`.
-        action: `stop`, `restart` or `replace`; empty where nothing is done.
+        action: `stop`, `restart`, `replace` or `reroute`; empty where nothing is done.
         host: the host that the finding names; empty where it names none.
         what: `ran`, `dry run`, `skipped` or `failed`.
         why: why it was skipped, or how it failed.
@@ -112,17 +116,21 @@ class Hook:
         if notice.why:
             return
         finding, policy = notice.finding, self.policy
-        culprit = culprit_of(finding, hosts)
+        culprit, part = culprit_of(finding, hosts), part_of(finding)
         if policy.once and attempt == self._attempt:
             decision = PolicyDecision(None, "the command was run for this start of the job already")
         else:
             may_act = partial(self._may_act, culprit.host)
             class_ = class_of(finding) if policy.once else finding.class_
-            decision = decide(policy, class_, finding.confidence, culprit.why_not, may_act)
+            blamed = f"{finding.component_kind} {finding.component_id}"
+            no_part = "" if part else f"{class_}: {blamed} is no cable or switch of the topology"
+            lacks = {Action.REPLACE: culprit.why_not, Action.REROUTE: no_part}
+            decision = decide(policy, class_, finding.confidence, lacks, may_act)
         document = HookDocument(
             **asdict(watch_document(self.run.resolve(), notice)),
             action=decision.action or "",
             host=culprit.host,
+            part=part,
             hosts=sorted(set(hosts.values())),
         )
         if decision.action is None:
@@ -130,7 +138,8 @@ class Hook:
         elif policy.dry_run:
             self._note(document, DRY_RUN)
         else:
-            self._attempt = attempt
+            if decision.action is not Action.REROUTE:  # the job runs on
+                self._attempt = attempt
             self._waiting.put(document)
 
     def close(self) -> None:
@@ -194,11 +203,22 @@ class Hook:
             time_ns=time.time_ns(), number=document.number, class_=document.class_, action=document.action,
             host=document.host, what=what, why=why, **more,  # type: ignore[arg-type]
         )  # fmt: skip
-        about = f"{document.class_} on {line.host}" if line.host else document.class_
+        where = line.host or document.part
+        about = f"{document.class_} on {where}" if where else document.class_
         about = f"{line.action}, {about}" if line.action and self.policy.once else about
         self.say(f"--on-finding: {what}: {about}{f': {why}' if why else ''}")
         with suppress(OSError), (self.run / FOLDER / LOG).open("a", encoding="ascii") as log:
             log.write(encode(line) + "\n")
+
+
+def part_of(finding: Finding) -> str:
+    """Return the cable, link or switch of the topology that a finding names; empty if it names none.
+
+    Links between two ranks (`0 - 1`) are no part of a topology, and a port has no other way.
+    """
+    kind, name = finding.component_kind, finding.component_id
+    is_part = kind in ("cable", "switch") or (kind == "link" and " > " in name)
+    return name if is_part and ":" not in name else ""
 
 
 def variables(document: HookDocument) -> dict[str, str]:
@@ -206,6 +226,7 @@ def variables(document: HookDocument) -> dict[str, str]:
     return {
         "DPRO_ACTION": document.action,
         "DPRO_HOST": document.host,
+        "DPRO_PART": document.part,
         "DPRO_HOSTS": ",".join(document.hosts),
         "DPRO_RANKS": ",".join(map(str, document.ranks)),
         "DPRO_CLASS": document.class_,

@@ -18,6 +18,7 @@ PART_S = 0.5  # least duration of a part, over which a mean is taken; looks come
 PARTS = 600
 MANY = MIN_STEPS // 2  # this many steps are a part, however short, before the watcher drops them
 SLOWER = 0.1  # least share by which steps are slower: less is not worth a window
+ANOTHER = 0.03  # from which on windows before and after would hide in each other what slowed the steps
 CLEAR = 8.0  # deviations of a part between levels that vary too much for a comparison by ranks
 
 
@@ -45,11 +46,15 @@ class Pace:
         """Mean step time of the latest part, in ns; 0 before the first."""
         return round(self._parts[-1][1]) if self._parts else 0
 
-    def slowdown(self) -> Regression | None:
-        """Return the change since which steps are slower; None if there is none in the last ten minutes."""
+    def slowdown(self, least: float = SLOWER) -> Regression | None:
+        """Return the change since which steps are slower; None if there is none in the last ten minutes.
+
+        Args:
+            least: share by which they are slower.
+        """
         columns = ["step", "duration_ns", "begin_ns", "end_ns"]
         parts = pl.DataFrame(list(self._parts), schema=columns, orient="row")
-        return regression_of(parts, SLOWER, CLEAR)
+        return regression_of(parts, least, CLEAR)
 
 
 def has_window_since(tail: ProcessTail, since_ns: int) -> bool:

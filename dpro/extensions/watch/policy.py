@@ -1,15 +1,15 @@
-"""The policy of a watch: for which finding, or which end of a job, to stop, restart or move the job.
+"""The policy of a watch: for which finding, or which end of a job, to stop, restart, move or reroute the job.
 
 Takes rules from options or a TOML file; returns a `PolicyDecision` for each finding that begins, and for the
 end of the job. The first rule decides that covers the class, whose confidence is reached, and that has tries
 left; if there is none, the decision says why nothing is done. To replace a host, a finding must name exactly
-one.
+one; to reroute, exactly one cable or switch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -39,11 +39,12 @@ _LIMIT = re.compile(r"(\d+)/(\d*)([smhd])")
 
 
 class Action(StrEnum):
-    """What to do with a job: end it, restart it on its hosts, or restart it without one of them."""
+    """What to do with a job: end it, restart it, restart it without one of its hosts, or change its paths."""
 
     STOP = "stop"
     RESTART = "restart"
     REPLACE = "replace"
+    REROUTE = "reroute"
 
 
 class RateLimit(NamedTuple):
@@ -117,21 +118,21 @@ def decide(
     policy: Policy,
     class_: str,
     confidence: float,
-    no_host: str,
+    lacks: Mapping[Action, str],
     may_act: Callable[[Rule], bool],
 ) -> PolicyDecision:
     """Decide what to do about a finding.
 
     Args:
-        no_host: why it names no host to replace; empty if it names one.
+        lacks: why it names no host to replace, or no part to reroute around; empty if it names one.
         may_act: takes one of the tries that a rule has left; returns False if none is left.
     """
     why = ""
     for rule in policy.rules:
         if not rule.is_about(class_):
             continue
-        if rule.action is Action.REPLACE and no_host:
-            why = why or no_host
+        if lacks.get(rule.action):
+            why = why or lacks[rule.action]
         elif confidence < rule.min_confidence:
             why = why or f"its confidence is {confidence:.2f}, below {rule.min_confidence:.2f}"
         elif not policy.dry_run and not may_act(rule):
@@ -139,7 +140,8 @@ def decide(
             why = why or f"the command was run {tries} already"
         else:
             return PolicyDecision(rule.action)
-    return PolicyDecision(None, why or no_host or f"{class_} is not among the classes of the policy")
+    why = why or lacks[Action.REPLACE] or f"{class_} is not among the classes of the policy"
+    return PolicyDecision(None, why)
 
 
 def parse_limit(text: str, of: str = "--at-most") -> RateLimit:
@@ -184,6 +186,7 @@ def read_rules(path: Path) -> tuple[Rule, ...]:
         InputError: it cannot be read.
         UsageError: it is not TOML, has keys unknown to rules, or a class or a limit is unknown.
     """
+    from dpro.detect.findings import NETWORK
     from dpro.extensions.watch.outlets import CLASSES as REPORTED
 
     try:
@@ -196,7 +199,8 @@ def read_rules(path: Path) -> tuple[Rule, ...]:
     rules = []
     for number, rule in enumerate(read.rule, 1):
         of = f"{path}: rule {number}"
-        classes = parse_classes(rule.on, CLASSES if rule.do is Action.REPLACE else [*others], of)
+        choices = {Action.REPLACE: CLASSES, Action.REROUTE: NETWORK}.get(rule.do, [*others])
+        classes = parse_classes(rule.on, choices, of)
         if not 0 <= rule.min_confidence <= 1:
             raise UsageError(f"{of}: min_confidence is between 0 and 1")
         limit = parse_limit(rule.at_most, of)

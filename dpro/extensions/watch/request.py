@@ -18,7 +18,7 @@ from dpro.collectors.attach import SentRequest, outcome_in_words
 from dpro.detect.findings_log import BEGINS, Notice
 from dpro.errors import InputError
 from dpro.extensions.watch.job import Job, ProcessTail
-from dpro.extensions.watch.pace import Pace, has_window_since
+from dpro.extensions.watch.pace import ANOTHER, Pace, has_window_since
 from dpro.units import ms
 
 SLOWER_S = 10.0  # between two checks whether the job slows down; two in a row must show it
@@ -35,7 +35,11 @@ class _Sent(NamedTuple):
 
 
 class WindowRequests:
-    """Requests one deep window for each reason, one at a time."""
+    """Requests one deep window for each reason, one at a time.
+
+    Attributes:
+        slower_since_ns: when the steps became slower, on the first rank's clock; 0 where they did not.
+    """
 
     def __init__(self, run: Path, say: Callable[[str], None]) -> None:
         """Begin without reasons.
@@ -55,12 +59,16 @@ class WindowRequests:
         self._due_s = self._looked_s = 0.0
         self._pace = Pace()
         self._is_suspected = False  # one check has shown a slowdown
+        self.slower_since_ns = 0
 
-    def look(self, job: Job, notices: Sequence[Notice]) -> None:
+    def look(self, job: Job, notices: Sequence[Notice]) -> bool:
         """Request a window for reasons that have had none, or follow the pending request.
 
         Args:
             notices: of late ranks, since the last look.
+
+        Returns:
+            Whether one was requested now.
         """
         now_s = time.monotonic()
         first = min(job.tails.values(), key=lambda tail: tail.process.rank)
@@ -81,8 +89,12 @@ class WindowRequests:
             with suppress(InputError, OSError):  # no process trains at the moment, or the disk is full
                 request = SentRequest(self._run, "window", within_budget=True)
                 self._sent = _Sent(request, frozenset(self._reasons), now_s)
+                return True
+        return False
 
     def _look_at_pace(self, first: ProcessTail) -> None:
+        change = self._pace.slowdown(ANOTHER)
+        self.slower_since_ns = 0 if change is None else change.after.begin_ns
         slower = self._pace.slowdown()
         if slower is None:
             self._drop(SLOWER)

@@ -88,8 +88,8 @@ class Watcher:
             yield from self._look_deep()
             yield from self._look_at_memory()
             yield from self._look_at_numbers()
-            if self._requests is not None:
-                self._requests.look(self.job, late)
+            if self._requests is not None and self._requests.look(self.job, late):
+                self.deep.hurry()
 
     def end(self) -> list[Notice]:
         """End all findings, since the job is over."""
@@ -115,7 +115,8 @@ class Watcher:
     def _look_deep(self) -> list[Notice]:
         """Look at deep windows; ranks that the late watch has found are not reported again."""
         try:
-            deep = self.deep.look(list(self.job.tails.values()))
+            since_ns = self._requests.slower_since_ns if self._requests is not None else 0
+            deep = self.deep.look(list(self.job.tails.values()), since_ns)
         except Unanswerable as error:
             self.remarks.append(error)
             return []

@@ -13,6 +13,7 @@ in=${NAMESPACE:+--namespace=$NAMESPACE}
 case "${DPRO_ACTION:-replace}" in
 stop) exec kubectl patch job $in "${JOB:?}" --type=merge --patch='{"spec":{"suspend":true}}' ;;
 restart) exec kubectl delete pod $in --selector="job-name=${JOB:?}" --wait=false ;;
+reroute) echo "reroute: dpro recipe nccl"; exit 2 ;;
 esac
 if node=$(kubectl get pod $in "$DPRO_HOST" -o 'jsonpath={.spec.nodeName}' 2>/dev/null) && [ "$node" ]; then
     kubectl cordon "$node"

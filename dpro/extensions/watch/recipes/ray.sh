@@ -12,6 +12,7 @@
 set -eu
 : "${JOB:?}" "${START:?}"
 action=${DPRO_ACTION:-replace}
+[ "$action" != reroute ] || { echo "reroute: dpro recipe nccl"; exit 2; }
 ray job stop "$JOB" || echo "job $JOB does not run"
 if [ "$action" = replace ]; then
     ${LAUNCH:-ssh -o BatchMode=yes} "$DPRO_HOST" "ray stop" </dev/null

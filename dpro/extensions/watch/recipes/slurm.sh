@@ -13,6 +13,7 @@ job=${JOB:-${SLURM_JOB_ID:?JOB: the id of the job}}
 case "${DPRO_ACTION:-replace}" in
 stop) exec scancel "$job" ;;
 restart) exec scontrol requeue "$job" ;;
+reroute) echo "reroute: dpro recipe nccl"; exit 2 ;;
 esac
 node=${DPRO_HOST%%.*}
 shown=$(scontrol show job "$job")

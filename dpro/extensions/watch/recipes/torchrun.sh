@@ -15,6 +15,7 @@ set -eu
 LAUNCH=${LAUNCH:-ssh -o BatchMode=yes}
 finding=$(cat)
 action=${DPRO_ACTION:-replace}
+[ "$action" != reroute ] || { echo "reroute: dpro recipe nccl"; exit 2; }
 if [ "$action" = replace ]; then
     grep -qxF "$DPRO_HOST" "$HOSTFILE" || { echo "$DPRO_HOST is not in $HOSTFILE"; exit 1; }
     [ "$(grep -cvxF "$DPRO_HOST" "$HOSTFILE")" -ge "${MIN_NODES:-$NNODES}" ] || { echo "too few hosts are left"; exit 1; }

@@ -128,6 +128,15 @@ def test_a_plan_is_written_loaded_and_leaves_nothing_that_meets(collided: Path) 
     assert json.loads(loaded.stdout)["traffic"]["collisions"] == []
 
 
+def test_paths_are_kept_with_a_run_while_its_job_runs(collided: Path, monkeypatch) -> None:
+    """Its traffic can only be read when the job has ended."""
+    monkeypatch.setattr("dpro.collectors.launch.recording.launches", lambda _: ["a launch"])
+    monkeypatch.setattr("dpro.collectors.liveness.is_running", lambda _: True)
+    kept = dpro("topology", collided, "--paths", collided.with_name("known.json"), "--json")
+    assert (kept.returncode, json.loads(kept.stdout)["traffic"]) == (0, None)
+    assert read_paths(collided / "paths.json") == on_cable((0, 0))
+
+
 _PROBED = [
     ("node0:nic0", "node2:nic0", [f"leaf0 > spine0 #{at}", f"spine0 > leaf1 #{at}"], 0, 50_001 + at)
     for at in (0, 1)

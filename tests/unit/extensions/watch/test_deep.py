@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import time
 from pathlib import Path
@@ -26,6 +27,8 @@ from dpro.extensions.watch.deep import (
     saved_windows,
 )
 from dpro.extensions.watch.job import OPEN_NS, ProcessTail
+from dpro.topology.file import FILE
+from dpro.topology.kept import PATHS
 
 SLOW = Finding("slow.link", "link", "0-1", (0, 1), 0.2, 0.9, 5e6, (observe("test", "evidence"),))
 
@@ -46,6 +49,8 @@ def test_only_windows_that_all_ranks_have_saved_count(tmp_path):
     tails = [tail(tmp_path, 0, 1, 2, 3), tail(tmp_path, 1, 2, still_open=3)]
     assert saved_windows(tails) == {2}
     assert saved_windows([]) == set()
+    assert saved_windows(tails, since_ns=1) == {2}  # it began at 2
+    assert saved_windows(tails, since_ns=2) == set()
 
 
 def test_a_window_is_looked_at_when_its_calls_have_had_time_to_come():
@@ -67,6 +72,21 @@ def test_a_window_is_looked_at_once_and_looks_take_a_share_of_the_time():
     assert next_state(state, 3, 300.0) == state
     assert next_state(state, 4, 150.0).phase is DeepWatchPhase.SETTLING
     assert next_state(next_state(state, 4, 150.0), 4, 210.0).phase is DeepWatchPhase.LOOKING
+
+
+def test_a_window_that_was_asked_for_is_looked_at_before_the_next_look_is_due():
+    state = DeepState(newest=3, newest_s=100.0, diagnosed=3, due_s=900.0, asked_after=3)
+    settling = next_state(state, 4, 200.0)
+    assert settling.phase is DeepWatchPhase.SETTLING
+    looking = next_state(settling, 4, 200.0 + SETTLED_S)
+    assert (looking.phase, looking.asked_after) == (DeepWatchPhase.LOOKING, None)
+    later = after_look(looking, 210.0, took_s=5.0)  # one without a request waits again
+    assert next_state(next_state(later, 5, 220.0), 5, 300.0).phase is DeepWatchPhase.SETTLING
+
+
+def test_a_window_that_was_saved_before_the_request_waits_until_a_look_is_due():
+    state = DeepState(newest=4, newest_s=100.0, diagnosed=3, due_s=900.0, asked_after=4)
+    assert next_state(state, 4, 200.0).phase is DeepWatchPhase.SETTLING
 
 
 @pytest.fixture
@@ -106,6 +126,30 @@ def test_windows_are_looked_at_together_when_there_is_a_new_one_and_not_again(lo
         (one.process.folder / "window0004.json").write_text("x")
         (one.process.folder / "window0001.json").unlink()  # was converted
     assert found_by(looks, tails)[0].evidence == ("--window", "4", "--window", "2")
+
+
+def test_windows_from_before_the_job_slowed_down_or_took_other_paths_are_left_out(looks, tmp_path):
+    tails = [tail(tmp_path, 0, 1, 2), tail(tmp_path, 1, 1, 2)]
+    for one in tails:
+        one.windows[-1] = (2, 50, 60)
+    assert looks.look(tails, since_ns=60) is None
+    assert looks.state.phase is DeepWatchPhase.WAITING
+    (tmp_path / "run").mkdir()
+    paths = tmp_path / "run" / PATHS
+    paths.touch()
+    assert looks.look(tails) is None  # both are older than the file
+    os.utime(paths, ns=(40, 40))
+    assert found_by(looks, tails)[0].evidence == ("--window", "2")
+
+
+def test_the_fabric_of_a_run_goes_with_its_windows(tmp_path):
+    run, to = tmp_path / "run", tmp_path / "to"
+    run.mkdir()
+    to.mkdir()
+    (run / FILE).write_text("fabric")
+    (run / PATHS).write_text("paths")
+    deep._copy(run, [1], [], to)
+    assert {file.name: file.read_text() for file in to.iterdir()} == {FILE: "fabric", PATHS: "paths"}
 
 
 def test_a_look_whose_files_were_removed_meanwhile_finds_nothing(looks, tmp_path):

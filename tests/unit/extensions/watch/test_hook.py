@@ -233,7 +233,8 @@ def decided(
 ) -> Action | None:
     """What the policy of the recipe decides; rules of some actions have no try left."""
     policy = Policy("true", RECIPE)
-    return decide(policy, class_, confidence, no_host, lambda rule: rule.action not in used).action
+    lacks = {Action.REPLACE: no_host}
+    return decide(policy, class_, confidence, lacks, lambda rule: rule.action not in used).action
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,8 @@ def test_the_first_rule_decides_that_is_sure_enough_and_has_tries_left(class_, f
 def test_no_try_is_taken_but_of_the_rule_that_decides(class_, confidence, no_host, dry_run) -> None:
     taken: list[Rule] = []
     policy = Policy("true", RECIPE, dry_run)
-    decision = decide(policy, class_, confidence, no_host, lambda rule: not taken.append(rule))
+    lacks = {Action.REPLACE: no_host}
+    decision = decide(policy, class_, confidence, lacks, lambda rule: not taken.append(rule))
     assert [rule.action for rule in taken] == ([] if dry_run or not decision.action else [decision.action])
     assert bool(decision.why) == (decision.action is None)
     if decision.action is Action.REPLACE:
@@ -296,6 +298,7 @@ def test_a_job_is_let_alone_until_it_has_begun_again(tmp_path) -> None:
         ("[[rule]]\non = ['hang.*']\ndo = 'reboot'", "Invalid enum value 'reboot'"),
         ("[[rule]]\non = ['hangs']\ndo = 'stop'", "rule 1: 'hangs' is not one of slow.compute"),
         ("[[rule]]\non = ['ended.exit']\ndo = 'replace'", "'ended.exit' is not one of slow.compute"),
+        ("[[rule]]\non = ['slow.compute']\ndo = 'reroute'", "'slow.compute' is not one of slow.link"),
         ("[[rule]]\non = ['hang.*']\ndo = 'stop'\nat_most = '3'", "give a number and a time"),
         ("[[rule]]\non = ['hang.*']\ndo = 'stop'\nmin_confidence = 2", "between 0 and 1"),
         ("[[rule]]\non = ['hang.*']\ndo = 'stop'\nwhen = 1", "unknown field `when`"),
@@ -316,6 +319,36 @@ def test_a_policy_needs_a_command_and_says_by_itself_what_each_rule_allows(tmp_p
     assert "--policy needs a command" in refused(dpro(*rules, "--", "true"), 2)
     both = refused(dpro(*rules, "--on-finding", "true", "--at-most", "2/1h", "--", "true"), 2)
     assert both.startswith("dpro: --at-most: each rule in")
+
+
+def test_paths_are_changed_for_a_cable_or_switch_and_the_job_is_not_let_alone_afterwards(tmp_path) -> None:
+    (tmp_path / "findings").mkdir()
+    out = tmp_path / "out"
+    rules = (
+        Rule(("slow.*",), Action.REROUTE, 0.8, RateLimit(9, 60)),
+        Rule(("slow.nic",), Action.REPLACE, 0.8, RateLimit(9, 60)),
+    )
+    policy = Policy(f'echo "$DPRO_ACTION $DPRO_PART" >> {out}', rules, file=tmp_path)
+    hook = Hook(tmp_path, policy, lambda _: None)
+    link = replace(SLOW, class_="slow.link", ranks=(0, 1), part_ranks=())
+    for finding in (
+        replace(link, component_kind="cable", component_id="l0 - s1"),
+        replace(link, component_kind="link", component_id="s1 > l0 #1"),
+        replace(link, class_="slow.fabric", component_kind="switch", component_id="s1"),
+        replace(link, component_kind="link", component_id="0 - 1"),  # of two ranks: not in the topology
+        replace(link, component_kind="link", component_id="l0 > n1:nic0"),  # a port has no other way
+        replace(link, component_kind="one of", component_id="cable l0 - s1, switch s1"),
+        SLOW,
+    ):
+        hook.offer(notice(finding), HOSTS)
+    hook.close()
+    assert out.read_text().splitlines() == ["reroute l0 - s1", "reroute s1 > l0 #1", "reroute s1", "replace "]
+    lines = [json.loads(line) for line in (tmp_path / "findings" / "hook.jsonl").read_text().splitlines()]
+    assert [line["why"] for line in lines if line["what"] == "skipped"] == [
+        "slow.link: link 0 - 1 is no cable or switch of the topology",
+        "slow.link: link l0 > n1:nic0 is no cable or switch of the topology",
+        "slow.link: one of cable l0 - s1, switch s1 is no cable or switch of the topology",
+    ]
 
 
 # Recipes, with fake binaries that write what they are asked for into `calls`.
@@ -343,7 +376,7 @@ def cooked(folder: Path, name: str, **settings: str) -> tuple[subprocess.Complet
 def test_recipes_are_listed_and_each_says_what_it_does() -> None:
     listed = dpro("recipe").stdout.splitlines()
     names = [
-        "alerts", "grafana", "kubernetes", "kubernetes-job", "policy", "prometheus", "ray", "slurm",
+        "alerts", "grafana", "kubernetes", "kubernetes-job", "nccl", "policy", "prometheus", "ray", "slurm",
         "torchrun",
     ]  # fmt: skip
     assert [line.split()[0] for line in listed] == names
@@ -482,3 +515,54 @@ def test_kubernetes_cordons_the_host_itself_where_no_pod_has_its_name(tmp_path) 
     fake(tmp_path, "kubectl", 'case "$1" in get) exit 1;; esac')
     done, calls = cooked(tmp_path, "kubernetes")
     assert (done.returncode, calls[1:]) == (0, ["kubectl cordon n1"])
+
+
+@pytest.mark.parametrize("name", ["slurm", "kubernetes", "ray", "torchrun"])
+def test_recipes_for_hosts_refuse_to_change_paths(tmp_path, name) -> None:
+    for binary in ("scontrol", "kubectl", "ray", "ssh"):
+        fake(tmp_path, binary)
+    needs = {"JOB": "1", "START": "true", "STOP": "true", "HOSTFILE": "hosts", "NNODES": "1"}
+    done, calls = cooked(tmp_path, name, DPRO_ACTION="reroute", DPRO_HOST="", **needs)
+    assert (done.returncode, calls) == (2, [])
+    assert "dpro recipe nccl" in done.stdout
+
+
+# The plan of paths: `dpro topology` is a fake that writes the rules of two leaves.
+
+_NAMES = "# SWITCH, FROM, TO, NEXT\\nl0\\th0:nic0\\th1:nic0\\ts1 #1\\nl1\\th1:nic0\\th0:nic0\\ts1\\n"
+_DPRO = f"""[ "$2" != bad ] || exit 1
+while [ $# -gt 1 ]; do
+    case "$1" in --plan) echo plan >"$2" ;; --rules) printf '{_NAMES}' >"$2" ;; esac
+    shift
+done"""
+
+
+def test_a_plan_is_written_with_addresses_and_settings_and_installed_switch_by_switch(tmp_path) -> None:
+    fake(tmp_path, "dpro", _DPRO)
+    fake(tmp_path, "install", f"cat >> {tmp_path}/installed")
+    (tmp_path / "ports").write_text("h0:nic0 10.0.0.1 mlx5_0\nh0:nic1 10.0.0.2 mlx5_1\nh1:nic0 10.0.1.1\n")
+    given = {"PLANNED": "run0", "ADDRESSES": "ports", "INSTALL": "install now", "DPRO_RUN": ""}
+    done, calls = cooked(tmp_path, "nccl", **given)
+    assert (done.returncode, done.stderr) == (0, "")
+    out = tmp_path / "nccl-plan"
+    rules = ["l0\t10.0.0.1\t10.0.1.1\ts1 #1", "l1\t10.0.1.1\t10.0.0.1\ts1"]
+    assert (out / "rules").read_text().splitlines()[1:] == rules
+    assert (tmp_path / "installed").read_text().splitlines() == rules
+    assert [call for call in calls if call.startswith("install")] == ["install now l0", "install now l1"]
+    assert "NCCL_CROSS_NIC=0\n" in (out / "job.env").read_text()
+    assert (out / "h0.env").read_text() == "NCCL_IB_HCA==mlx5_0,mlx5_1\n"
+    assert {file.name for file in out.iterdir()} == {
+        "avoid", "plan.json", "rules", "job.env", "h0.env", "summary",
+    }  # fmt: skip
+
+
+def test_what_findings_name_is_left_out_of_every_later_plan_until_it_is_repaired(tmp_path) -> None:
+    fake(tmp_path, "dpro", _DPRO)
+    for part in ("l0 - s1", "s2", "l0 - s1"):
+        cooked(tmp_path, "nccl", PLANNED="run0", DPRO_ACTION="reroute", DPRO_PART=part, LEFT="0.5")
+    _, calls = cooked(tmp_path, "nccl", PLANNED="bad", DPRO_ACTION="reroute", DPRO_PART="s3")
+    assert (tmp_path / "nccl-plan" / "avoid").read_text() == "l0 - s1=0.5\ns2=0.5\n"  # s3 has no plan
+    assert calls[-2] == "dpro topology /run --paths nccl-plan/plan.json"
+    assert calls[-1].endswith("--avoid l0 - s1=0.5 --avoid s2=0.5 --avoid s3=0")
+    done, _ = cooked(tmp_path, "nccl", PLANNED="run0", DPRO_ACTION="stop")
+    assert done.returncode == 2

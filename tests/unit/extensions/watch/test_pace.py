@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpro.extensions.watch.job import MIN_STEPS, OPEN_NS
-from dpro.extensions.watch.pace import MANY, PARTS, Pace, has_window_since
+from dpro.extensions.watch.pace import ANOTHER, MANY, PARTS, Pace, has_window_since
 
 MS = 10**6
 
@@ -66,3 +66,11 @@ def test_a_window_counts_from_a_moment_on_by_its_end():
     tail = SimpleNamespace(windows=[(0, 10, 20)])
     assert has_window_since(tail, 20)
     assert not has_window_since(tail, 21)
+
+
+def test_a_small_slowdown_is_none_that_is_worth_a_window_but_sets_windows_apart():
+    pace = read([30.0] * 2000 + [31.8] * 1000)
+    assert pace.slowdown() is None
+    change = pace.slowdown(ANOTHER)
+    assert change is not None
+    assert 1950 <= change.since <= 2050

@@ -63,7 +63,7 @@ class PlayedJob:
 def job(monkeypatch: pytest.MonkeyPatch) -> PlayedJob:
     played = PlayedJob()
     monkeypatch.setattr(requesting, "SentRequest", played.send)
-    pace = SimpleNamespace(read=lambda _: None, slowdown=lambda: played.slower, step_ns=10 * MS)
+    pace = SimpleNamespace(read=lambda _: None, slowdown=lambda *_: played.slower, step_ns=10 * MS)
     monkeypatch.setattr(requesting, "Pace", lambda: pace)
     monkeypatch.setattr(requesting, "time", SimpleNamespace(monotonic=lambda: played.now_s))
     return played
@@ -162,10 +162,14 @@ def test_late_rank_that_a_window_shows_gets_no_other(job, tmp_path, end_ns, coun
 def test_job_that_slows_down_gets_a_window_once_two_looks_show_it(job, tmp_path):
     requests = WindowRequests(tmp_path, job.said.append)
     look(requests, job, after_s=11)
+    assert requests.slower_since_ns == 0
     job.slower = SLOWER
     look(requests, job, after_s=11)
     assert not job.sent
-    look(requests, job, after_s=11)
+    assert requests.slower_since_ns == SLOWER.after.begin_ns
+    job.now_s += 11
+    assert requests.look(job, [])  # it asks now
+    assert not requests.look(job, [])
     assert len(job.sent) == 1
     job.given = dict.fromkeys((0, 1), TAKEN)
     [said] = look(requests, job)

@@ -45,14 +45,19 @@ class PlayedWatch:
     def __init__(self, *_: Any) -> None:
         self.found: list[Finding] | None = None
         self.error: Exception | None = None
+        self.since_ns, self.hurries = 0, 0
 
-    def look(self, _: object) -> list[Finding] | None:
+    def look(self, _: object, since_ns: int = 0) -> list[Finding] | None:
+        self.since_ns = since_ns
         if self.error is not None:
             raise self.error
         return self.found
 
     def close(self) -> None:
         pass
+
+    def hurry(self) -> None:
+        self.hurries += 1
 
 
 @pytest.fixture
@@ -118,7 +123,9 @@ def test_a_job_that_begins_again_ends_all_findings_and_is_looked_at_again(watche
 def test_late_ranks_are_a_reason_to_ask_for_a_window_and_what_windows_show_is_none(watcher):
     asked = []
     watcher._requests = SimpleNamespace(
-        look=lambda _, notices: asked.append(events(notices)), forget=lambda: asked.append("forgotten")
+        look=lambda _, notices: asked.append(events(notices)),
+        forget=lambda: asked.append("forgotten"),
+        slower_since_ns=0,
     )
     watcher.late.found, watcher.deep.found = [slow(1)], [slow(2)]
     [*watcher.look()]
@@ -127,6 +134,12 @@ def test_late_ranks_are_a_reason_to_ask_for_a_window_and_what_windows_show_is_no
     watcher.job.begins_again = True
     [*watcher.look()]
     assert asked == [[(BEGINS, "late", "1")], "forgotten"]
+
+
+def test_a_window_that_is_asked_for_is_looked_at_soon_without_those_before_the_slowdown(watcher):
+    watcher._requests = SimpleNamespace(look=lambda *_: True, slower_since_ns=70)
+    [*watcher.look()]
+    assert (watcher.deep.since_ns, watcher.deep.hurries) == (70, 1)
 
 
 def test_windows_that_are_too_large_are_remarked_and_end_no_look(watcher):
