@@ -28,7 +28,7 @@ from dpro.replay.cost.kernels.roofline import GPUS, stored_as
 from dpro.replay.graph import NO_SPAN, Graph, NodeKind
 from dpro.replay.steps import host_facts
 from dpro.replay.timeline import warm_up
-from dpro.replay.whatif.edit import EFFORTS
+from dpro.replay.whatif.edit import EFFORTS, kind_of_job
 from dpro.replay.whatif.edits.coalescing import series_of
 from dpro.replay.whatif.edits.host import gpu_waits
 from dpro.replay.whatif.edits.kernels import COMPILED
@@ -57,6 +57,7 @@ from dpro.verdict.limits import (
     host_work_before_slow_launch,
     outside_operators,
 )
+from dpro.verdict.scores import parts_on_scores
 from dpro.words import counted
 
 MAX_ADVICE = 3
@@ -91,7 +92,7 @@ LARGER = ("batch:factor=2", "batch:factor=4")
 MEASURED = 0.8  # least time of convolutions whose kernels cuDNN chose by measuring, as a share of now
 BEFORE_VOLTA = r"(?i)\b(tesla )?([kmp]\d+|p100|gtx (9|10)\d\d|titan xp?|quadro [kmp]\d+)\b"  # GPUs
 MORE_ROWS = (2.0, 8.0)  # rows that products with one row can take in about the same time: least, most
-MAINLY = 0.5  # of computing time: products with one row that take more are what to change
+MAINLY = 0.5  # of computing time: products that take more are what to change
 MOSTLY_IDLE = 0.3  # computing share of the step below which a larger batch costs little
 _DONE_ONCE = ("launch-one", "allocator")  # remedies of what a process does only once, at its start
 WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch changes the training
@@ -101,6 +102,7 @@ WARM = 3.0  # length of warm-up over that of all usual steps above which warm-up
 _SOFTMAX = r"(?i)softmax"
 _WRITTEN_OUT = (r"(?i)\bexp_kernel", r"(?i)MaxOps|MaxNanFunctor")  # parts of a softmax; with a log, of a loss
 _LOG = r"(?i)\blog_kernel"
+_FEW_ROWS = r"(?i)gemv|mat_vec|nvjet_\w*?_\d+x8_"  # products of a matrix and one row, or at most 8
 _OF_LOSS = r"(?i)nll|loss|log_?softmax|softmax_warp_\w+<.*\d, true"  # `true`: of the logarithm
 _ROUGH = "the gain is that of this change in other jobs; it was not measured on this one"
 
@@ -793,13 +795,18 @@ def _times_of_tensor_cores(gpu: str, names: Sequence[str]) -> float:
 def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
     """Fuse attention, or use the version for the GPU at hand."""
     computing = facts.computing_kernels
-    unfused = _unfused_attention(facts)
-    if unfused and facts.share_of(unfused) >= SURE_TO_SHOW:
-        low, high = (facts.gain_of_faster(dict.fromkeys(unfused, factor)) for factor in FUSED_ATTENTION)
+    by_shapes = parts_on_scores(facts.spans, facts.analysis.steps)
+    unfused = by_shapes or dict.fromkeys(_unfused_attention(facts), 1.0)
+    share = sum(part * facts.share_of([name]) for name, part in unfused.items())
+    if share >= SURE_TO_SHOW:
+        low, high = (
+            facts.gain_of_faster({name: 1 - part * (1 - factor) for name, part in unfused.items()})
+            for factor in FUSED_ATTENTION
+        )
+        named = f"{short_kernel(next(iter(unfused)))} and {'others on them' if by_shapes else 'its matmuls'}"
         yield Advice(
             "attention",
-            f"scaled_dot_product_attention: scores are written to memory ({short_kernel(unfused[0])} and its "
-            f"matmuls, {facts.share_of(unfused):.0%} of compute)",
+            f"scaled_dot_product_attention: scores are written to memory ({named}, {share:.0%} of compute)",
             low,
             high,
             "a line of code",
@@ -914,15 +921,26 @@ def _dominant_kernel(facts: JobFacts, limit: str) -> Iterator[Advice]:
 
 
 def _rows(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Multiply several rows at a time, where products with one row read all weights for it."""
-    names = facts.kernels.filter(pl.col("name").str.contains("(?i)gemv"))["name"].to_list()
-    share = facts.share_of(names)
-    if limit != COMPUTE or share < MAINLY:
+    """Multiply several rows at a time, where products with few rows read all weights for them.
+
+    Within what a step of products with few rows takes, they multiply more rows. At worst all other kernels
+    take as many times as long; at best, none.
+    """
+    few = facts.kernels.filter(pl.col("name").str.contains(_FEW_ROWS))["name"].to_list()
+    products = facts.kernels.filter((pl.col("family") == "gemm") | pl.col("name").is_in(few))[
+        "name"
+    ].to_list()
+    share = facts.share_of(products)
+    trains = kind_of_job(facts.job.graph).trains
+    if limit != COMPUTE or trains or facts.share_of(few) < SURE_TO_SHOW or share < MAINLY:
         return
-    low, high = (facts.gain_of_faster(dict.fromkeys(names, 1 / rows)) for rows in MORE_ROWS)
-    do = f"larger batches: {short_kernel(names[0])}, {share:.0%} of compute, reads all weights for one row"
+    others = facts.computing_kernels.filter(~pl.col("name").is_in(few))["name"]
+    least, most = MORE_ROWS
+    low = facts.gain_of_rows(least, others.to_list())
+    do = f"larger batches: {facts.short_names[few[0]]} reads all weights for few rows; "
+    do += f"products are {share:.0%} of compute"
     assumes = "gains are per sample or token, as more rows share what is read"
-    yield Advice("batch", do, low, high, "a setting", assumes)
+    yield Advice("batch", do, low, most, "a setting", assumes)
 
 
 def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:

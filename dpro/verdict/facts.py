@@ -471,6 +471,16 @@ class JobFacts:
         """Return the usual step time over that if kernels, by name, took a share of their time."""
         return self.typical_gain_of(self.job.with_change(FasterKernels(factors)))
 
+    def gain_of_rows(self, rows: float, growing: Sequence[str]) -> float:
+        """Return the gain per row where a step takes more rows, and some kernels as many times as long.
+
+        Args:
+            rows: how many times as many.
+            growing: names of these kernels.
+        """
+        gains = self.gain_of(self.job.with_change(FasterKernels(dict.fromkeys(growing, rows))))
+        return rows * float(self.lengths.sum() / (self.lengths / gains).sum())
+
     def without(self, limit: str) -> list[ReplayedJob]:
         """Return jobs in which a limit costs nothing, one for each way to remove it that the run allows."""
         jobs = []

@@ -98,7 +98,11 @@ def entries_of(facts: JobFacts) -> list[LedgerRow]:
     if not facts.analysis.outline.of_operations:
         with suppress(DproError):
             _, now_ns = _removed(facts, job, left_ns, WORK_OF_DEVICES)
-            entries.append(LedgerRow(COMPUTE, (), left_ns - now_ns, WORK_OF_DEVICES.evidence))
+            # Without launches, work begins when it did, whatever is removed; its own time is known.
+            busy_ns = min(facts.computing * facts.step_ns, left_ns)
+            evidence = WORK_OF_DEVICES.evidence if left_ns - now_ns >= busy_ns else "time of kernels"
+            now_ns = min(now_ns, left_ns - busy_ns)
+            entries.append(LedgerRow(COMPUTE, (), left_ns - now_ns, evidence))
             left_ns = now_ns
     elif (busiest_ns := without_bubble(job.graph, facts.ends)) is not None:
         now_ns = min(float(np.mean(busiest_ns)), left_ns)

@@ -399,17 +399,21 @@ def _when_asked_for(view: RankView, work: Ints, lane: Ints, follows: Mapping[int
     """Return [W] ns when each piece of work was launched.
 
     Without a known launch, the previous known one on its lane is used, or a time before the window. In a
-    trace without launches, it is when the work ran.
+    trace without launches, and on a lane without any whose work begins after what the window launched, such
+    as the migrations of managed memory, it is when the work ran.
 
     Args:
         follows: work on another stream that some work follows, as from `_unqueued`: when it ended.
     """
-    if not (view.launch[work] >= 0).any():
-        return view.start[work]
-    asked = np.where(view.launch[work] >= 0, view.start[np.maximum(view.launch[work], 0)], -1)
+    start, launched = view.start[work], view.launch[work] >= 0
+    if not launched.any():
+        return start
+    by_the_driver = ~np.isin(lane, lane[launched]) & (start >= start[launched].min())
+    called = view.start[np.maximum(view.launch[work], 0)]
+    asked = np.where(launched, called, np.where(by_the_driver, start, -1))
     after = np.isin(work, [*follows])
     asked[after] = [view.end[follows[one]] for one in work[after].tolist()]
-    order = np.lexsort((view.start[work], lane))
+    order = np.lexsort((start, lane))
     latest = np.maximum.accumulate(np.where(asked[order] >= 0, np.arange(order.size), -1))
     same_lane = (latest >= 0) & (lane[order][np.maximum(latest, 0)] == lane[order])
     result = np.empty(work.size, np.int64)

@@ -173,6 +173,19 @@ def test_no_limit_is_named_where_most_is_unexplained():
     assert limit_of_entries([], False) == ""
 
 
+def test_what_kernels_without_launches_take_is_compute_and_the_gaps_are_unexplained(tmp_path):
+    run = TinyRun()
+    for number in range(40):
+        run.kernel("k", 10 * number, 10 * number + 7)
+    for step in range(4):
+        run.step(step, 100 * step, 100 * (step + 1))
+    taken_apart = entries_of(facts_of(run, tmp_path))
+    shares = shares_of_limits(taken_apart)
+    assert shares[COMPUTE] == pytest.approx(0.7, abs=0.02)
+    assert shares[UNEXPLAINED] == pytest.approx(0.3, abs=0.02)
+    assert limit_of_entries(taken_apart, False) == COMPUTE
+
+
 CAUSES = st.sampled_from([cause for cause in ORDER if cause not in (COMPUTE, UNEXPLAINED)])
 
 

@@ -128,3 +128,18 @@ def test_faster_work_before_the_first_step_does_not_make_that_step_longer(tmp_pa
     after = replay(faster)
     changed = changed_step_times(baseline, faster, after.end)
     assert changed["duration_ns"][0] <= durations_of(baseline)["duration_ns"][0]
+
+
+def test_what_the_driver_moves_by_itself_counts_when_it_ran(tmp_path):
+    """Migrations of managed memory have a stream of their own and no launch; they follow launched work."""
+    run = TinyRun()
+    for number in range(10):
+        at = 100.0 * number
+        run.call(at, at + 10, number)
+        run.kernel("solve", at + 15, at + 60, number)
+        run.kernel("Memcpy Unknown", at + 70, at + 72, stream=99, kind="memcpy")
+    graph = run.build(tmp_path / "r").graph
+    moved = graph.nodes.kind == NodeKind.COPY
+    assert moved.sum() == 10
+    assert (graph.nodes.step[moved] == 0).all()
+    assert measured_step_times(graph)["duration_ns"].item() / US == 972
