@@ -229,7 +229,7 @@ def in_flight(bench: Bench) -> None:
     said = [line for line in info["warnings"] if "CUPTI was detached" in line]
     bench.say(
         "detached", n=len(said), said=said, skipped=info.get("skipped"),
-        bar="both ranks detach, in time", holds=len(said) >= 1 and "not in time" not in " ".join(said),
+        bar="CUPTI is detached, in time", holds=bool(said) and "not in time" not in " ".join(said),
     )  # fmt: skip
     opened = open_run(run)
     steps = opened.table(STEPS).filter(pl.col("window") >= 0).select("rank", "start_ns", "window")
