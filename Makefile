@@ -55,7 +55,7 @@ support: $(VENV)/dev.stamp  ## try all that docs/support.md lists and this machi
 GPU_PYTHON ?= python3
 GPU_FOLDER ?= build/gpu
 gpu:  ## what only a GPU can say: costs, fit, predictions and faults there, in stages of minutes
-	for stage in facts overhead replay pairs ranks; do \
+	for stage in windows facts overhead replay pairs ranks; do \
 	  $(GPU_PYTHON) benchmarks/gpu.py -o $(GPU_FOLDER) --only $$stage > /dev/null; test $$? -lt 2 || exit 2; \
 	done
 	$(GPU_PYTHON) benchmarks/gpu.py --table $(GPU_FOLDER)/gpu.json

@@ -27,12 +27,13 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]  # dpro need not be installed
 
-from gpu_stages import facts, facts_nccl, overhead, pairs, ranks, replays  # noqa: E402
+from gpu_stages import facts, facts_nccl, overhead, pairs, ranks, replays, windows  # noqa: E402
 from gpu_stages.check import ROOT, Check, write_json  # noqa: E402
 from gpu_stages.runner import machine, open_document, run_checks, run_here  # noqa: E402
 from gpu_stages.table import rows, summary  # noqa: E402
 
 CHECKS: tuple[Check, ...] = (
+    *windows.CHECKS,
     *facts.CHECKS,
     *facts_nccl.CHECKS,
     *overhead.CHECKS,

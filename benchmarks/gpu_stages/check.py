@@ -7,15 +7,15 @@ working on. Only the standard library is used here: a check decides for itself w
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--n
 PATIENCE = 3  # factor on all limits in a rehearsal, which shares a busy machine with others
 TAIL = 2000  # characters of a process's output that are kept
 LARGEST_TAR = 15_000_000  # bytes
+TO_KEEP_S = 8.0  # left, below which no more runs are kept
 MAX_TARS = 3  # of a stage; runs that do not fit are left out, with a line that says so
 
 
@@ -109,6 +110,7 @@ class Bench:
         dry: whether this is a rehearsal on the CPU: small sizes, nothing measured.
         deadline: on the monotonic clock, when it is ended.
         lines: its results, by name.
+        unkept: runs that it has recorded and that are in no archive yet.
     """
 
     results: Path
@@ -117,6 +119,7 @@ class Bench:
     dry: bool
     deadline: float
     lines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    unkept: list[Path] = field(default_factory=list)
 
     @property
     def left_s(self) -> float:
@@ -188,16 +191,20 @@ class Bench:
         """Record a job into a new folder; commands that read the run wait until it is complete.
 
         Args:
-            name: of the folder.
+            name: of the folder, made unique by a number.
             command: the job.
             options: of `dpro record`.
             limit_s: for the job.
             variables: added to its environment.
         """
-        run = self.folder / name
-        shutil.rmtree(run, ignore_errors=True)
+        run = next(path for path in self._names(name) if not path.exists())
+        self.unkept.append(run)
         done = self.dpro("record", "-o", run, *options, "--", *command, limit_s=limit_s, variables=variables)
         return run, done
+
+    def _names(self, name: str) -> Iterator[Path]:
+        yield self.folder / name
+        yield from (self.folder / f"{name}-{number}" for number in itertools.count(2))
 
     def ask(self, command: str, run: Path, *options: object, limit_s: float = 120.0) -> dict[str, Any]:
         """Run a command of dpro on a run, and return its JSON.
@@ -210,13 +217,23 @@ class Bench:
             done.ensure()
         return done.last_json()
 
+    def keep_rest(self) -> None:
+        """Keep all runs that are not kept yet, as long as there is time; add a line on the others."""
+        while self.unkept and self.left_s > TO_KEEP_S:
+            self.keep(self.unkept[0])
+        if self.unkept:
+            self.say("not kept, for lack of time", n=len(self.unkept), runs=self.unkept)
+
     def keep(self, run: Path) -> None:
         """Keep a recorded run in the first archive of the stage with room for it; if none has, add a line."""
+        self.unkept = [each for each in self.unkept if each != run]
+        if not run.is_dir():  # it was not begun
+            return
         self.dpro("info", run)  # waits until the tables are written, which is after the job's end
         stage, _, check = self.results.stem.partition("-")
         parcel = self.folder / "parcel.tar"
         with tarfile.open(parcel, "w") as archive:
-            archive.add(run, arcname=f"{check}/{run.name}")
+            archive.add(run, arcname=f"{check}/{run.relative_to(self.folder)}")
         for number in range(1, MAX_TARS + 1):
             path = self.runs / f"runs-{stage}-{number}.tar"
             before = path.stat().st_size if path.exists() else 0

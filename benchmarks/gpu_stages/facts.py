@@ -17,15 +17,15 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_stages.check import ROOT, Bench, Check
+from gpu_stages.cupti import CUDA_EVENT, Cupti
 
 if TYPE_CHECKING:
     from gpu_stages.device import FirstGpu, Rehearsal
-
-CUDA_EVENT_ACTIVITY = 36  # CUPTI_ACTIVITY_KIND_CUDA_EVENT of cupti_activity.h
 
 
 def versions(bench: Bench) -> None:
@@ -171,7 +171,7 @@ def window_costs(bench: Bench, bound: str, graph: bool, sync_events: bool) -> No
     before, again = timed(device, step, steps), timed(device, step, steps)
     noise = max(abs(one / other - 1) for one, other in zip(before, again))
     for number in range(3):
-        costs = _window(bench.folder / "window.json", device, step, sync_events)
+        costs = measure_window(bench.folder / "window.json", device, step, sync_events)
         after = timed(device, step, steps)
         ratios = [new / ((one + other) / 2) for new, one, other in zip(after, before, again)]
         bar = 1.01 + noise
@@ -180,35 +180,10 @@ def window_costs(bench: Bench, bound: str, graph: bool, sync_events: bool) -> No
             after_to_before_event=ratios[0], after_to_before_wall=ratios[1], noise=noise,
             bar=f"steps after a window ≤ {bar:.3f} of those before", holds=max(ratios) <= bar,
         )  # fmt: skip
-    costs = _window(bench.folder / "window.json", device, step, sync_events, busy=True)
+    costs = measure_window(bench.folder / "window.json", device, step, sync_events, busy=True)
     bench.say(
         "stopped while the GPU is busy", **costs, bar="the stop waits for no work of 500 ms",
         holds=costs["stop_ms"] < 250,
-    )  # fmt: skip
-
-
-def detaching(bench: Bench, bound: str, graph: bool) -> None:
-    """Compare steps after windows that tear CUPTI down with those before the first one."""
-    os.environ["TEARDOWN_CUPTI"] = "1"
-    from gpu_stages.device import device_of, timed
-
-    device = device_of(bench.dry)
-    step = a_step(device, bound, bench.dry)
-    if graph:
-        step = device.captured(step)
-    steps, rounds = bench.few(60 if bound == "gpu" else 2000 if graph else 400, 3), bench.few(12, 2)
-    timed(device, step, steps)
-    before = [timed(device, step, steps)[0] for _ in range(rounds)]
-    usual_ms, costs, after = statistics.median(before), [], []
-    for _ in range(rounds):
-        costs.append(_window(bench.folder / "window.json", device, step, sync=True))
-        timed(device, step, max(steps // 10, 1))  # CUPTI is torn down within a later call
-        after.append(timed(device, step, steps)[0] / usual_ms)
-    parts = {part: statistics.median(cost[part] for cost in costs) for part in costs[0]}
-    bench.say(
-        "steps after a window", n=rounds, before_ms=usual_ms, to_before=statistics.median(after),
-        least=min(after), most=max(after), noise=max(abs(each / usual_ms - 1) for each in before), **parts,
-        bar="≤ 1.01 of those before", holds=statistics.median(after) <= 1.01,
     )  # fmt: skip
 
 
@@ -239,7 +214,7 @@ def detaching_often(bench: Bench) -> None:
             begun, windows = time.perf_counter(), bench.few(40, 2)
             kernels = []
             for _ in range(windows):
-                kernels.append(_window(path, device, train_step, sync=True)["kernels"])
+                kernels.append(measure_window(path, device, train_step, sync=True)["kernels"])
                 for _step in range(steps_between):
                     train_step()
             took_ms = 1e3 * (time.perf_counter() - begun) / windows
@@ -254,8 +229,13 @@ def detaching_often(bench: Bench) -> None:
         copying.join()
 
 
-def _window(
-    path: Path, device: FirstGpu | Rehearsal, step: Callable[[], None], sync: bool, busy: bool = False
+def measure_window(
+    path: Path,
+    device: FirstGpu | Rehearsal,
+    step: Callable[[], None],
+    sync: bool,
+    busy: bool = False,
+    at_exit: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> dict[str, float]:
     """Measure the parts of a window of two steps, in ms, and count its events.
 
@@ -265,6 +245,7 @@ def _window(
         step: one of them.
         sync: whether synchronisation is recorded.
         busy: whether it is stopped while the device has work for half a second.
+        at_exit: makes the context in which it is stopped.
     """
     from gpu_stages.device import stopwatch
 
@@ -282,7 +263,8 @@ def _window(
         device.spin(500)
     with stopwatch() as stop:
         profiler.use_device = None  # as windows do: its exit would synchronise
-        profiler.__exit__(None, None, None)
+        with at_exit():
+            profiler.__exit__(None, None, None)
     with stopwatch() as save:
         profiler.kineto_results.save(str(path))
     device.sync()
@@ -402,40 +384,9 @@ def _record_events() -> Callable[[], object]:
 
     Windows leave it off: PyTorch's Kineto reader does not know these activities, and writes a line for each.
     """
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    cupti = ctypes.CDLL(next(line.split()[-1] for line in maps if "libcupti.so" in line))
-    cupti.cuptiActivityEnable(CUDA_EVENT_ACTIVITY)
-    return lambda: cupti.cuptiActivityDisable(CUDA_EVENT_ACTIVITY)
-
-
-def step_events(bench: Bench) -> None:
-    """Measure the host's cost of an event at each step's end, and whether it is ready two steps later."""
-    import torch
-    from gpu_stages.device import device_of
-
-    device = device_of(bench.dry)
-    for bound in ("launch", "gpu"):
-        step = a_step(device, bound, bench.dry)
-        steps, pending, late = bench.few(200, 3), collections.deque(), 0
-        record_ns, query_ns = [], []
-        device.sync()
-        for _ in range(steps):
-            step()
-            event = device.event()
-            begun = time.perf_counter_ns()
-            event.record()
-            record_ns.append(time.perf_counter_ns() - begun)
-            pending.append(event)
-            if len(pending) > 2:
-                begun = time.perf_counter_ns()
-                late += not pending.popleft().query()
-                query_ns.append(time.perf_counter_ns() - begun)
-        device.sync()
-        bench.say(
-            f"events, {bound}-bound", n=steps, record_us=statistics.median(record_ns) / 1e3,
-            query_us=statistics.median(query_ns or [0]) / 1e3, not_ready_two_steps_later=late,
-            initialised=torch.cuda.is_initialized(),
-        )  # fmt: skip
+    cupti, kind = Cupti(), ctypes.c_int(CUDA_EVENT)
+    cupti.call("cuptiActivityEnable", kind)
+    return lambda: cupti.call("cuptiActivityDisable", kind)
 
 
 def _window_checks() -> list[Check]:
@@ -450,10 +401,6 @@ def _window_checks() -> list[Check]:
         asks = "what do the parts of a window cost, and are steps slower after it?"
         run = functools.partial(window_costs, bound=bound, graph=graph, sync_events=sync)
         checks.append(Check("facts", "-".join(["window", *words]), asks, run, 45))
-    for bound, graph in (("launch", False), ("launch", True), ("gpu", False)):
-        name = f"detach-{bound}-{'graph' if graph else 'eager'}"
-        asks = "are steps after a window as those before where CUPTI is torn down?"
-        checks.append(Check("facts", name, asks, functools.partial(detaching, bound=bound, graph=graph), 70))
     asks = "does a process live through many teardowns of CUPTI beside threads that use the GPU?"
     return [*checks, Check("facts", "detach-often", asks, detaching_often, 60)]
 
@@ -468,6 +415,5 @@ CHECKS = (
     *_window_checks(),
     Check("facts", "sync-correlation-own", "do they with CUPTI's activity for events on?",
           functools.partial(sync_correlation, own_activity=True), 45),
-    Check("facts", "step-events", "what does a timing event per step cost?", step_events, 45),
     Check("facts", "nvml", "what does the driver refuse, and what does asking cost?", nvml, 45),
 )  # fmt: skip

@@ -169,7 +169,6 @@ _IN_TURNS = "what do always-on recording and windows cost a step?"
 CHECKS = (
     _check("small-actions", by_action, _BY_ACTION, 60, job="small", steps=500),
     _check("gpt-actions", by_action, _BY_ACTION, 60, job="gpt", steps=200),
-    _check("small-switched", switched, _SWITCHED, 90, job="small", steps=2000, turn=10),
     _check("gpt-switched", switched, _SWITCHED, 90, job="gpt", steps=1000, turn=10),
     _check("small-launches", in_turns, _IN_TURNS, 150, job="small", steps=1000, rounds=6),
     _check("gpt", in_turns, _IN_TURNS, 330, job="gpt", steps=150, rounds=4),

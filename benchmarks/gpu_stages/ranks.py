@@ -235,6 +235,8 @@ def _capture(warmups: int) -> Check:
 
 
 CHECKS = (
+    _slow("slow-gpu-timed", "slow-gpu", TIMED, GPU),
+    _slow("slow-gpu-calls", "slow-gpu", ALWAYS, GPU),
     _capture(3),
     _capture(6),
     Check("ranks", "torn-down", "does a job whose last window tears CUPTI down end?", torn_down, 110),
@@ -256,8 +258,6 @@ CHECKS = (
     Check("ranks", "hang-spin-timed", "a kernel does not end, with --nccl-timing: is its rank named?",
           lambda bench: hang(bench, "spin", ("hang.device", "hang.rank"), "--nccl-timing"), 100),
     _slow("slow-host-calls", "slow-host", ALWAYS, HOST),
-    _slow("slow-gpu-timed", "slow-gpu", TIMED, GPU),
-    _slow("slow-gpu-calls", "slow-gpu", ALWAYS, GPU),
     _capture(5),
     _capture(11),
 )  # fmt: skip

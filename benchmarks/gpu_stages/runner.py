@@ -105,7 +105,10 @@ def run_here(check: Check, results: Path, output: Path, limit_s: float, dry: boo
         check.run(bench)
     except Exception:
         write_json(results, {"lines": bench.lines, "error": traceback.format_exc()[-TAIL:]})
+        bench.keep_rest()
+        write_json(results, {"lines": bench.lines, "error": traceback.format_exc()[-TAIL:]})
         return 1
+    bench.keep_rest()
     write_json(results, {"lines": bench.lines})
     return 0
 

@@ -59,6 +59,7 @@ from dpro.words import from_json
 WITHOUT_TIME = "steps that end before they begin: their times are damaged"
 MISSED = "deep windows that a rank was notified of too late"
 OCCUPIED = "deep windows not started, since another profiler ran"
+STUCK = "deep windows not started, since CUPTI was not detached in time after an earlier one"
 UNPREPARED = "deep windows not started, since the main thread ran no Python to prepare them"
 UNFINISHED = "deep windows begun and never ended"
 ON_REQUEST = "dpro attach RUN --steps 3"
@@ -117,7 +118,8 @@ def convert_process(
     return {
         "warnings": [warning for note in notes for warning in note.get("warnings", [])]
         + _lost_gpu_work(process, notes)
-        + _budget_warning(recorded),
+        + _budget_warning(recorded)
+        + _detaching_warning(recorded),
         "skipped": [
             calls.lost_calls(process.folder),
             _missed_windows(recorded),
@@ -165,6 +167,7 @@ def _missed_windows(recorded: Sequence[records.Record]) -> dict[str, int]:
         MISSED: missed.count(records.MISSED_LATE),
         OCCUPIED: missed.count(records.MISSED_OCCUPIED),
         UNPREPARED: missed.count(records.MISSED_UNPREPARED),
+        STUCK: missed.count(records.MISSED_STUCK),
         DROPPED: len(dropped),
     }
     counts[UNFINISHED] = len(opened - kept - dropped)
@@ -186,6 +189,17 @@ def _budget_warning(recorded: Sequence[records.Record]) -> list[str]:
         return [f"{when}, and resumed at step {later[0].a:,}: {longer}"]
     longer = f"steps take {stop.d / 1e6:.0%} longer than before the first one"
     return [f"{when}: {longer}; `{ON_REQUEST}` records one on request"]
+
+
+def _detaching_warning(recorded: Sequence[records.Record]) -> list[str]:
+    """Return at most one warning: how often CUPTI was detached after a window, and whether that failed."""
+    detached = [r for r in recorded if r.kind == records.DETACHED]
+    if not detached:
+        return []
+    longest_ms = max(r.b for r in detached) / 1e6
+    how = f"CUPTI was detached {len(detached):,} times (--detach), in at most {longest_ms:,.1f} ms"
+    late = [r.a for r in detached if r.c]
+    return [f"{how}; at step {late[0]:,} not in time: no deep window follows" if late else how]
 
 
 def move_process(run: Path, process: RecordedProcess, to: Path) -> None:

@@ -148,6 +148,11 @@ class Budget:
         """The median cost of a window, without lasting effects; 0 before the first."""
         return int(median(self._costs)) if self._costs else 0
 
+    @property
+    def is_slower(self) -> bool:
+        """Whether the latest block of steps took longer than steps before the first window."""
+        return self._slow > 0
+
     def opened(self, own_ns: int) -> None:
         """Record that a window was opened, which took `own_ns`."""
         if not self._opened and len(self._recent) >= MIN_BEFORE:

@@ -24,12 +24,17 @@ WAIT_S = 1.0  # the longest that our work delays a capture
 
 
 class RunningCaptures:
-    """The graphs that capture, and the guards that keep captures waiting."""
+    """The graphs that capture, and the guards that keep captures waiting.
+
+    Attributes:
+        has_any_begun: whether any capture of this process has.
+    """
 
     def __init__(self) -> None:
         self.changed = Monitor()
         self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()  # a deleted one captures no more
         self.guards = 0
+        self.has_any_begun = False
 
 
 captured = RunningCaptures()
@@ -76,6 +81,7 @@ def begin_capture(graph: Any) -> None:
     with state.changed:
         state.changed.wait_for(lambda: not state.guards, WAIT_S)
         state.graphs.add(graph)
+        state.has_any_begun = True
 
 
 def end_capture(graph: Any) -> None:

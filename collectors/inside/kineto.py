@@ -11,7 +11,7 @@ import atexit
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch.autograd.profiler import profile, record_function
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from . import detaching
 from .files import written_whole
 from .main_thread import is_from_signal_handler
 from .threads import Local, SignalsBlocked, get_ident, sleep
@@ -125,16 +126,17 @@ class Recording:
                 self.stop(None)
             raise
 
-    def stop(self, path: Path | None) -> None:
+    def stop(self, path: Path | None, around: AbstractContextManager[object] | None = None) -> None:
         """Stop, and save what was recorded under names that only whole files get.
 
         Args:
             path: of the Kineto file; None to keep nothing.
+            around: what Kineto ends its session in.
         """
         # Else its exit would synchronise the device: without bound, and impossible while a graph is captured.
         self.profiler.use_device = None
         try:
-            with SignalsBlocked():
+            with around or nullcontext(), SignalsBlocked():
                 try:
                     self.profiler.__exit__(None, None, None)
                 finally:
@@ -185,7 +187,7 @@ def finish_teardown() -> None:
     Kineto does that within the next call of CUDA, whichever profiler has stopped. If none came, a C++
     destructor would wait for it forever.
     """
-    if os.environ.get("TEARDOWN_CUPTI") != "1" or not torch.cuda.is_initialized():
+    if detaching.value() != detaching.TORN_DOWN or not torch.cuda.is_initialized():
         return
     with suppress(RuntimeError):  # the GPU has failed, which the job has seen
         for _ in range(TEARDOWN_CALLS):

@@ -55,9 +55,10 @@ STOPPED, RESUMED = 29, 30
 # both; and, of its start or end on the device: when the host began the step, when it came there, and ns
 # between the device's events of these.
 PASS, PASS_ON_GPU = 31, 32
+DETACHED = 33  # CUPTI, after a window: steps before, ns that took, whether it had not ended by then
 
 LOSS_KINDS = ("loss", "grad_norm")
-MISSED_OCCUPIED, MISSED_LATE, MISSED_UNPREPARED = range(3)
+MISSED_OCCUPIED, MISSED_LATE, MISSED_UNPREPARED, MISSED_STUCK = range(4)
 
 RECORD = struct.Struct("<5q")
 SIZE = RECORD.size

@@ -12,7 +12,8 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch.autograd.profiler import profile
 
 from . import captures, records
 from .budget import Budget, WindowsChange
+from .detaching import Detaching
 from .files import refuse_beyond_limit, write_whole
 from .kineto import (
     Mark,
@@ -61,7 +63,12 @@ OCCUPIED = "another profiler was already running"
 CAPTURED = "a CUDA graph was being captured"
 UNPREPARED = "the loop is not in the thread that imported torch, which ran no Python since to start Kineto"
 DROPPED = "a profiler or another process was started meanwhile"
-_REASONS = {LATE: records.MISSED_LATE, UNPREPARED: records.MISSED_UNPREPARED}
+STUCK = "CUPTI was not detached in time after an earlier window"
+_REASONS = {
+    LATE: records.MISSED_LATE,
+    UNPREPARED: records.MISSED_UNPREPARED,
+    STUCK: records.MISSED_STUCK,
+}
 REQUESTS = ("window", "off", "on")
 _imported_in = get_ident()  # where Kineto has to start first, else it prints a line on stderr
 UNWANTED = "the job is recorded without deep windows (--no-windows)"
@@ -95,6 +102,8 @@ class Windows:
         self._budget = Budget(config["budget"], max(MIN_PERIOD, 2 * steps))
         self._agreement = Agreement(self._recorder)
         self._decides = every is None
+        self._detaching = Detaching() if config.get("detach") else None
+        self._detaches = every is not None  # after each window; else from when steps are slower after one
         self._requests: list[dict[str, Any]] = []
         self._is_prepared = False
         self._of_thread = Local()
@@ -108,6 +117,11 @@ class Windows:
     def is_open(self) -> bool:
         """Whether a window is being recorded."""
         return self._open is not None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether no window may open any more, since CUPTI was not detached in time."""
+        return self._detaching is not None and self._detaching.is_stuck
 
     # In the training thread.
 
@@ -131,6 +145,8 @@ class Windows:
             is_due = self._open is not None or (upcoming is not None and step >= upcoming.step - 1)
             if is_due:
                 self._advance(step)
+            elif self._detaching is not None and self._detaching.is_attached and self._budget.is_slower:
+                self._detach(step)
         except Exception:
             # Kineto left running would slow the job down, and crash it at its exit.
             opened, self._open = self._closable(), None
@@ -149,7 +165,7 @@ class Windows:
 
     def _advance(self, step: int) -> None:
         if self._open is not None and self._open.end_step(step):
-            self.close(save=True)
+            self.close(save=True, detach=self._detaches)
         upcoming, lead = self._plan.upcoming, _lead()
         if upcoming is None or step < upcoming.step - lead:
             return
@@ -161,6 +177,8 @@ class Windows:
 
     def _hindrance(self, step: int) -> str:
         """Return why no window can be opened now; empty where one can."""
+        if self.is_stuck:
+            return STUCK
         if self._open is not None or self.foreign.are_active(step):
             return OCCUPIED
         return CAPTURED if captures.is_capturing_here() else ""
@@ -195,6 +213,8 @@ class Windows:
         begun_ns = time.monotonic_ns()
         self.foreign.override()
         self.ranges.finish()
+        if self._detaching is not None:
+            self._detaching.is_attached = True
         self._open = OpenWindow(self._recorder.config, folder, writer, window, self._step)
         self._recorder.listen("work", self.on_work)
         self._latest = window.step
@@ -208,19 +228,52 @@ class Windows:
         is_ours = self._open is not None and self._open.thread == get_ident()
         return self._open if is_ours else None
 
-    def close(self, save: bool, why_not: str = DROPPED) -> None:
-        """End the open window, if this thread can stop it."""
+    def close(self, save: bool, why_not: str = DROPPED, detach: bool = False) -> None:
+        """End the open window, if this thread can stop it; then detach CUPTI, if asked to and possible."""
         opened = self._closable()
         if opened is None:
             return
         begun_ns = time.monotonic_ns()
         self._open = None
-        kept = opened.close(save)
+        kept = opened.close(save, self._detached() if detach and opened.is_complete() else None)
         self.ranges.finish()
         if kept:
             self._recorder.on_window(f"window{opened.window.number:04d}")
         self._answer(opened.window, "" if kept else why_not)
         self._budget.closed(time.monotonic_ns() - begun_ns)
+
+    def _detach(self, step: int) -> None:
+        """Detach CUPTI by an empty session, since steps are slower after a window; later after each."""
+        if self._hindrance(step) or (around := self._detached()) is None:
+            return
+        self._detaches = True
+        ensure_silent()
+        self.foreign.override()
+        Recording({}, None).stop(None, around)
+
+    def _detached(self) -> AbstractContextManager[None] | None:
+        """Return a context to end a session in, which detaches CUPTI; None where that is not to be done.
+
+        It waits for all work of the GPU, so that the GPU must be waiting for the host; and no graph may have
+        been captured, since on a GPU replays failed after CUPTI had been detached in this way.
+        """
+        detaching = self._detaching
+        if detaching is None or self._recorder.sampling.ahead or captures.captured.has_any_begun:
+            return None
+        return self._recorded(detaching) if detaching.is_possible() else None
+
+    @contextmanager
+    def _recorded(self, detaching: Detaching) -> Iterator[None]:
+        with captures.guard() as is_free:
+            if not is_free or captures.is_capturing_here():
+                yield
+                return
+            begun_ns = time.monotonic_ns()
+            with detaching.at_exit():
+                yield
+        took_ns = time.monotonic_ns() - begun_ns
+        if self._recorder.records is not None:
+            self._recorder.records.write(records.DETACHED, self._step, took_ns, int(detaching.is_stuck))
 
     def _answer(self, window: Window, why_not: str) -> None:
         """Answer the request for a window with its outcome on this rank."""
@@ -261,6 +314,8 @@ class Windows:
         if not isinstance(profiler, OwnProfile):
             self.foreign.prepare(profiler, self._step)
             self.close(save=False)
+            if self._detaching is not None:
+                self._detaching.let_finish()
 
     def on_profiler_start(self, profiler: profile) -> None:
         """Give way to a starting profiler of the user's, also one that counted as abandoned."""
@@ -285,6 +340,8 @@ class Windows:
         """Start without windows in a forked child."""
         if self._used:
             leave_out_destructors()
+        if self._detaching is not None:
+            self._detaching.on_fork()
         self.ranges.forget()
         self._forget()
 
@@ -318,6 +375,8 @@ class Windows:
 
     def _continue(self, ahead: int) -> None:
         """Announce a window once it is due, not earlier: steps may have become slower since the last."""
+        if self.is_stuck:
+            return
         if self._step + ahead >= self._latest + self._budget.least and self._budget.affords(ahead):
             self._announce(self._plan.place(self._step, ahead, self._plan.steps))
 
@@ -490,8 +549,8 @@ class OpenWindow:
         if self._tail is not None:
             self._tail.wait(longest_s)
 
-    def close(self, keep: bool) -> bool:
-        """Stop recording.
+    def close(self, keep: bool, around: AbstractContextManager[None] | None = None) -> bool:
+        """Stop recording, in a context if there is one.
 
         Returns:
             Whether the window is saved: not into a run that was deleted.
@@ -508,7 +567,7 @@ class OpenWindow:
                     self._writer.write(records.CUT, number, self._started_ns, end_ns, int(seen))
                 path = self._folder / f"window{number:04d}.json"
         finally:
-            self._recording.stop(path)
+            self._recording.stop(path, around)
         if path is not None:
             self._writer.write(records.WINDOW, number, self._started_ns, end_ns, time.time_ns())
         else:

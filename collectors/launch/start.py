@@ -49,6 +49,7 @@ from dpro.plugins import places
 from dpro.words import one_line
 
 TIMING = "TORCH_NCCL_ENABLE_TIMING"
+TEARDOWN = "TEARDOWN_CUPTI"  # where 1, Kineto detaches CUPTI at the end of each session
 
 
 class CommandNotFound(DproError):
@@ -85,6 +86,7 @@ class RecordOptions:
         mask_command: whether only the first word of the command is kept.
         step: function, as `module:name`, whose returns end steps; empty if optimizers do.
         ray: whether Ray workers are recorded, too.
+        detach: whether CUPTI is detached after deep windows, where that is known to be safe.
     """
 
     windows: bool = True
@@ -106,6 +108,7 @@ class RecordOptions:
     nccl_timing: bool = False
     watch_loss: bool = False
     ray: bool = False
+    detach: bool = False
 
 
 @dataclass
@@ -311,6 +314,8 @@ def job_environment(recording: Launch, options: RecordOptions) -> dict[str, str]
     environment.setdefault("KINETO_LOG_LEVEL", "99")
     if options.nccl_timing:
         environment[TIMING] = "1"
+    if options.detach:
+        environment[TEARDOWN] = "0"  # has to be there to be changed in place
     return environment
 
 

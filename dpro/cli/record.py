@@ -39,6 +39,7 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
         "modules",
         "memory",
         "execution_trace",
+        "detach",
         "keep_windows",
         "keep",
     }
@@ -125,6 +126,11 @@ _OF_WINDOWS = _OF_OWN_WINDOWS | frozenset(
     "overlapping compute.",
 )  # fmt: skip
 @click.option(
+    "--detach", is_flag=True, hidden=True,
+    help="Detach CUPTI from a launch-bound GPU job after deep windows, so that later steps are as fast as "
+    "before. Untried on most GPUs.",
+)  # fmt: skip
+@click.option(
     "--ray", is_flag=True,
     help="Record the actors and Ray Train workers of a driver that calls ray.init, on all nodes: RUN has "
     "to be in a folder that they share.",
@@ -170,7 +176,7 @@ def record(
     one if nothing was recorded. RUN is ready moments after the job ends, even after
     a crash; commands that read RUN wait until it is.
     """
-    from dpro.collectors.launch.start import RecordOptions, Request, launch
+    from dpro.collectors.launch.start import TEARDOWN, RecordOptions, Request, launch
 
     names = {option.name for option in fields(RecordOptions)} & given.keys()
     chosen = RecordOptions(**{name: given.pop(name) for name in names})
@@ -189,6 +195,8 @@ def record(
         click.echo(
             f"dpro: --nccl-timing with {_ONE_QUEUE}=1: communication will not overlap compute", err=True
         )
+    if chosen.detach and TEARDOWN in os.environ:
+        raise UsageError(f"--detach changes {TEARDOWN} while the job runs, but it is set: unset it")
     request = Request(command, chosen, quiet=quiet)
     for ask in hooks_of("record"):
         ask(request, given)

@@ -66,8 +66,16 @@ def test_a_check_is_rehearsed_once_and_its_lines_are_kept(tmp_path):
 def test_all_checks_are_listed_with_less_than_nine_minutes_each(tmp_path):
     listed = run("--list", cwd=tmp_path).stdout.splitlines()
     stages = {line.partition(".")[0] for line in listed}
-    assert stages == {"facts", "overhead", "replay", "pairs", "ranks"}
+    assert stages == {"windows", "facts", "overhead", "replay", "pairs", "ranks"}
     assert all(float(line.split()[1]) < 540 for line in listed)
+
+
+def test_the_first_stage_fits_into_nine_minutes_in_the_order_of_its_questions(tmp_path):
+    listed = [line.split() for line in run("--list", cwd=tmp_path).stdout.splitlines()]
+    first = [(name, float(limit_s)) for name, limit_s, *_ in listed if name.startswith("windows.")]
+    assert [name for name, *_ in listed[: len(first)]] == [name for name, _ in first]
+    assert first[0][0] == "windows.launch-cost"
+    assert sum(limit_s for _, limit_s in first) <= 540
 
 
 def test_nothing_has_to_be_installed_to_begin(tmp_path):
@@ -148,6 +156,37 @@ def test_recorded_runs_share_archives_of_bounded_size(tmp_path, monkeypatch):
     assert len(names) + len(here.lines) == 4
 
 
+def test_all_runs_of_a_check_are_kept_also_where_it_fails(tmp_path, monkeypatch):
+    def recorded(self: Bench, *words: object, **_: object) -> None:
+        if words[0] == "record":
+            Path(str(words[2])).mkdir()
+
+    def work(here: Bench) -> None:
+        for _ in range(2):
+            here.record("run", ["true"])
+        here.keep(here.record("own", ["true"])[0])
+        raise ValueError("the driver went away")
+
+    monkeypatch.setattr(Bench, "dpro", recorded)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    check = Check("facts", "one", "?", work)
+    assert runner.run_here(check, folder / "facts-one.json", tmp_path, 30, dry=False) == 1
+    with tarfile.open(tmp_path / "runs-facts-1.tar") as archive:
+        assert sorted(archive.getnames()) == ["one/own", "one/run", "one/run-2"]
+    said = json.loads((folder / "facts-one.json").read_text())
+    assert "the driver went away" in said["error"]
+    assert said["lines"] == {}
+
+
+def test_runs_that_there_is_no_time_to_keep_are_named(tmp_path):
+    here = bench(tmp_path)
+    here.deadline = 0.0
+    here.unkept = [tmp_path / "run"]
+    here.keep_rest()
+    assert here.lines["not kept, for lack of time"]["n"] == 1
+
+
 def test_documents_are_put_together_and_whole_checks_win(tmp_path):
     whole = {"status": "whole", "wall_s": 1, "asks": "?", "lines": {}}
     cut = whole | {"status": "cut short", "error": "exit code None"}
@@ -180,7 +219,7 @@ def test_docs_name_tests_and_checks_that_exist(tmp_path):
     assert [name for name in named if f"def {name}(" not in sources and not _is_file(name)] == []
     checks = {line.split()[0] for line in run("--list", cwd=tmp_path).stdout.splitlines()}
     stages = {check.partition(".")[0] for check in checks}
-    mentioned = set(re.findall(r"`((?:facts|overhead|replay|pairs|ranks)(?:\.[\w-]+)?)`", text))
+    mentioned = set(re.findall(r"`((?:windows|facts|overhead|replay|pairs|ranks)(?:\.[\w-]+)?)`", text))
     assert mentioned - stages - checks == set()
     assert {each.partition(".")[0] for each in mentioned} == stages
 
@@ -190,7 +229,7 @@ def _is_file(name: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["facts", "overhead", "replay", "pairs", "ranks"])
+@pytest.mark.parametrize("stage", ["windows", "facts", "overhead", "replay", "pairs", "ranks"])
 def test_every_check_of_a_stage_is_rehearsed(tmp_path, stage):
     pytest.importorskip("torch")
     done = run(

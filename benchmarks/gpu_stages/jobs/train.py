@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -240,6 +241,8 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     if options.bf16:
         precision = lambda: torch.autocast(options.device, torch.bfloat16)  # noqa: E731
     us_per_step = timed_actions() if options.probes else None
+    while options.turn and not options.turn.exists():
+        time.sleep(0.01)
     turns, switch = options.switch_every, recorder_switch() if options.switch_every else None
     for number, batch in zip(range(options.steps), batches(options, make)):
         if switch is not None and number % turns == 0:
@@ -287,6 +290,7 @@ def main() -> None:
     parser.add_argument(
         "--switch-every", type=int, default=0, help="steps for which the recorder is off, then on"
     )
+    parser.add_argument("--turn", type=Path, help="train once this file exists, and not before")
     parser.add_argument("--probes", action="store_true", help="time each action of the recorder")
     figures = train(parser.parse_args())
     print(json.dumps(figures))

@@ -83,7 +83,7 @@ def train(options: argparse.Namespace) -> None:
                 spin(device, SPIN_S)
         loss.backward()
         optimizer.step()
-        if step % 5 == 0 or step == options.steps - 1:
+        if step % options.item_every == 0 or step == options.steps - 1:
             loss.item()
     if RANK == 0:
         took_ms = 1e3 * (time.perf_counter() - begun) / options.steps
@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=1, help="that is at fault")
     parser.add_argument("--ms", type=float, default=20, help="per step, of a slow rank")
     parser.add_argument("--at", type=int, default=30, help="step of a hang")
+    parser.add_argument("--item-every", type=int, default=5, help="steps from one .item() to the next")
     parser.add_argument("--end-after-s", type=float, default=14, help="after which a hang is ended")
     options = parser.parse_args()
     if options.device == "cuda":

@@ -127,6 +127,11 @@ STOPPED = "automatic deep windows stopped at step 263, having cost 17.2% of the 
 STOPPED_AGAIN = (
     "automatic deep windows stopped 2 times, the last time at step 60,001, having cost 1.5% of the time"
 )
+DETACHED = [
+    records.Record(step, took_ns, late, 0, records.DETACHED)
+    for step, took_ns, late in ((90, 1_400_000, 0), (300, 3_060_000, 0))
+]
+LATE = records.Record(510, 101_000_000, 1, 0, records.DETACHED)
 MEANWHILE = "steps took 26% longer for a while than before the first one"
 REQUEST = "`dpro attach RUN --steps 3` records one on request"
 
@@ -141,9 +146,17 @@ REQUEST = "`dpro attach RUN --steps 3` records one on request"
             [STOP, RESUME, AGAIN],
             [f"{STOPPED_AGAIN}: steps take 38% longer than before the first one; {REQUEST}"],
         ),
+        (DETACHED, ["CUPTI was detached 2 times (--detach), in at most 3.1 ms"]),
+        (
+            [*DETACHED, LATE],
+            [
+                "CUPTI was detached 3 times (--detach), in at most 101.0 ms; at step 510 not in time: "
+                "no deep window follows"
+            ],
+        ),
     ],
 )
-def test_end_of_automatic_windows_is_one_line_that_info_shows(launch, changes, said):
+def test_what_became_of_windows_and_cupti_is_one_line_that_info_shows(launch, changes, said):
     with (recorded(launch) / "records.bin").open("ab") as file:
         file.write(b"".join(map(records.packed, changes)))
     finish(launch, READERS, 0, {7: 0})

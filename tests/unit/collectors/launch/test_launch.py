@@ -14,6 +14,7 @@ from dpro.collectors.inside.kernel import process_identity
 from dpro.collectors.launch.notices import print_run
 from dpro.collectors.launch.recording import Launch, launches
 from dpro.collectors.launch.start import (
+    TEARDOWN,
     TIMING,
     RecordOptions,
     claim,
@@ -215,6 +216,23 @@ def test_nccl_times_collectives_only_where_asked_to(tmp_path, monkeypatch):
     launch = Launch(tmp_path, "host-1")
     assert TIMING not in job_environment(launch, RecordOptions())
     assert job_environment(launch, RecordOptions(nccl_timing=True))[TIMING] == "1"
+
+
+def test_variable_that_detaches_cupti_is_set_only_where_asked_to(tmp_path, monkeypatch):
+    monkeypatch.delenv(TEARDOWN, raising=False)
+    launch = Launch(tmp_path, "host-1")
+    assert TEARDOWN not in job_environment(launch, RecordOptions())
+    assert job_environment(launch, RecordOptions(detach=True))[TEARDOWN] == "0"
+
+
+@pytest.mark.parametrize("mine", ["0", "1"])
+def test_detaching_is_refused_where_the_user_has_set_the_variable(monkeypatch, mine):
+    from dpro.cli.record import record
+
+    monkeypatch.setenv(TEARDOWN, mine)
+    done = CliRunner().invoke(record, ["--detach", "--", "true"])
+    assert isinstance(done.exception, UsageError)
+    assert "unset it" in str(done.exception)
 
 
 @pytest.mark.parametrize(("queues", "lines"), [("1", 1), ("8", 0)])

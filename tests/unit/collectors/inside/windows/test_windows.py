@@ -95,7 +95,7 @@ def kineto(monkeypatch):
             self.gpu = torch.cuda.is_initialized()
             spans.append([self.job.step, None])
 
-        def stop(self, _path):
+        def stop(self, _path, _around=None):
             spans[-1][1] = self.job.step
 
     monkeypatch.setattr(windows, "Recording", Recording)
