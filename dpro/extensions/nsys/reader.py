@@ -88,7 +88,7 @@ def read_nsys(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     for process, number in zip(processes, ranks, strict=True):
         of_process = pl.col("process").is_in([process])
         parts = (frame.filter(of_process) for frame in (spans, synchronised, recorded))
-        trace = _trace(number, world_size, session, *parts)
+        trace = _trace(path, number, world_size, session, *parts)
         trace.warnings.extend(impossible_in_words(path.name, trace.skipped))
         traces.append(trace)
     _share_guess(traces)
@@ -116,6 +116,7 @@ def _unseen(path: Path, spans: pl.DataFrame) -> list[str]:
 
 
 def _trace(
+    path: Path,
     rank: int,
     world_size: int,
     session: _Session,
@@ -124,6 +125,8 @@ def _trace(
     recorded: pl.DataFrame,
 ) -> RankTrace:
     spans, impossible = drop_impossible(spans)
+    if spans.is_empty():
+        raise InputError(f"{path}: no span has a possible time; record the job again")
     spans = spans.with_row_index("span_id").with_columns(
         pl.col("span_id").cast(pl.Int64),
         # The thread that ran the forward pass is not recorded, only that it was another one.

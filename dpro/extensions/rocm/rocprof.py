@@ -93,7 +93,7 @@ def _rows_of_json(path: Path) -> tuple[pl.DataFrame, dict[str, int]]:
     """
     try:
         document = msgspec.json.decode(read_bytes(path), type=_Document)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: damaged JSON of rocprof ({error}); give the CSV beside it") from error
     spans = [event.args for event in document.traceEvents if event.ph == "X"]
     kernels = [args for args in spans if _NAME in args]

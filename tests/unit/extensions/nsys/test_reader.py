@@ -57,6 +57,14 @@ def test_a_kernel_that_ends_an_hour_after_those_behind_it_is_left_out_and_named(
     assert [line for line in trace.warnings if "1 span with impossible times left out" in line]
 
 
+def test_an_export_whose_times_are_all_impossible_is_refused(tmp_path):
+    database = session()
+    for start in (17 * 10**16, 17 * 10**16 + 1):
+        database.kernel("gemm", start, 17 * 10**17)
+    with pytest.raises(InputError, match="no span has a possible time"):
+        read(database, tmp_path)
+
+
 def test_copies_and_fills_are_named_as_torch_names_them(tmp_path):
     database = session()
     where = {"deviceId": 0, "streamId": 7, "correlationId": 1, "globalPid": thread(10, 0)}

@@ -93,15 +93,22 @@ def test_calls_in_json_are_counted_and_launches_are_said_to_be_unknown(tmp_path)
     [
         ("results.csv", '"Index","KernelName","gpu-id"\n0,"gemm",2\n', "no GPU work in it; record the"),
         ("results.json", '{"traceEvents":[{"args":{"DispatchNs":"1"', "damaged JSON of rocprof"),
+        ("results.json", '{"traceEvents":[{"args":{"DispatchNs":"\xff"}}]}', "damaged JSON of rocprof"),
         ("results.json", '{"traceEvents":[{"args":{"DispatchNs":"1","KernelName":"a"}}]}', "no GPU work"),
     ],
 )
 def test_files_without_times_and_damaged_ones_are_refused_in_one_line(tmp_path, name, content, refused):
     path = tmp_path / name
-    path.write_text(content)
+    path.write_bytes(content.encode("latin-1"))
     with pytest.raises(InputError, match=refused) as error:
         read_rocprof(path)
     assert "\n" not in str(error.value)
+
+
+def test_kernels_whose_times_are_all_impossible_are_refused(tmp_path):
+    rows = [row(GEMM, begin, 17 * 10**17) for begin in (17 * 10**16, 17 * 10**16 + 1)]
+    with pytest.raises(InputError, match="no span has a possible time"):
+        read_rocprof(write_csv(tmp_path / "results.csv", *rows))
 
 
 def test_a_row_that_was_cut_short_is_counted(tmp_path):
