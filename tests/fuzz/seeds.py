@@ -135,7 +135,8 @@ def rocprof_json(rank: int, rows: int) -> bytes:
         times = {"DispatchNs": str(at - 50), "BeginNs": str(at), "EndNs": str(at + 400)}
         named = {"KernelName": "gemm.kd", "gpu-id": str(rank), "queue-id": "0", "pid": "10"}
         events.append({"ph": "X", "name": "gemm.kd", "pid": 8, "tid": 10, "args": named | times})
-    return json.dumps({"traceEvents": events}).encode()
+    machine = {"HSASystemAttributes.MachineModel": "LARGE"}
+    return json.dumps({"traceEvents": events, "otherData": machine}).encode()
 
 
 def database(tables: dict[str, Rows]) -> bytes:

@@ -12,5 +12,10 @@ ROCPROFV3 = Format(
 )
 
 ROCPROF = Format(
-    "rocprof", "dpro.extensions.rocm.rocprof", "read_rocprof", (b"KernelName",), "is_rocprof", streams=True
+    "rocprof",
+    "dpro.extensions.rocm.rocprof",
+    "read_rocprof",
+    (b"KernelName", b"HSASystemAttributes"),
+    "is_rocprof",
+    streams=True,
 )

@@ -45,7 +45,9 @@ def is_rocprof(head: bytes) -> bool:
 
 
 def _is_json(head: bytes) -> bool:
-    return head.lstrip()[:1] == b"{" and b'"traceEvents"' in head[:200] and b'"DispatchNs"' in head
+    # Without any kernel, only the description of the machine at its end shows the writer.
+    by_rocprof = b'"DispatchNs"' in head or b'"HSASystemAttributes.' in head
+    return head.lstrip()[:1] == b"{" and b'"traceEvents"' in head[:200] and by_rocprof
 
 
 def read_rocprof(source: Path | Source, *, rank: int | None = None) -> list[RankTrace]:
