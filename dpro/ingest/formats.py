@@ -139,6 +139,8 @@ FORMATS: tuple[Importer, ...] = (
     _Kineto(KINETO, "dpro.ingest.kineto", "read_trace", (), streams=True, evidence=FormatEvidence.COMMON),
 )
 _SQLITE = b"SQLite format 3\0"
+# Its columns are at its end, so what the first bytes match, an extension may know better by the file's name.
+PARQUET = b"PAR1"
 # Files that are recognised but are not traces, by the name under which they are counted.
 _NOT_TRACES: tuple[tuple[str, Callable[[bytes], bool]], ...] = (
     ("empty or damaged files", lambda head: not head),
@@ -225,7 +227,7 @@ class PassedOver(NamedTuple):
 
 
 def why_passed_over(path: Path, head: bytes) -> PassedOver:
-    """Return what a file of an unknown format is, by its path and first bytes."""
+    """Return what a file of an unknown format is, by its path (its name in an archive) and first bytes."""
     if not (_is_drawn(head) or head.startswith(_SQLITE)):
         of_extensions = (ask(path, head) for ask in hooks_of("passed_over"))
         if answer := next(filter(None, of_extensions), None):

@@ -27,7 +27,7 @@ from dpro.classify import table_version
 from dpro.errors import DproError, InputError, UsageError, first_line
 from dpro.folders import refuse_undecodable
 from dpro.ingest.assembly import LEFT_OUT, Spread, assemble
-from dpro.ingest.formats import registry, why_passed_over
+from dpro.ingest.formats import PARQUET, registry, why_passed_over
 from dpro.ingest.reading.files import Source, goes_forward_only, heads, unpack
 from dpro.ingest.staging import ImportTask, give_up, make_staging, stage
 from dpro.processes import named_workers, num_cores, process_pool
@@ -186,11 +186,11 @@ def find_traces(sources: Sequence[Path]) -> Traces:
             continue
         try:
             for source, head in heads(path):
-                importer = formats.find(head)
-                if importer:
+                importer, place = formats.find(head), Path(source.member) if source.member else path
+                if importer and not (head.startswith(PARQUET) and why_passed_over(place, head).advice):
                     traces.files.append((source, importer.name))
                     continue
-                reason, advice = why_passed_over(path, head)
+                reason, advice = why_passed_over(place, head)
                 traces.passed_over[reason] += 1
                 advised |= {advice: None} if advice else {}
         except DproError as error:

@@ -120,6 +120,25 @@ def rocprofv3(rank: int, rows: int) -> bytes:
     return "\n".join([*lines, ""]).encode()
 
 
+def rocprof(rank: int, rows: int) -> bytes:
+    lines = ['"Index","KernelName","gpu-id","queue-id","pid","tid","DispatchNs","BeginNs","EndNs"']
+    for number in range(rows):
+        at = BEGIN_NS + 1000 * number
+        lines.append(f'{number},"gemm<1, 2>(int) [clone .kd]",{rank},0,10,10,{at - 50},{at},{at + 400}')
+    return "\n".join([*lines, ""]).encode()
+
+
+def rocprof_json(rank: int, rows: int) -> bytes:
+    events: Rows = [{}]
+    for number in range(rows):
+        at = BEGIN_NS + 1000 * number
+        times = {"DispatchNs": str(at - 50), "BeginNs": str(at), "EndNs": str(at + 400)}
+        named = {"KernelName": "gemm.kd", "gpu-id": str(rank), "queue-id": "0", "pid": "10"}
+        events.append({"ph": "X", "name": "gemm.kd", "pid": 8, "tid": 10, "args": named | times})
+    machine = {"HSASystemAttributes.MachineModel": "LARGE"}
+    return json.dumps({"traceEvents": events, "otherData": machine}).encode()
+
+
 def database(tables: dict[str, Rows]) -> bytes:
     with sqlite3.connect(":memory:") as connection:
         for name, of_table in tables.items():
@@ -256,6 +275,8 @@ SEEDS: dict[str, Callable[[int, int], bytes]] = {
     "Perfetto": perfetto,
     "nsys": nsys,
     "rocmProfileData": rpd,
+    "rocprof (CSV)": rocprof,
+    "rocprof (JSON)": rocprof_json,
     "rocprofv3": rocprofv3,
     "XPlane": gpu_profile,
     "op-level parquet": oplevel,

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from dpro.schema import COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import open_run
 from tests.commands import dpro, in_own_process, refused
 from tests.traces import cpu_op, kernel, write, write_dump, write_rank
+from tests.unit.extensions.nsys.exports import session
 
 MULTIRANK = {
     "nanogpt_h100_8r_rs_ag": (8, 8, 4),
@@ -219,14 +221,42 @@ def test_a_bad_source_is_one_line_and_leaves_nothing(make, what, tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["report.nsys-rep", "report_pqtdir/CUPTI_ACTIVITY_KIND_KERNEL.parquet"])
-def test_what_nsight_systems_alone_reads_is_answered_with_how_to_export_it(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("report.nsys-rep", b"QDSS\0\1"), ("report_pqtdir/CUPTI_ACTIVITY_KIND_KERNEL.parquet", b"PAR1\0")],
+)
+def test_what_nsight_systems_alone_reads_is_answered_with_how_to_export_it(tmp_path, name, content):
     file = tmp_path / "in" / name
     file.parent.mkdir(parents=True)
-    file.write_bytes(b"QDSS\0\1")
+    file.write_bytes(content)
     line = refused(dpro(tmp_path / "in"), 1)
     assert "1 report of Nsight Systems" in line
     assert "`nsys export --type sqlite FILE.nsys-rep` writes what dpro reads" in line
+
+
+def test_an_archive_of_nsys_jax_is_answered_with_the_report_to_export(tmp_path):
+    archive, names = tmp_path / "job.zip", ("device-metadata.parquet", "nvtx_gpu_proj_trace/trace.parquet")
+    with zipfile.ZipFile(archive, "w") as packed:
+        for name in names:
+            packed.writestr(name, b"PAR1\0")
+    line = refused(dpro(archive), 1)
+    assert "2 tables of nsys-jax without kernels" in line
+    assert "`nsys export --type sqlite FILE.nsys-rep`, then `dpro FILE.sqlite`" in line
+    with zipfile.ZipFile(archive, "a") as packed:
+        packed.writestr("report.nsys-rep", b"QDSS\0\1")
+    line = refused(dpro(archive), 1)
+    assert "1 report of Nsight Systems; 2 tables of nsys-jax" in line
+
+
+def test_an_export_beside_the_tables_of_nsys_jax_is_read(tmp_path):
+    database = session()
+    database.kernel("gemm", 5, 9)
+    archive = tmp_path / "job.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("device-metadata.parquet", b"PAR1\0")
+        packed.write(database.write(tmp_path / "report.sqlite"), "report.sqlite")
+    manifest = import_sources([archive], tmp_path / "run", jobs=1)
+    assert (manifest.ranks, manifest.skipped) == ([0], {"tables of nsys-jax without kernels": 1})
 
 
 def test_an_output_that_exists_is_refused_and_untouched(tmp_path):

@@ -16,10 +16,19 @@ NSYS = Format(
 )
 REPORTS = (".nsys-rep", ".qdrep", ".qdstrm")
 TABLES = ("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "OSRT_API")  # prefixes in Nsight's Parquet folders
+# What nsys-jax keeps of a report: ranges of operations, without kernels and calls.
+_OF_JAX = (
+    *("thread-metadata.parquet", "system-metadata.parquet", "device-metadata.parquet"),
+    *("nvtx_gpu_proj_trace/trace.parquet", "nvtx_gpu_proj_trace/files.parquet", ".nsys-analysis"),
+)
 
 
 def name_report(path: Path, _head: bytes) -> PassedOver | None:
-    """Name a report that has to be exported before dpro can read it; None for other files."""
+    """Name a report that has to be exported before dpro can read it, or its parts; None for other files."""
+    if path.as_posix().endswith(_OF_JAX):
+        export = "`nsys export --type sqlite FILE.nsys-rep`, then `dpro FILE.sqlite`"
+        advice = f"of nsys-jax, dpro reads the report: {export}"
+        return PassedOver("tables of nsys-jax without kernels", advice)
     if path.suffix not in REPORTS and not path.name.startswith(TABLES):
         return None
     advice = "`nsys export --type sqlite FILE.nsys-rep` writes what dpro reads of them"

@@ -16,7 +16,16 @@ import polars as pl
 
 from dpro.errors import InputError
 from dpro.extensions.nsys.sqlite import MAGIC, Export, open_export
-from dpro.extensions.nsys.tables import ANNOTATION, EMITTED, find_steps, read_collectives, read_syncs
+from dpro.extensions.nsys.tables import (
+    ANNOTATION,
+    EMITTED,
+    GRAPH_LAUNCHES,
+    WHOLE_GRAPH,
+    find_steps,
+    read_collectives,
+    read_syncs,
+    whole_graphs,
+)
 from dpro.ingest.derived import REPETITION
 from dpro.ingest.impossible import drop_impossible, impossible_in_words
 from dpro.ingest.reading.files import rank_of_name
@@ -79,17 +88,35 @@ def read_nsys(path: Path, *, rank: int | None = None) -> list[RankTrace]:
     for process, number in zip(processes, ranks, strict=True):
         of_process = pl.col("process").is_in([process])
         parts = (frame.filter(of_process) for frame in (spans, synchronised, recorded))
-        trace = _trace(number, world_size, session, *parts)
+        trace = _trace(path, number, world_size, session, *parts)
         trace.warnings.extend(impossible_in_words(path.name, trace.skipped))
         traces.append(trace)
     _share_guess(traces)
     # Warnings and counts of the whole file go to one trace.
     traces[0].skipped.update(skipped)
-    traces[0].warnings.extend([*session.warnings, *warnings])
+    traces[0].warnings.extend([*session.warnings, *warnings, *_unseen(path, spans)])
     return traces
 
 
+def _unseen(path: Path, spans: pl.DataFrame) -> list[str]:
+    """Return a line about CUDA graphs whose kernels were not traced, and one if no kernel was."""
+    said, kind = [], spans["kind"]
+    if num_whole := whole_graphs(spans).height:
+        launches = spans.filter((kind == "runtime") & spans["name"].str.contains(_LAUNCHES_GRAPH)).height
+        said.append(
+            f"{path.name}: {num_whole} of {max(launches, num_whole)} launches of CUDA graphs are one span "
+            "each: record with `--cuda-graph-trace=node` to see their kernels"
+        )
+    if (num_copies := kind.is_in(GPU_WORK_KINDS).sum()) and not (kind == "kernel").any():
+        said.append(
+            f"{path.name}: no kernel was recorded, only {num_copies} copies and fills: how busy GPUs were is "
+            "unknown; record with `nsys profile -t cuda-sw,nvtx`, as root, or with another version"
+        )
+    return said
+
+
 def _trace(
+    path: Path,
     rank: int,
     world_size: int,
     session: _Session,
@@ -98,6 +125,8 @@ def _trace(
     recorded: pl.DataFrame,
 ) -> RankTrace:
     spans, impossible = drop_impossible(spans)
+    if spans.is_empty():
+        raise InputError(f"{path}: no span has a possible time; record the job again")
     spans = spans.with_row_index("span_id").with_columns(
         pl.col("span_id").cast(pl.Int64),
         # The thread that ran the forward pass is not recorded, only that it was another one.
@@ -231,7 +260,7 @@ def _share_guess(traces: Sequence[RankTrace]) -> None:
     5 and half of step 6 of another.
     """
     guessed = [trace.frames["steps"] for trace in traces]
-    if all((steps["source"] == REPETITION).any() for steps in guessed):
+    if all(steps["source"].is_in([REPETITION, GRAPH_LAUNCHES]).any() for steps in guessed):
         for trace in traces:
             trace.frames["steps"] = of_rank(guessed[0], trace.rank)
 
@@ -260,6 +289,7 @@ _MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 _MARKED, _DOMAIN_CREATED = 34, 75
 # CUPTI appends the version of the interface to the runtime's names (not to the driver's).
 _RUNTIME_VERSION = r"^(cuda\w+?)(_ptsz|_ptds)?_v\d+$"
+_LAUNCHES_GRAPH = r"^(cuda|cu)GraphLaunch"
 
 
 def read_spans(export: Export) -> tuple[pl.DataFrame, dict[str, int]]:
@@ -274,7 +304,7 @@ def read_spans(export: Export) -> tuple[pl.DataFrame, dict[str, int]]:
     named = export.named(rows, long="demangledName", short="shortName")
     parts = [
         _on_gpu(named, "kernel", pl.coalesce("long", "short")),
-        _graphs(export),
+        _graphs(export, rows),
         _copies(export),
         _fills(export),
         _calls(export),
@@ -309,10 +339,14 @@ def _on_gpu(rows: pl.DataFrame, kind: str, name: pl.Expr) -> pl.DataFrame:
     )
 
 
-def _graphs(export: Export) -> pl.DataFrame:
-    """Return CUDA graphs that were traced as a whole; each is one piece of work."""
+def _graphs(export: Export, kernels: pl.DataFrame) -> pl.DataFrame:
+    """Return CUDA graphs that were traced as a whole; each is one piece of work.
+
+    A launch whose kernels were traced, too, is left out: its time would count twice.
+    """
     rows = export.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _ON_GPU | {"graphId": pl.Int64})
-    return _on_gpu(rows, "kernel", pl.format("CUDA graph {}", pl.col("graphId").fill_null(-1)))
+    rows = rows.join(kernels, on=["globalPid", "correlationId"], how="anti", maintain_order="left")
+    return _on_gpu(rows, "kernel", pl.format(WHOLE_GRAPH, pl.col("graphId").fill_null(-1)))
 
 
 def _copies(export: Export) -> pl.DataFrame:

@@ -132,10 +132,18 @@ def _combine_calls(calls: pl.DataFrame) -> pl.DataFrame:
 
 # Training steps from NVTX ranges.
 
-_STEP_COLUMNS = ("step", "start_ns", "duration_ns", "source")
+_STEP_SCHEMA = {"step": pl.Int64, "start_ns": pl.Int64, "duration_ns": pl.Int64, "source": pl.String}
+_STEP_COLUMNS = tuple(_STEP_SCHEMA)
 _COUNTED = r"(?i)^(.*(?:step|iter|iteration|batch)[^\d]{0,3})(\d+)[^\w]*$"
 # Ranges of libraries repeat within a step.
-_LIBRARY = r"^(nccl|gloo|FSDP::|DistributedDataParallel|Optimizer\.|enumerate\()"
+_LIBRARY = r"^(nccl|cub::|thrust::|gloo|FSDP::|DistributedDataParallel|Optimizer\.|enumerate\()"
+_LIBRARY_DOMAINS = ("NCCL", "CCCL")
+# A CUDA graph that was traced as one piece of work, with its number.
+WHOLE_GRAPH = "CUDA graph {}"
+_WHOLE_GRAPH = r"^CUDA graph -?\d+$"
+GRAPH_LAUNCHES = "CUDA graph launches"
+_MIN_LAUNCHES = 4
+_MIN_PACE = 0.5  # of the time that graphs take: launches that are made faster fill a queue
 
 
 def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
@@ -148,7 +156,7 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
     ranges = spans.filter(
         (pl.col("kind") == "annotation")
         & ~pl.col("name").str.contains(_LIBRARY)
-        & (pl.col("domain").str.to_uppercase() != "NCCL")
+        & ~pl.col("domain").str.to_uppercase().is_in(_LIBRARY_DOMAINS)
         & (pl.col("duration_ns") > 0)
     ).with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
     for steps in (_counted(ranges), find_marked_steps(spans)):
@@ -162,7 +170,8 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
     for steps in (repeated.filter(_share_kernels(repeated, spans)), _busiest_phase(top, spans)):
         if steps.height:
             return steps
-    return guess_steps(spans)
+    guessed = guess_steps(spans)
+    return guessed if guessed.height else _between_graphs(spans)
 
 
 def _share_kernels(steps: pl.DataFrame, spans: pl.DataFrame) -> bool:
@@ -176,6 +185,32 @@ def _share_kernels(steps: pl.DataFrame, spans: pl.DataFrame) -> bool:
     inside = placed.filter(pl.col("start_ns") < pl.col("end_ns"))
     times = inside.group_by("name").agg(pl.col("step").n_unique(), pl.col("duration_ns").sum())
     return 2 * times.filter(pl.col("step") > 1)["duration_ns"].sum() >= times["duration_ns"].sum()
+
+
+def whole_graphs(spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the spans of CUDA graphs that were traced as one piece of work."""
+    return spans.filter((pl.col("kind") == "kernel") & pl.col("name").str.contains(_WHOLE_GRAPH))
+
+
+def _between_graphs(spans: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps from each launch of a CUDA graph to its next, of the graph with the most time.
+
+    None unless graphs traced whole take most of the kernel time, and their launches keep pace with them.
+    """
+    graphs = whole_graphs(spans)
+    kernels_ns = spans.filter(pl.col("kind") == "kernel")["duration_ns"].sum()
+    if 2 * graphs["duration_ns"].sum() <= kernels_ns:
+        return pl.DataFrame(schema=_STEP_SCHEMA)
+    totals = graphs.group_by("name").agg(pl.col("duration_ns").sum())
+    longest = totals.sort(["duration_ns", "name"], descending=[True, False]).head(1)
+    launched = with_launch(graphs.join(longest, on="name", how="semi"), spans).drop_nulls("launch_ns")
+    ran, calls = (launched[name].sort() for name in ("start_ns", "launch_ns"))
+    if calls.len() < _MIN_LAUNCHES or calls[-1] - calls[0] < _MIN_PACE * (ran[-1] - ran[0]):
+        return pl.DataFrame(schema=_STEP_SCHEMA)
+    bounds = pl.DataFrame({"start_ns": calls[:-1], "duration_ns": calls.diff()[1:]})
+    return bounds.with_row_index("step").select(
+        pl.col("step").cast(pl.Int64), "start_ns", "duration_ns", source=pl.lit(GRAPH_LAUNCHES)
+    )
 
 
 def _counted(ranges: pl.DataFrame) -> pl.DataFrame:

@@ -5,6 +5,7 @@ from dpro.plugins import Extension
 EXTENSION = Extension(
     importers={
         "rocmProfileData": "dpro.extensions.rocm.importers:RPD",
+        "rocprof": "dpro.extensions.rocm.importers:ROCPROF",
         "rocprofv3": "dpro.extensions.rocm.importers:ROCPROFV3",
     },
     telemetry={"AMD SMI": "dpro.extensions.rocm.telemetry:AMD_SMI"},

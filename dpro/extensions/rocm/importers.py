@@ -10,3 +10,12 @@ _COLUMNS = (b"Start_Timestamp", b"Logical_Node_Id", b"rocprofiler-sdk-tool")
 ROCPROFV3 = Format(
     "rocprofv3", "dpro.extensions.rocm.rocprofv3", "read_rocprofv3", _COLUMNS, "is_rocprofv3", streams=True
 )
+
+ROCPROF = Format(
+    "rocprof",
+    "dpro.extensions.rocm.rocprof",
+    "read_rocprof",
+    (b"KernelName", b"HSASystemAttributes"),
+    "is_rocprof",
+    streams=True,
+)

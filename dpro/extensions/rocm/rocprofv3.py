@@ -58,9 +58,7 @@ def read_rocprofv3(source: Path | Source, *, rank: int | None = None) -> list[Ra
     Raises:
         InputError: the file is damaged, of another kind or in an archive, or has no kernel trace beside it.
     """
-    path = source.path if isinstance(source, Source) else source
-    if isinstance(source, Source) and source.label != str(path):
-        raise InputError(f"{source.label}: unpack the archive; the files of a process are read together")
+    path = path_outside_archives(source)
     head = read_head(path)
     columns = head.partition(b"\n")[0]
     if b"Kernel_Name" not in columns or b"Counter_Value" in columns:
@@ -85,6 +83,18 @@ def read_rocprofv3(source: Path | Source, *, rank: int | None = None) -> list[Ra
     return traces
 
 
+def path_outside_archives(source: Path | Source) -> Path:
+    """Return the path of a file that is read together with others beside it.
+
+    Raises:
+        InputError: it is a member of an archive.
+    """
+    path = source.path if isinstance(source, Source) else source
+    if isinstance(source, Source) and source.label != str(path):
+        raise InputError(f"{source.label}: unpack the archive; the files of a process are read together")
+    return path
+
+
 def _kernels_beside(path: Path) -> bool:
     """Return whether a kernel trace with the same prefix is beside the file."""
     words = path.name.split("_")
@@ -100,14 +110,18 @@ def _read_beside(
     beside = path.with_name(path.name.replace(_KERNELS, kind))
     try:
         if beside != path and beside.is_file():
-            return _rows(beside, columns)
+            return rows_of_csv(beside, columns, SOURCE)
     except InputError as error:
         warnings.append(f"left out: {error}")
     return pl.DataFrame(schema=columns)
 
 
-def _rows(path: Path, columns: dict[str, type[pl.DataType]]) -> pl.DataFrame:
+def rows_of_csv(path: Path, columns: dict[str, type[pl.DataType]], tool: str) -> pl.DataFrame:
     """Read the requested columns of a file; null where a column is missing or a row was cut short.
+
+    Args:
+        columns: types by name.
+        tool: the program that wrote the file, for errors.
 
     Raises:
         InputError: the file cannot be read, is damaged, or has none of the columns.
@@ -121,7 +135,7 @@ def _rows(path: Path, columns: dict[str, type[pl.DataType]]) -> pl.DataFrame:
         have = pl.read_csv(content, n_rows=0, **how).columns
         held = [name for name in columns if name in have]
         if not held:
-            raise InputError(f"{path}: none of the columns {', '.join(columns)}; give what rocprofv3 wrote")
+            raise InputError(f"{path}: none of the columns {', '.join(columns)}; give what {tool} wrote")
         with catch_warnings(record=True, action="always") as doubts:
             texts = pl.read_csv(content, columns=held, **how)
     except pl.exceptions.PolarsError as error:
@@ -165,7 +179,7 @@ def _kernels(path: Path) -> pl.DataFrame:
     Raises:
         InputError: the file cannot be read, or combines several databases.
     """
-    rows = _rows(path, _KERNEL)
+    rows = rows_of_csv(path, _KERNEL, SOURCE)
     num_processes = rows["Guid"].drop_nulls().n_unique()
     if num_processes > 1:
         raise InputError(f"{path}: {num_processes} databases in one file; convert each by itself")

@@ -166,6 +166,8 @@ def _in_order(spans: pl.DataFrame) -> pl.DataFrame:
 
 def _trace(path: Path, source: str, rank: int, world_size: int, spans: pl.DataFrame) -> RankTrace:
     spans, impossible = drop_impossible(spans)
+    if spans.is_empty():
+        raise InputError(f"{path}: no span has a possible time; record the job again")
     spans = spans.with_row_index("span_id").with_columns(
         pl.col("span_id").cast(pl.Int64),
         # The forward thread's id is not recorded, only that it was a different thread.

@@ -37,6 +37,10 @@ class Database:
         names = {"demangledName": self.text(name), "shortName": self.text(name.split("(")[0])}
         self.add("CUPTI_ACTIVITY_KIND_KERNEL", start=start, end=end, **where, **names)
 
+    def graph(self, number: int, start: int, end: int, correlation: int = 1) -> None:
+        where = {"deviceId": 0, "streamId": 7, "correlationId": correlation, "globalPid": thread(10, 0)}
+        self.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=start, end=end, **where, graphId=number)
+
     def nvtx(self, text: str | None, start: int, end: int | None, pid: int = 10, **more: Any) -> None:
         row = {"eventType": 59, "text": text, "textId": None, "domainId": 0, "jsonText": None} | more
         self.add("NVTX_EVENTS", start=start, end=end, globalTid=thread(pid, pid), **row)

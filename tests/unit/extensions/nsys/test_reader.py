@@ -57,6 +57,14 @@ def test_a_kernel_that_ends_an_hour_after_those_behind_it_is_left_out_and_named(
     assert [line for line in trace.warnings if "1 span with impossible times left out" in line]
 
 
+def test_an_export_whose_times_are_all_impossible_is_refused(tmp_path):
+    database = session()
+    for start in (17 * 10**16, 17 * 10**16 + 1):
+        database.kernel("gemm", start, 17 * 10**17)
+    with pytest.raises(InputError, match="no span has a possible time"):
+        read(database, tmp_path)
+
+
 def test_copies_and_fills_are_named_as_torch_names_them(tmp_path):
     database = session()
     where = {"deviceId": 0, "streamId": 7, "correlationId": 1, "globalPid": thread(10, 0)}
@@ -70,9 +78,34 @@ def test_copies_and_fills_are_named_as_torch_names_them(tmp_path):
 
 def test_a_graph_that_was_traced_whole_is_one_piece_of_work(tmp_path):
     database = session()
-    where = {"deviceId": 0, "streamId": 7, "correlationId": 1, "globalPid": thread(10, 0)}
-    database.add("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", start=1, end=5, **where, graphId=3)
+    database.call("cudaGraphLaunch_v10000", 0, 1, 7)
+    database.graph(3, 1, 5, 7)
     assert spans(database, tmp_path)["CUDA graph 3"]["kind"] == "kernel"
+    (trace,) = read(database, tmp_path)
+    assert any("1 of 1 launches of CUDA graphs are one span" in line for line in trace.warnings)
+
+
+def test_a_graph_whose_kernels_were_traced_too_does_not_count_twice(tmp_path):
+    database = session()
+    for correlation in (7, 8):
+        database.call("cudaGraphLaunch_v10000", correlation * 10, correlation * 10 + 1, correlation)
+        database.graph(3, correlation * 10 + 2, correlation * 10 + 9, correlation)
+    database.kernel("gemm", 73, 78, 7)
+    (trace,) = read(database, tmp_path)
+    kernels = table(trace, "spans").filter(pl.col("kind") == "kernel")
+    assert kernels.select("name", "correlation").rows() == [("gemm", 7), ("CUDA graph 3", 8)]
+    assert any("1 of 2 launches of CUDA graphs" in line for line in trace.warnings)
+
+
+def test_without_any_kernel_a_warning_says_that_busy_time_is_unknown(tmp_path):
+    database = session()
+    where = {"deviceId": 0, "streamId": 7, "correlationId": 1, "globalPid": thread(10, 0)}
+    database.add("CUPTI_ACTIVITY_KIND_MEMSET", start=6, end=7, **where, bytes=64, memKind=2)
+    (trace,) = read(database, tmp_path)
+    assert any("no kernel was recorded, only 1 copies and fills" in line for line in trace.warnings)
+    database.kernel("gemm", 8, 9)
+    (trace,) = read(database, tmp_path)
+    assert not any("no kernel" in line for line in trace.warnings)
 
 
 def test_what_torch_emitted_for_an_operator_is_taken_apart(tmp_path):
@@ -367,9 +400,40 @@ def test_phases_that_share_the_kernels_are_no_steps(tmp_path):
 
 def test_ranges_of_libraries_are_no_steps(tmp_path):
     database = session()
+    database.nvtx("CCCL", 1, None, eventType=75, domainId=5)
     for start in (100, 200):
         database.nccl("ncclAllReduce", start, start + 40)
         database.nvtx("aten::mm, op_id = 3", start + 50, start + 60)
+        database.nvtx("cub::DeviceScan::InclusiveScan", start + 65, start + 70)
+        database.nvtx("sum", start + 75, start + 80, domainId=5)
+    assert steps_of(database, tmp_path) == []
+
+
+def launch_graphs(database: Database, every: int, ran_every: int, graph_ns: int) -> None:
+    """Launch graph 3 five times, and the much shorter graph 4 before each time."""
+    for number in range(5):
+        call, run = 1000 + number * every, 1010 + number * ran_every
+        for graph, place, end in ((4, 0, 2), (3, 5, graph_ns)):
+            correlation = 100 + 10 * number + graph
+            database.call("cudaGraphLaunch_v10000", call + place, call + place + 1, correlation)
+            database.graph(graph, run + place, run + place + end, correlation)
+
+
+def test_launches_of_the_graph_with_most_of_the_time_begin_steps_behind_a_long_start_up(tmp_path):
+    database = session()
+    for number in range(20):
+        database.kernel(f"warm up {number}", 10 * number, 10 * number + 5)
+    launch_graphs(database, 100, 100, 80)
+    expected = [(step, 1005 + 100 * step, 100, "CUDA graph launches") for step in range(4)]
+    assert steps_of(database, tmp_path) == expected
+
+
+@pytest.mark.parametrize(("every", "graph_ns"), [(100, 10), (20, 80)], ids=["few of the time", "queued"])
+def test_graphs_that_are_not_most_of_the_work_or_wait_in_a_queue_are_no_steps(tmp_path, every, graph_ns):
+    database = session()
+    for number in range(20):
+        database.kernel(f"warm up {number}", 10 * number, 10 * number + 5)
+    launch_graphs(database, every, 100, graph_ns)
     assert steps_of(database, tmp_path) == []
 
 
