@@ -182,6 +182,8 @@ def record_more(facts: JobFacts) -> list[Advice]:
     """Return what to record if device work is missing, or if the process had just started."""
     if facts.lacks_device_work and not facts.device_work_ns:
         do = "record what the devices do (ProfilerActivity.CUDA, or XPU, MTIA): none of it was recorded"
+    elif facts.lacks_kernels:
+        do = "record kernels: none was (Nsight Systems: `-t cuda-sw,nvtx`, as root, or another version)"
     elif facts.lacks_device_work:
         worked = format_duration(facts.device_work_ns)
         do = f"record later steps: here the devices worked for {worked} in total"

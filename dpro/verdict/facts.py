@@ -386,16 +386,26 @@ class JobFacts:
 
     @cached_property
     def lacks_device_work(self) -> bool:
-        """Whether next to no device work was recorded, although hosts launch it or no operator was recorded.
+        """Whether too little device work was recorded, although hosts launch it or no operator was recorded.
 
-        What a process fills and copies at its start does not count.
+        That is next to none of it, or no kernel. What a process fills and copies at its start does not count.
         """
         spans = self.analysis.spans
         launches = spans.filter(pl.col("kind") == "runtime")["correlation"].to_numpy() >= 0
         on_devices = bool(launches.any()) or not (spans["kind"] == "cpu_op").any()
+        return on_devices and (self._hardly_worked or self.lacks_kernels)
+
+    @cached_property
+    def lacks_kernels(self) -> bool:
+        """Whether devices copied and filled, but no kernel was recorded: their busy time is unknown."""
+        return not self._hardly_worked and not (self.analysis.spans["kind"] == "kernel").any()
+
+    @cached_property
+    def _hardly_worked(self) -> bool:
+        spans = self.analysis.spans
         start, end = spans["start_ns"].to_numpy(), (spans["start_ns"] + spans["duration_ns"]).to_numpy()
         recorded_ns = int(end.max() - start.min()) if spans.height else 0
-        return on_devices and self.device_work_ns <= NO_WORK * recorded_ns
+        return self.device_work_ns <= NO_WORK * recorded_ns
 
     @cached_property
     def gpu(self) -> str:

@@ -322,7 +322,9 @@ def _why_no_limit(facts: JobFacts, limit: Limit | None, untold: NoLimit | None) 
         return []
     little = f"hardly any work of devices was recorded: {format_duration(facts.device_work_ns)} in total"
     none = "no work of devices was recorded, only what the host does"
-    lacking = little if facts.device_work_ns else none
+    copies = "no kernel was recorded, only copies and fills: how busy devices were is unknown"
+    some = copies if facts.lacks_kernels else little
+    lacking = some if facts.device_work_ns else none
     return [untold.why if untold else lacking if facts.lacks_device_work else NOT_RECORDED]
 
 
