@@ -67,7 +67,7 @@ _MEASURED = {  # sentence of a figure, by its name
     "median error of starts": "replayed start times are off by {} of a step (median)",
     "95th percentile of errors of starts": "replayed start times are off by {} of a step (95th percentile)",
     "unexplained time": "{} of the time is unexplained",
-    COPIED: "{} of start times surely come from the trace",
+    COPIED: "at least {} of starts are explained by nothing in the graph and keep their recorded time",
     "length of deep steps against others": "median steps in and outside deep windows differ by {}",
     "noise of steps": "step times vary: changes below {} of a step cannot be detected",
     "spans of impossible times": "{} of spans have impossible times",
