@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from dpro.account import Account
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.predictions import predict_edits
+from dpro.analysis.predictions import left_out_in_words, predict_edits
 from dpro.dashboards.theme import colour, escaped, styled
 from dpro.detect.findings import Finding
 from dpro.errors import DproError
@@ -43,6 +43,7 @@ from dpro.verdict.limits import (
 )
 from dpro.verdict.verdict import Explanation
 from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, worth_in_words
+from dpro.words import capitalised
 
 STEP = "the step as it runs"
 PROOFS = {"proven": "proven on real jobs", "unproven": "unproven"}  # by the block of a prediction
@@ -100,8 +101,7 @@ def healing_in_words(analysis: Analysis, finding: Finding) -> str:
     """Word what healing saves of the usual step, and which steps the cost covers; empty if unknown."""
     edits = healing_edits(finding)
     if edits and finding.costs_pauses:
-        cost = format_duration(finding.cost_ns)
-        return f"Its cost, {cost} a step on average, is in pauses; the predicted usual step has none."
+        return f"{capitalised(left_out_in_words(finding))}."
     try:
         done = predict_edits(analysis, edits) if edits else None
     except DproError:

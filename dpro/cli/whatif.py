@@ -379,7 +379,10 @@ def _print(
     left = len(others) - len(worth) + len(document.little)
     if left and listed.changes:
         out.print(f"{left} more would change little or nothing (--json has them)")
-    _print_how([*advised, *changes], run, trial)
+    to_make = [*advised, *changes]
+    for note in shown[0].notes if listed.asked and shown and not to_make else ():
+        out.print(f"  - {note}")
+    _print_how(to_make, run, trial)
     hidden, refused = len(worth) + len(advised) - len(shown), len(document.refused)
     more = [f"{hidden} more (--all)"] if hidden and not listed.changes else []
     more += [f"{refused} not answerable (--why-not)"] if refused and not listed.refused else []

@@ -94,7 +94,7 @@ def paragraphs_of(verdict: Explanation) -> list[tuple[str, str]]:
         gain = times(both.gain_low, both.gain_high)
         said.append((BOTH, f"{both.places[0]} and {both.places[1]} together: {gain} ({edits})"))
     if then and then.kind not in {advice.kind for advice in verdict.advice}:
-        said.append((THEN, f"{then.do}{worth_in_words(then)}"))
+        said.append((THEN, f"once the limit is gone, {then.do}{worth_in_words(then)}"))
     rest = {"NOT": verdict.tempting, "UNSURE": verdict.unsure}
     return [*said, *((label, "; ".join(texts)) for label, texts in rest.items() if texts)]
 

@@ -111,8 +111,11 @@ def test_a_healed_rank_may_gain_what_the_finding_on_it_costs():
     assert (costly.low_ns, costly.high_ns, costly.speedup) == (60 * MS, HEAL.high_ns, HEAL.speedup)
     pauses = replace(_slow_rank(40), observations=(observe(HIDDEN, "in every 5th step"),))
     other = replace(_slow_rank(40), component_id="0", ranks=(0,))
-    for findings in ([], [pauses], [other]):
+    for findings in ([], [other]):
         assert calibrated(SimpleNamespace(verdict=(findings, []), shared_hosts=[]), HEAL) == HEAL
+    rare = calibrated(SimpleNamespace(verdict=([pauses], []), shared_hosts=[]), HEAL)
+    assert replace(rare, notes=HEAL.notes) == HEAL
+    assert rare.notes == ("usual steps only: the 40 ms a step that rank 1 costs are in pauses",)
 
 
 def test_where_other_jobs_take_cores_a_gain_holds_for_other_loads_too():

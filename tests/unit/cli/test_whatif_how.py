@@ -57,3 +57,11 @@ def test_of_a_job_that_hung_no_change_is_predicted_unasked():
     assert "x1." not in said
     assert "--edit '" not in said
     assert json.loads(dpro("whatif", hung, "--json").stdout)["predictions"] == []
+
+
+def test_a_rank_that_is_healed_and_costs_only_pauses_is_said_to():
+    slow = ROOT / "sample_traces" / "h200_slow_host"
+    said = dpro("whatif", slow, "--edit", "heal:rank=1").stdout
+    assert "  - usual steps only: the 4.25 ms a step that rank 1 costs are in pauses" in said
+    healthy = dpro("whatif", ROOT / "sample_traces" / "slow_rank", "--edit", "heal:rank=1").stdout
+    assert "usual steps only" not in healthy

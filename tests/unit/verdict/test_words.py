@@ -65,7 +65,7 @@ def test_what_comes_after_the_first_is_marked_as_that():
     separate = lines_of(verdict(advice=[first], then=then))
     assert separate[2:] == [
         "TRY    1 launch less: x2.0 to 3.0, a line of code",
-        "THEN   torch.compile: x1.20 to 1.40, a line of code",
+        "THEN   once the limit is gone, torch.compile: x1.20 to 1.40, a line of code",
     ]
     both = lines_of(verdict(advice=[first, fuse], then=then))
     assert " ".join(" ".join(both[3:]).split()) == (
