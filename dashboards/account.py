@@ -16,7 +16,12 @@ from msgspec.structs import replace
 
 from dpro.account import Account
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.predictions import left_out_in_words, predict_edits
+from dpro.analysis.predictions import (
+    healed_in_part,
+    healed_in_part_in_words,
+    left_out_in_words,
+    predict_edits,
+)
 from dpro.dashboards.theme import colour, escaped, styled
 from dpro.detect.findings import Finding
 from dpro.errors import DproError
@@ -108,6 +113,8 @@ def healing_in_words(analysis: Analysis, finding: Finding) -> str:
         done = None
     if done is None:
         return ""
+    if healed_in_part(done, finding.cost_ns):
+        return f"{capitalised(healed_in_part_in_words(done, finding.cost_ns))}."
     cost, saved = (format_duration(ns) for ns in (finding.cost_ns, done.gain_ns))
     said = f"Fixing it saves {saved} of the usual step of {format_duration(done.base_ns)}"
     whole, usual = analysis.baseline.height, durations_of(analysis.baseline).height

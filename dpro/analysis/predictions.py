@@ -71,6 +71,9 @@ def calibrated(analysis: Analysis, prediction: Prediction) -> Prediction:
     for calibrate in hooks_of("predicted"):
         prediction = calibrate(prediction)
     if costs_ns := _costs_healed(analysis, prediction):
+        if healed_in_part(prediction, max(costs_ns)):
+            note = healed_in_part_in_words(prediction, max(costs_ns))
+            prediction = dataclasses.replace(prediction, notes=(*prediction.notes, note))
         prediction = prediction.covering(*costs_ns)
     if notes := _costs_left_out(analysis, prediction):
         prediction = dataclasses.replace(prediction, notes=(*prediction.notes, *notes))
@@ -119,6 +122,20 @@ def left_out_in_words(finding: Finding) -> str:
     """Word the cost of a finding that lies in pauses: predictions are of steps without these."""
     cost = format_duration(finding.cost_ns)
     return f"usual steps only: the {cost} a step that {ranks_in_words(finding.ranks)} costs are in pauses"
+
+
+def healed_in_part(prediction: Prediction, cost_ns: float) -> bool:
+    """Return whether healing models little of a finding's cost, as where another process has the GPU."""
+    return prediction.gain_ns < cost_ns / 2
+
+
+def healed_in_part_in_words(prediction: Prediction, cost_ns: float) -> str:
+    """Word that healing ranks models little of what a finding on them costs."""
+    ranks = {edit.place.rank for edit in prediction.edits if isinstance(edit, Heal)}
+    cost, gain = format_duration(cost_ns), prediction.gain_ns
+    models = format_duration(gain) if gain >= 1 else "nothing"
+    costs = f"{ranks_in_words(ranks)} cost{'s' if len(ranks) == 1 else ''} {cost} a step"
+    return f"{costs}, of which this edit models {models}: the rest counts in the interval only"
 
 
 def under_any_load(low: float, high: float) -> tuple[float, float]:

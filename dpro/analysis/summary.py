@@ -149,7 +149,7 @@ def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
 
 
 def copied_in_words(share: float, figures: Sequence[Criterion]) -> str:
-    """Return the share of starts that come from the trace, and its lower bound: `15.6%, at least 9.66% (95% confidence)`.
+    """Return the share of starts that come from the trace: `15.6%, at least 9.66% (95% confidence)`.
 
     Args:
         share: as counted.
@@ -232,6 +232,7 @@ HEADINGS = {  # groups of predictions, in their order
     "advised": "Advised under TRY",
     "faster": "Faster over the whole interval",
     "unclear": "May gain nothing",
+    "unfit": "Uncertain, since the replay does not fit",
     "slower": "Slower over the whole interval",
     "bound": "What parts are worth: upper bounds and hypotheticals, not advice",
 }
@@ -259,7 +260,7 @@ def group_of(prediction: Prediction, answerable: bool, advised: bool) -> str:
         return "advised"
     if not prediction.is_advice:
         return "bound"
-    return prediction.effect if answerable else "unclear"
+    return prediction.effect if answerable else "unfit"
 
 
 def gain_in_words(prediction: Prediction) -> str:

@@ -99,12 +99,14 @@ class Limit(DocumentPart, frozen=True):
         gain: current step time over that without the limit; 1 for compute, which cannot be removed.
         share: share of the step lost to it, by the ledger; of compute, share in which devices compute.
         cause: what was found to be behind it, with names and numbers; empty if nothing was.
+        fits: whether the replay fits; if not, `gain` is not shown.
     """
 
     kind: str
     gain: float
     share: float
     cause: str = ""
+    fits: bool = True
 
 
 class Together(DocumentPart, frozen=True):
@@ -476,7 +478,8 @@ def limit_of(facts: JobFacts, entries: Sequence[LedgerRow] | None = None) -> Lim
         entries: of its ledger, if already computed.
     """
     limit = _limit_without_cause(facts, entries_of(facts) if entries is None else entries)
-    return limit and replace(limit, cause=cause_of(facts, limit.kind))
+    fits = facts.analysis.trust.answerable
+    return limit and replace(limit, cause=cause_of(facts, limit.kind), fits=fits)
 
 
 def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit | None:

@@ -6,7 +6,7 @@ import pytest
 
 from dpro.verdict.advice import Advice
 from dpro.verdict.verdict import Explanation, Limit
-from dpro.verdict.words import lines_of, times
+from dpro.verdict.words import limit_in_words, lines_of, times
 
 
 def verdict(**more) -> Explanation:
@@ -42,6 +42,12 @@ def test_a_limit_says_what_the_step_would_take_without_it():
     assert "40 ms -> 20 ms (about x2.0)" in " ".join(text.split())
     most = " ".join(lines_of(verdict(step_ms=40.0, limit=Limit("host", 4000.0, 0.5))))
     assert "40 ms -> 10 us (more than x20)" in " ".join(most.split())
+
+
+def test_a_limit_has_no_gain_where_the_replay_does_not_fit():
+    said = limit_in_words(Limit("imbalance", 6.0, 0.8, fits=False), 53.8)
+    assert said.endswith("slowest. The gain without that is not known, since the replay does not fit.")
+    assert "x6.0" in limit_in_words(Limit("imbalance", 6.0, 0.8), 53.8)
 
 
 def test_lines_wrap_at_words_within_the_screen():
