@@ -34,7 +34,7 @@ from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.fidelity.accuracy import cut_in_words, deep_and_usual, taken_out_in_words, without_spans
 from dpro.replay.phases import in_words
 from dpro.replay.steps import StepSeries
-from dpro.replay.whatif.predict import Prediction, measured_ns
+from dpro.replay.whatif.predict import Prediction, gain_uncertainty, measured_ns
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import can_combine, in_order
 from dpro.schema import SPANS
@@ -42,6 +42,7 @@ from dpro.stages import stage
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import (
     MAX_GAIN,
+    NOTHING_LEFT,
     RECORD_MORE,
     WORTH,
     Advice,
@@ -97,6 +98,7 @@ class Limit(DocumentPart, frozen=True):
     Attributes:
         kind: host, compute, communication, imbalance, input, synchronisation, memory-copies, pipeline-bubble.
         gain: current step time over that without the limit; 1 for compute, which cannot be removed.
+        gain_low, gain_high: its interval, as far as steps vary and the replay misses them; finite.
         share: share of the step lost to it, by the ledger; of compute, share in which devices compute.
         cause: what was found to be behind it, with names and numbers; empty if nothing was.
         fits: whether the replay fits; if not, `gain` is not shown.
@@ -107,6 +109,8 @@ class Limit(DocumentPart, frozen=True):
     share: float
     cause: str = ""
     fits: bool = True
+    gain_low: float = 1.0
+    gain_high: float = 1.0
 
 
 class Together(DocumentPart, frozen=True):
@@ -479,7 +483,28 @@ def limit_of(facts: JobFacts, entries: Sequence[LedgerRow] | None = None) -> Lim
     """
     limit = _limit_without_cause(facts, entries_of(facts) if entries is None else entries)
     fits = facts.analysis.trust.answerable
-    return limit and replace(limit, cause=cause_of(facts, limit.kind), fits=fits)
+    if limit is None:
+        return None
+    low, high = _interval_of_limit(facts, limit)
+    cause = cause_of(facts, limit.kind)
+    return replace(limit, cause=cause, fits=fits, gain_low=low, gain_high=high)
+
+
+def _interval_of_limit(facts: JobFacts, limit: Limit) -> tuple[float, float]:
+    """Return the interval of a limit's gain, by the same uncertainties as those of predictions."""
+    trust, of_limit = facts.analysis.trust, [one for one in facts.counterfactuals if one.limit == limit.kind]
+    if not of_limit:
+        return limit.gain, limit.gain
+    best = max(of_limit, key=lambda one: one.gain)
+    saved_ns = best.lengths - best.lengths / best.gains
+    step_ns, gain_ns = float(best.lengths.mean()), float(saved_ns.mean())
+    unsure_ns = gain_uncertainty(best.lengths, saved_ns, 0.0)
+    unsure_ns += (trust.error_pct + trust.doubt_pct) / 100 * gain_ns
+    low, high = (
+        step_ns / max(step_ns - saved, step_ns / NOTHING_LEFT)
+        for saved in (gain_ns - unsure_ns, gain_ns + unsure_ns)
+    )
+    return min(max(low, 1.0), limit.gain), max(high, limit.gain)
 
 
 def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit | None:

@@ -129,8 +129,8 @@ def limit_in_words(limit: Limit, step_ms: float) -> str:
     if not limit.fits:
         return f"{said}{because}. The gain without that is not known, since the replay does not fit."
     without = _WITHOUT[limit.kind]
-    factor = f"more than x{MAX_GAIN:g}" if limit.gain > MAX_GAIN else f"about {_factor(limit.gain)}"
-    shorter = f"{format_ms(step_ms)} -> {format_ms(step_ms / limit.gain)} ({factor})"
+    gain = times(limit.gain_low, limit.gain_high)
+    shorter = f"{format_ms(step_ms)} -> {format_ms(step_ms / limit.gain)} ({gain})"
     return f"{said}{because}. {without} {shorter}."
 
 

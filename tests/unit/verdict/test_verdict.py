@@ -13,6 +13,7 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.info import info_document
+from dpro.analysis.predictions import predict_edits
 from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.observations import observe
@@ -1370,3 +1371,12 @@ def test_without_a_limit_a_step_is_no_longer_than_without_one_part_of_it():
     of_limit = [one for one in findings if LIMIT_OF.get(cause_of_finding(one)) == verdict.limit.kind]
     assert of_limit
     assert verdict.limit.gain >= max(1 / (1 - one.severity) for one in of_limit) - 1e-9
+
+
+def test_the_gain_of_a_limit_is_as_uncertain_as_that_of_the_edit_that_removes_it():
+    analysis = Analysis(open_run(ROOT / "sample_traces" / "h200_input"))
+    limit = explain(analysis).limit
+    hidden = predict_edits(analysis, [parse_edit("hide-input")])
+    assert limit.kind == "input"
+    assert limit.gain_low < hidden.speedup < limit.gain_high
+    assert limit.gain_low < limit.gain < limit.gain_high

@@ -35,19 +35,27 @@ def test_a_gain_is_a_range_of_few_digits_and_never_boundless(low, high, words):
 
 def test_a_limit_says_what_the_step_would_take_without_it():
     (line,) = [
-        line for line in lines_of(verdict(step_ms=40.0, limit=Limit("host", 2.0, 0.5))) if "LIMIT" in line
+        line
+        for line in lines_of(
+            verdict(step_ms=40.0, limit=Limit("host", 2.0, 0.5, gain_low=1.8, gain_high=2.2))
+        )
+        if "LIMIT" in line
     ]
-    text = " ".join(lines_of(verdict(step_ms=40.0, limit=Limit("host", 2.0, 0.5))))
+    text = " ".join(
+        lines_of(verdict(step_ms=40.0, limit=Limit("host", 2.0, 0.5, gain_low=1.8, gain_high=2.2)))
+    )
     assert line.startswith("LIMIT  the host")
-    assert "40 ms -> 20 ms (about x2.0)" in " ".join(text.split())
-    most = " ".join(lines_of(verdict(step_ms=40.0, limit=Limit("host", 4000.0, 0.5))))
-    assert "40 ms -> 10 us (more than x20)" in " ".join(most.split())
+    assert "40 ms -> 20 ms (x1.80 to 2.2)" in " ".join(text.split())
+    most = " ".join(
+        lines_of(verdict(step_ms=40.0, limit=Limit("host", 4000.0, 0.5, gain_low=30.0, gain_high=4000.0)))
+    )
+    assert "40 ms -> 10 us (x20.0 or more)" in " ".join(most.split())
 
 
 def test_a_limit_has_no_gain_where_the_replay_does_not_fit():
     said = limit_in_words(Limit("imbalance", 6.0, 0.8, fits=False), 53.8)
     assert said.endswith("slowest. The gain without that is not known, since the replay does not fit.")
-    assert "x6.0" in limit_in_words(Limit("imbalance", 6.0, 0.8), 53.8)
+    assert "(x6.0)" in limit_in_words(Limit("imbalance", 6.0, 0.8, gain_low=6.0, gain_high=6.0), 53.8)
 
 
 def test_lines_wrap_at_words_within_the_screen():
