@@ -635,7 +635,9 @@ def _launching(facts: JobFacts) -> str:
         return "its code outside operators"
     if not launches:
         return ""
-    return f"{counted(round(launches), 'launch', 'launches')} a rank for {format_duration(gpu_ns)} of kernels"
+    beside = " that overlap" if gpu_ns > facts.step_ns else ""
+    kernels = f"{format_duration(gpu_ns)} of kernels{beside}"
+    return f"{counted(round(launches), 'launch', 'launches')} a rank for {kernels}"
 
 
 def best_together(facts: JobFacts, advice: Sequence[Advice]) -> Together | None:

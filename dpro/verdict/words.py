@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Mapping
 
 from dpro.account import StepEntry
 from dpro.analysis.analysis import Analysis
@@ -82,7 +83,10 @@ def shares_of(verdict: Explanation) -> list[str]:
 
 def paragraphs_of(verdict: Explanation) -> list[tuple[str, str]]:
     """Return the paragraphs below the shares: a label, empty where it repeats, and a text of any length."""
-    said = [("LIMIT", limit_in_words(verdict.limit, verdict.step_ms or 0.0))] if verdict.limit else []
+    said = []
+    if verdict.limit:
+        text = limit_in_words(verdict.limit, verdict.step_ms or 0.0)
+        said.append(("LIMIT", f"{text}{_hidden_in_waiting(verdict.limit, verdict.shares)}"))
     said += [("PHASE", f"{verdict.phase}.")] if verdict.phase else []
     said.append(("FAULT", verdict.fault))
     then = verdict.then
@@ -132,6 +136,14 @@ def limit_in_words(limit: Limit, step_ms: float) -> str:
     gain = times(limit.gain_low, limit.gain_high)
     shorter = f"{format_ms(step_ms)} -> {format_ms(step_ms / limit.gain)} ({gain})"
     return f"{said}{because}. {without} {shorter}."
+
+
+def _hidden_in_waiting(limit: Limit, shares: Mapping[str, float]) -> str:
+    """Return where the time of a host is that is a small part of each rank's step; empty otherwise."""
+    host, waiting = (shares.get(part, 0.0) for part in ("host", "waiting"))
+    if limit.kind != HOST or not host < limit.share / 2 or waiting < limit.share / 2:
+        return ""
+    return " Most of it is under waiting: ranks wait for each other's hosts."
 
 
 def limit_of_run(analysis: Analysis) -> str:

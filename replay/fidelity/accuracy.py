@@ -68,7 +68,7 @@ _MEASURED = {  # sentence of a figure, by its name
     "95th percentile of errors of starts": "replayed start times are off by {} of a step (95th percentile)",
     "unexplained time": "{} of the time is unexplained",
     COPIED: "at least {} of starts are explained by nothing in the graph and keep their recorded time",
-    "length of deep steps against others": "median steps in and outside deep windows differ by {}",
+    "length of deep steps against others": "median (not mean) steps in and outside deep windows differ by {}",
     "noise of steps": "step times vary: changes below {} of a step cannot be detected",
     "spans of impossible times": "{} of spans have impossible times",
     COLD_STEPS: "first calls of a process make up {} of the steps",

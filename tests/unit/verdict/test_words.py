@@ -58,6 +58,17 @@ def test_a_limit_has_no_gain_where_the_replay_does_not_fit():
     assert "(x6.0)" in limit_in_words(Limit("imbalance", 6.0, 0.8, gain_low=6.0, gain_high=6.0), 53.8)
 
 
+def test_a_host_that_others_wait_for_is_said_to_be_under_waiting():
+    limit = Limit("host", 1.16, 0.14)
+
+    def said(host: float) -> str:
+        shares = {"host": host, "waiting": 0.12}
+        return " ".join(" ".join(lines_of(verdict(limit=limit, step_ms=38.5, shares=shares))).split())
+
+    assert "Most of it is under waiting" in said(0.02)
+    assert "Most of it is under waiting" not in said(0.14)
+
+
 def test_lines_wrap_at_words_within_the_screen():
     advice = Advice("launch", "launch less " + "again and again " * 12, 1.1, 1.3, "a line of code")
     lines = lines_of(

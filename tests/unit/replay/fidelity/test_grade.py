@@ -77,7 +77,7 @@ def test_the_worst_figure_decides_and_is_named_with_its_bars():
     assert score_of(figures) == pytest.approx(0.5)
     assert grade_of(score_of(figures)) == "fair"
     words = grade_sentence(score_of(figures), figures)
-    weakest = "Weakest point: median steps in and outside deep windows differ by 1.3x (good up"
+    weakest = "Weakest point: median (not mean) steps in and outside deep windows differ by 1.3x (good up"
     assert weakest in words
     assert (
         "at least 11% of starts are explained by nothing in the graph and keep their recorded time (good up"
