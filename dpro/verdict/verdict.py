@@ -27,6 +27,8 @@ from dpro.classify import OTHER
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import advice_in_words, verdicts_in_words
 from dpro.detect.host_bound import THE_HOST
+from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
+from dpro.detect.regression import LONGER_SINCE
 from dpro.detect.words import cost_verb, join_hangs, name_part
 from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import DproError
@@ -229,7 +231,10 @@ def _by_replay(facts: JobFacts) -> Explanation:
         steps = f"{recorded} a step as recorded ({counted(facts.ends.height, 'step')})"
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
     blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
-    hosts = "no rank stands out: all wait for their hosts" if len(faults) < len(facts.findings) else ""
+    several = len(analysis.run.manifest.ranks) > 1
+    standing = "no rank stands out: all wait for their hosts"
+    waits = standing if several else "no part stands out: the rank waits for its host"
+    hosts = waits if len(faults) < len(facts.findings) else ""
     fits = hosts if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
     why_not = NOT_DIAGNOSED if blind else fits or _doubtful_fault(facts.doubtful_findings)
     fault = _after_end(analysis, fault_in_words(faults, why_not, analysis.trust.answerable))
@@ -452,12 +457,25 @@ def fault_in_words(findings: Sequence[Finding], why_not: str = "", fits: bool = 
     if not findings:
         return f"{why_not or 'no slow rank or component found'}."
     perhaps = "" if fits else "perhaps "
-    words = [
-        name_part(one) + (f" {cost_verb(one)} {perhaps}{_cost_of_step(one)}" if one.cost_ns else "")
-        for one in findings[:2]
-    ]
+    named = findings[:2]
+    words = [_longer_since(one) or _costs_in_words(one, perhaps) for one in named]
     more = len(findings) - len(words)
-    return "; ".join([*words, *([f"{more} more (dpro diagnose)"] if more else [])]) + "."
+    overlap = ["these costs overlap"] if sum(one.severity for one in named if one.cost_ns) > 1 else []
+    return "; ".join([*words, *overlap, *([f"{more} more (dpro diagnose)"] if more else [])]) + "."
+
+
+def _costs_in_words(finding: Finding, perhaps: str) -> str:
+    """Return which part is at fault, and its cost."""
+    costs = f" {cost_verb(finding)} {perhaps}{_cost_of_step(finding)}" if finding.cost_ns else ""
+    return f"{name_part(finding)}{costs}"
+
+
+def _longer_since(finding: Finding) -> str:
+    """Return since when steps are longer, if that is the finding and nothing explains it; else empty."""
+    longer = next((one for one in finding.observations if one.kind == LONGER_SINCE), None)
+    if longer is None or finding.cause:
+        return ""
+    return f"since step {longer.values['step']} steps are {format_duration(finding.cost_ns)} longer"
 
 
 def _doubtful_fault(doubtful: Sequence[Finding]) -> str:
@@ -608,6 +626,8 @@ def cause_of(facts: JobFacts, limit: str) -> str:
         if still is None:
             return _launching(facts)
         ranks = len(facts.job.graph.ranks)
+        if any(finding.cause == CROWDED for finding in facts.findings):  # FAULT has how long, as counted
+            return "threads of ranks wait for a CPU core"
         return (
             f"threads of ranks wait for a CPU core {still.share:.0%} of the step, on average "
             f"{still.at_once:.0f} of {ranks} ranks at a time"
