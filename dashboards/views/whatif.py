@@ -341,7 +341,7 @@ def _costs_healed(loaded: Loaded, edits: Sequence[Edit]) -> list[str]:
         healed = [
             finding
             for finding in loaded.verdict[0]
-            if healing_edits(finding) == list(edits) and not finding.costs_pauses  # a note tells of these
+            if healing_edits(finding) == list(edits) and not finding.costs_pauses  # a note names these
         ]
         titles = [describe(finding, loaded.workers).title for finding in healed]
         return [f"{title}. {healing_in_words(loaded, one)}" for title, one in zip(titles, healed)]
