@@ -131,7 +131,8 @@ def healed_in_part(prediction: Prediction, cost_ns: float) -> bool:
 
 def healed_in_part_in_words(prediction: Prediction, cost_ns: float) -> str:
     """Word that healing ranks models little of what a finding on them costs."""
-    ranks = {edit.place.rank for edit in prediction.edits if isinstance(edit, Heal)}
+    healed = (edit.place.rank for edit in prediction.edits if isinstance(edit, Heal))
+    ranks = {rank for rank in healed if rank is not None}
     cost, gain = format_duration(cost_ns), prediction.gain_ns
     models = format_duration(gain) if gain >= 1 else "nothing"
     costs = f"{ranks_in_words(ranks)} cost{'s' if len(ranks) == 1 else ''} {cost} a step"

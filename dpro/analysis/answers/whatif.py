@@ -565,8 +565,11 @@ def recording_lines(analysis: Analysis) -> list[str]:
     taken_out, outside_ms = taken_out_in_words(analysis.trust), _step_outside_windows_ms(analysis)
     lines = [taken_out] if taken_out else []
     usual_ms = ms(analysis.baseline_ns)
-    differs = outside_ms is not None and abs(usual_ms - outside_ms) > MIN_DIFFERENCE * outside_ms
-    if differs and not analysis.run.manifest.is_pretended:
+    if (
+        outside_ms is not None
+        and abs(usual_ms - outside_ms) > MIN_DIFFERENCE * outside_ms
+        and not analysis.run.manifest.is_pretended
+    ):
         mean = _mean_outside_in_words(analysis, outside_ms)
         lines.append(f"the median step outside deep windows takes {outside_ms:.2f} ms{mean}")
     if analysis.shared_hosts:
