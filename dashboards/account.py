@@ -16,7 +16,12 @@ from msgspec.structs import replace
 
 from dpro.account import Account
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.predictions import predict_edits
+from dpro.analysis.predictions import (
+    healed_in_part,
+    healed_in_part_in_words,
+    left_out_in_words,
+    predict_edits,
+)
 from dpro.dashboards.theme import colour, escaped, styled
 from dpro.detect.findings import Finding
 from dpro.errors import DproError
@@ -43,6 +48,7 @@ from dpro.verdict.limits import (
 )
 from dpro.verdict.verdict import Explanation
 from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, worth_in_words
+from dpro.words import capitalised
 
 STEP = "the step as it runs"
 PROOFS = {"proven": "proven on real jobs", "unproven": "unproven"}  # by the block of a prediction
@@ -100,14 +106,15 @@ def healing_in_words(analysis: Analysis, finding: Finding) -> str:
     """Word what healing saves of the usual step, and which steps the cost covers; empty if unknown."""
     edits = healing_edits(finding)
     if edits and finding.costs_pauses:
-        cost = format_duration(finding.cost_ns)
-        return f"Its cost, {cost} a step on average, is in pauses; the predicted usual step has none."
+        return f"{capitalised(left_out_in_words(finding))}."
     try:
         done = predict_edits(analysis, edits) if edits else None
     except DproError:
         done = None
     if done is None:
         return ""
+    if healed_in_part(done, finding.cost_ns):
+        return f"{capitalised(healed_in_part_in_words(done, finding.cost_ns))}."
     cost, saved = (format_duration(ns) for ns in (finding.cost_ns, done.gain_ns))
     said = f"Fixing it saves {saved} of the usual step of {format_duration(done.base_ns)}"
     whole, usual = analysis.baseline.height, durations_of(analysis.baseline).height

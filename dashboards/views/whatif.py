@@ -338,7 +338,11 @@ def how_to_do(run: Run, prediction: Prediction | None) -> list[tuple[str, Any]]:
 def _costs_healed(loaded: Loaded, edits: Sequence[Edit]) -> list[str]:
     """Return the costs of the findings that the edits heal, with what the edits save."""
     with suppress(DproError):  # the verdict reports the error
-        healed = [finding for finding in loaded.verdict[0] if healing_edits(finding) == list(edits)]
+        healed = [
+            finding
+            for finding in loaded.verdict[0]
+            if healing_edits(finding) == list(edits) and not finding.costs_pauses  # a note names these
+        ]
         titles = [describe(finding, loaded.workers).title for finding in healed]
         return [f"{title}. {healing_in_words(loaded, one)}" for title, one in zip(titles, healed)]
     return []

@@ -329,9 +329,9 @@ def facts_of(mean: MeanStep) -> list[tuple[str, str]]:
     if mean.samples_per_s is not None:
         samples = f"{format_rate(mean.samples_per_s)} samples"
         tokens = f"{mean.tokens_per_s:,.0f} tokens ({samples})" if mean.tokens_per_s else samples
-        rows.append(("throughput", f"{tokens} per second, all recorded ranks"))
+        rows.append(("throughput", f"{tokens} per second in a typical step, all recorded ranks"))
     elif mean.inputs_per_s is not None:
-        elements = f"{mean.inputs_per_s:,.0f} elements of batches per second, all ranks"
+        elements = f"{mean.inputs_per_s:,.0f} elements of batches per second in a typical step, all ranks"
         rows.append(("input", f"{elements}; samples and tokens are not known: {mean.rate_unknown}"))
     else:
         rows.append(("throughput", f"not known: {mean.rate_unknown}"))

@@ -14,6 +14,7 @@ import polars as pl
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.graphs import condensed_job
 from dpro.analysis.selected import replayed_steps
+from dpro.detect.findings import Finding
 from dpro.errors import DproError
 from dpro.plugins import hooks_of
 from dpro.replay.fidelity.accuracy import Trust
@@ -22,6 +23,8 @@ from dpro.replay.whatif.edits.heal import Heal
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import Prediction, baseline_steps, predict
 from dpro.selection import ALL, Selection
+from dpro.units import format_duration
+from dpro.words import ranks_in_words
 
 OTHER_LOAD = "other processes use cores of these hosts: gains hold only under that load"
 UNDER_ANY_LOAD = (0.5, 1.5)  # powers of the least and most gain where other jobs took cores
@@ -68,7 +71,12 @@ def calibrated(analysis: Analysis, prediction: Prediction) -> Prediction:
     for calibrate in hooks_of("predicted"):
         prediction = calibrate(prediction)
     if costs_ns := _costs_healed(analysis, prediction):
+        if healed_in_part(prediction, max(costs_ns)):
+            note = healed_in_part_in_words(prediction, max(costs_ns))
+            prediction = dataclasses.replace(prediction, notes=(*prediction.notes, note))
         prediction = prediction.covering(*costs_ns)
+    if notes := _costs_left_out(analysis, prediction):
+        prediction = dataclasses.replace(prediction, notes=(*prediction.notes, *notes))
     if analysis.shared_hosts and prediction.edits:
         ends_ns = (prediction.gain_low_ns, prediction.gain_high_ns)
         of_any_load = under_any_load(*map(prediction.speedup_at, ends_ns))
@@ -91,6 +99,44 @@ def _costs_healed(analysis: Analysis, prediction: Prediction) -> list[float]:
             and not finding.costs_pauses
         ]
     return []
+
+
+def _costs_left_out(analysis: Analysis, prediction: Prediction) -> list[str]:
+    """Return a note for each rank that is healed and loses time in pauses: usual steps have none."""
+    ranks = {edit.place.rank for edit in prediction.edits if isinstance(edit, Heal)}
+    if not ranks:
+        return []
+    with suppress(DproError):  # the run cannot be diagnosed
+        return [
+            left_out_in_words(finding)
+            for finding in analysis.verdict[0]
+            if finding.component_kind in ("rank", "ranks")
+            and ranks & set(finding.ranks)
+            and finding.cost_ns > 0
+            and finding.costs_pauses
+        ]
+    return []
+
+
+def left_out_in_words(finding: Finding) -> str:
+    """Word the cost of a finding that lies in pauses: predictions are of steps without these."""
+    cost = format_duration(finding.cost_ns)
+    return f"usual steps only: the {cost} a step that {ranks_in_words(finding.ranks)} costs are in pauses"
+
+
+def healed_in_part(prediction: Prediction, cost_ns: float) -> bool:
+    """Return whether healing models little of a finding's cost, as where another process has the GPU."""
+    return prediction.gain_ns < cost_ns / 2
+
+
+def healed_in_part_in_words(prediction: Prediction, cost_ns: float) -> str:
+    """Word that healing ranks models little of what a finding on them costs."""
+    healed = (edit.place.rank for edit in prediction.edits if isinstance(edit, Heal))
+    ranks = {rank for rank in healed if rank is not None}
+    cost, gain = format_duration(cost_ns), prediction.gain_ns
+    models = format_duration(gain) if gain >= 1 else "nothing"
+    costs = f"{ranks_in_words(ranks)} cost{'s' if len(ranks) == 1 else ''} {cost} a step"
+    return f"{costs}, of which this edit models {models}: the rest counts in the interval only"
 
 
 def under_any_load(low: float, high: float) -> tuple[float, float]:

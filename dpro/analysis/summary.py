@@ -17,7 +17,7 @@ from dpro.analysis.step_time import step_time_in_words
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import verdict_in_words
 from dpro.detect.words import summarise
-from dpro.replay.fidelity.accuracy import COPIED, Criterion, Trust
+from dpro.replay.fidelity.accuracy import COPIED, SURE, Criterion, Trust
 from dpro.replay.whatif.edit import EFFORTS
 from dpro.replay.whatif.predict import Prediction
 from dpro.store import Manifest
@@ -149,14 +149,14 @@ def gain_info(predictions: Sequence[Prediction]) -> pl.DataFrame:
 
 
 def copied_in_words(share: float, figures: Sequence[Criterion]) -> str:
-    """Return the share of starts that come from the trace, and its lower bound: `15.6%, surely 9.66%`.
+    """Return the share of starts that come from the trace: `15.6%, at least 9.66% (95% confidence)`.
 
     Args:
         share: as counted.
         figures: those of trust, one of which is the lower bound: a few starts are no certain share.
     """
-    surely = next((figure.value for figure in figures if figure.name == COPIED), None)
-    return f"{share:.1%}" if surely is None else f"{share:.1%}, surely {surely:.3g}%"
+    least = next((figure.value for figure in figures if figure.name == COPIED), None)
+    return f"{share:.1%}" if least is None else f"{share:.1%}, at least {least:.3g}% ({SURE:.0%} confidence)"
 
 
 def trust_info(trust: Trust) -> list[tuple[str, str]]:
@@ -232,6 +232,7 @@ HEADINGS = {  # groups of predictions, in their order
     "advised": "Advised under TRY",
     "faster": "Faster over the whole interval",
     "unclear": "May gain nothing",
+    "unfit": "Uncertain, since the replay does not fit",
     "slower": "Slower over the whole interval",
     "bound": "What parts are worth: upper bounds and hypotheticals, not advice",
 }
@@ -259,7 +260,7 @@ def group_of(prediction: Prediction, answerable: bool, advised: bool) -> str:
         return "advised"
     if not prediction.is_advice:
         return "bound"
-    return prediction.effect if answerable else "unclear"
+    return prediction.effect if answerable else "unfit"
 
 
 def gain_in_words(prediction: Prediction) -> str:

@@ -48,6 +48,9 @@ STDOUT = Path("-")
 _FILE = click.Path(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
 
 DEFAULT_TOP = 15  # rows of a table that a screen holds
+OVERLAPPING = (  # below the table of collectives
+    "Waits of collectives count also while others wait or something computes; those of a rank's step do not."
+)
 _NOT_KNOWN, _LITTLE = "not known", 0.01  # name of an unknown operator; share of known time worth no table
 _BESIDE_LAYER = 62  # characters of the other columns of the table of layers
 _BESIDE_NAME, _MIN_NAME = 30, 24  # characters beside names in the table of kernels, and of a name at least
@@ -253,6 +256,8 @@ def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Select
         out.print(_layer_table(tables.layers, top, analysis))
     if tables.collectives.height:
         out.print(_collective_table(tables.collectives, top, ranks))
+        if tables.collectives["wait_ns"].sum():
+            out.print(OVERLAPPING)
     if tables.host.height:
         out.print(_host_table(tables.host, steps))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from dpro.replay.whatif.predict import Prediction, Refusal
     from dpro.selection import Ranges, RankChoice, Selection
     from dpro.store import Run
+    from dpro.verdict.advice import Advice
 
 ROWS = 12  # largest number of predictions listed in each block
 _INDENT = 9 * " "  # before edits
@@ -331,6 +333,8 @@ def _print_whole(
         advised = [row for row in healed if heals_as_advised(row, texts)]
     trial = None if proposal is None else proposal.trial
     _print(answer, analysis.run, listed, explained=explains, advised=advised, trial=trial)
+    if explains and (line := unpredicted_in_words(explain(analysis).advice)):
+        out.print(line)
     for line in () if proposal is None else proposal.lines:
         out.print(line)
 
@@ -379,7 +383,10 @@ def _print(
     left = len(others) - len(worth) + len(document.little)
     if left and listed.changes:
         out.print(f"{left} more would change little or nothing (--json has them)")
-    _print_how([*advised, *changes], run, trial)
+    to_make = [*advised, *changes]
+    for note in shown[0].notes if listed.asked and shown and not to_make else ():
+        out.print(f"  - {note}")
+    _print_how(to_make, run, trial)
     hidden, refused = len(worth) + len(advised) - len(shown), len(document.refused)
     more = [f"{hidden} more (--all)"] if hidden and not listed.changes else []
     more += [f"{refused} not answerable (--why-not)"] if refused and not listed.refused else []
@@ -395,6 +402,16 @@ def _print(
         out.print(f"not tried, since the budget was used up: {', '.join(document.untried)}")
     for line in refused_in_words(document.refused) if listed.refused else ():
         out.print(line)
+
+
+def unpredicted_in_words(tries: Sequence[Advice]) -> str:
+    """Return which advice under TRY no edit predicts, in a line; empty if edits predict all."""
+    without = [
+        f"{number} ({re.split('[:(;]|, ', advice.do)[0].strip()})"
+        for number, advice in enumerate(tries, 1)
+        if not advice.edit
+    ]
+    return f"No edit predicts TRY {', '.join(without)}." if without else ""
 
 
 def refused_in_words(refused: Sequence[Refusal]) -> list[str]:
@@ -441,7 +458,10 @@ def _print_how(shown: Sequence[Prediction], run: Run, trial: str | None = None) 
         out.print(f"How to make the first change: {shown[0].how()}")
     named = "it"
     if trial is None:
-        trials = [next(filter(None, (say([one], run) for say in hooks_of("tried"))), "") for one in shown]
+        by_training = [*shown[:1], *sorted(shown[1:], key=lambda one: bool(one.training))]
+        trials = [
+            next(filter(None, (say([one], run) for say in hooks_of("tried"))), "") for one in by_training
+        ]
         trial = next(filter(None, trials), "")
         named = "it" if trial in trials[:1] else "one of them"
     if trial:

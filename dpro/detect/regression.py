@@ -29,6 +29,7 @@ MAX_LINES = 4  # lines of evidence per kind
 # steps each, are compared in order. Ten parts without a trend rise like this once in 2,000 times.
 PARTS, MIN_PART, RISING, GROWN = 10, 4, 0.8, 1.25  # Kendall's tau, and the last part by the first
 COMES_AND_GOES = 0.05  # above this chance, the latest slow period may be one of a job's usual ones
+LONGER_SINCE = "longer-since"
 NOTHING_ELSE = observe("nothing-else-changed", "nothing else in the recording shows what changed then")
 HOST_WORDS = {
     "data_wait_ns": "waiting for the DataLoader",
@@ -82,7 +83,7 @@ def find_regression(
     cause = next((what for what in changed if lower and remedy_of_hold(what)), "")
     last_ns = regression.last_ns
     longer = observe(
-        "longer-since", "since step {step} the typical step takes {after_ns}", step=regression.since,
+        LONGER_SINCE, "since step {step} the typical step takes {after_ns}", step=regression.since,
         after_ns=regression.after_ns,
     )  # fmt: skip
     if last_ns is not None:

@@ -27,6 +27,8 @@ from dpro.classify import OTHER
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import advice_in_words, verdicts_in_words
 from dpro.detect.host_bound import THE_HOST
+from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
+from dpro.detect.regression import LONGER_SINCE
 from dpro.detect.words import cost_verb, join_hangs, name_part
 from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import DproError
@@ -34,7 +36,7 @@ from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.fidelity.accuracy import cut_in_words, deep_and_usual, taken_out_in_words, without_spans
 from dpro.replay.phases import in_words
 from dpro.replay.steps import StepSeries
-from dpro.replay.whatif.predict import Prediction, measured_ns
+from dpro.replay.whatif.predict import Prediction, gain_uncertainty, measured_ns
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import can_combine, in_order
 from dpro.schema import SPANS
@@ -42,6 +44,7 @@ from dpro.stages import stage
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.advice import (
     MAX_GAIN,
+    NOTHING_LEFT,
     RECORD_MORE,
     WORTH,
     Advice,
@@ -97,14 +100,19 @@ class Limit(DocumentPart, frozen=True):
     Attributes:
         kind: host, compute, communication, imbalance, input, synchronisation, memory-copies, pipeline-bubble.
         gain: current step time over that without the limit; 1 for compute, which cannot be removed.
+        gain_low, gain_high: its interval, as far as steps vary and the replay misses them; finite.
         share: share of the step lost to it, by the ledger; of compute, share in which devices compute.
         cause: what was found to be behind it, with names and numbers; empty if nothing was.
+        fits: whether the replay fits; if not, `gain` is not shown.
     """
 
     kind: str
     gain: float
     share: float
     cause: str = ""
+    fits: bool = True
+    gain_low: float = 1.0
+    gain_high: float = 1.0
 
 
 class Together(DocumentPart, frozen=True):
@@ -223,7 +231,10 @@ def _by_replay(facts: JobFacts) -> Explanation:
         steps = f"{recorded} a step as recorded ({counted(facts.ends.height, 'step')})"
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
     blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
-    hosts = "no rank stands out: all wait for their hosts" if len(faults) < len(facts.findings) else ""
+    several = len(analysis.run.manifest.ranks) > 1
+    standing = "no rank stands out: all wait for their hosts"
+    waits = standing if several else "no part stands out: the rank waits for its host"
+    hosts = waits if len(faults) < len(facts.findings) else ""
     fits = hosts if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
     why_not = NOT_DIAGNOSED if blind else fits or _doubtful_fault(facts.doubtful_findings)
     fault = _after_end(analysis, fault_in_words(faults, why_not, analysis.trust.answerable))
@@ -448,12 +459,25 @@ def fault_in_words(findings: Sequence[Finding], why_not: str = "", fits: bool = 
     if not findings:
         return f"{why_not or 'no slow rank or component found'}."
     perhaps = "" if fits else "perhaps "
-    words = [
-        name_part(one) + (f" {cost_verb(one)} {perhaps}{_cost_of_step(one)}" if one.cost_ns else "")
-        for one in findings[:2]
-    ]
+    named = findings[:2]
+    words = [_longer_since(one) or _costs_in_words(one, perhaps) for one in named]
     more = len(findings) - len(words)
-    return "; ".join([*words, *([f"{more} more (dpro diagnose)"] if more else [])]) + "."
+    overlap = ["these costs overlap"] if sum(one.severity for one in named if one.cost_ns) > 1 else []
+    return "; ".join([*words, *overlap, *([f"{more} more (dpro diagnose)"] if more else [])]) + "."
+
+
+def _costs_in_words(finding: Finding, perhaps: str) -> str:
+    """Return which part is at fault, and its cost."""
+    costs = f" {cost_verb(finding)} {perhaps}{_cost_of_step(finding)}" if finding.cost_ns else ""
+    return f"{name_part(finding)}{costs}"
+
+
+def _longer_since(finding: Finding) -> str:
+    """Return since when steps are longer, if that is the finding and nothing explains it; else empty."""
+    longer = next((one for one in finding.observations if one.kind == LONGER_SINCE), None)
+    if longer is None or finding.cause:
+        return ""
+    return f"since step {longer.values['step']} steps are {format_duration(finding.cost_ns)} longer"
 
 
 def _doubtful_fault(doubtful: Sequence[Finding]) -> str:
@@ -478,7 +502,29 @@ def limit_of(facts: JobFacts, entries: Sequence[LedgerRow] | None = None) -> Lim
         entries: of its ledger, if already computed.
     """
     limit = _limit_without_cause(facts, entries_of(facts) if entries is None else entries)
-    return limit and replace(limit, cause=cause_of(facts, limit.kind))
+    fits = facts.analysis.trust.answerable
+    if limit is None:
+        return None
+    low, high = _interval_of_limit(facts, limit)
+    cause = cause_of(facts, limit.kind)
+    return replace(limit, cause=cause, fits=fits, gain_low=low, gain_high=high)
+
+
+def _interval_of_limit(facts: JobFacts, limit: Limit) -> tuple[float, float]:
+    """Return the interval of a limit's gain, by the same uncertainties as those of predictions."""
+    trust, of_limit = facts.analysis.trust, [one for one in facts.counterfactuals if one.limit == limit.kind]
+    if not of_limit:
+        return limit.gain, limit.gain
+    best = max(of_limit, key=lambda one: one.gain)
+    saved_ns = best.lengths - best.lengths / best.gains
+    step_ns, gain_ns = float(best.lengths.mean()), float(saved_ns.mean())
+    unsure_ns = gain_uncertainty(best.lengths, saved_ns, 0.0)
+    unsure_ns += (trust.error_pct + trust.doubt_pct) / 100 * gain_ns
+    low, high = (
+        step_ns / max(step_ns - saved, step_ns / NOTHING_LEFT)
+        for saved in (gain_ns - unsure_ns, gain_ns + unsure_ns)
+    )
+    return min(max(low, 1.0), limit.gain), max(high, limit.gain)
 
 
 def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit | None:
@@ -582,6 +628,8 @@ def cause_of(facts: JobFacts, limit: str) -> str:
         if still is None:
             return _launching(facts)
         ranks = len(facts.job.graph.ranks)
+        if any(finding.cause == CROWDED for finding in facts.findings):  # FAULT has how long, as counted
+            return "threads of ranks wait for a CPU core"
         return (
             f"threads of ranks wait for a CPU core {still.share:.0%} of the step, on average "
             f"{still.at_once:.0f} of {ranks} ranks at a time"
@@ -609,7 +657,9 @@ def _launching(facts: JobFacts) -> str:
         return "its code outside operators"
     if not launches:
         return ""
-    return f"{counted(round(launches), 'launch', 'launches')} a rank for {format_duration(gpu_ns)} of kernels"
+    beside = " that overlap" if gpu_ns > facts.step_ns else ""
+    kernels = f"{format_duration(gpu_ns)} of kernels{beside}"
+    return f"{counted(round(launches), 'launch', 'launches')} a rank for {kernels}"
 
 
 def best_together(facts: JobFacts, advice: Sequence[Advice]) -> Together | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Mapping
 
 from dpro.account import StepEntry
 from dpro.analysis.analysis import Analysis
@@ -82,7 +83,10 @@ def shares_of(verdict: Explanation) -> list[str]:
 
 def paragraphs_of(verdict: Explanation) -> list[tuple[str, str]]:
     """Return the paragraphs below the shares: a label, empty where it repeats, and a text of any length."""
-    said = [("LIMIT", limit_in_words(verdict.limit, verdict.step_ms or 0.0))] if verdict.limit else []
+    said = []
+    if verdict.limit:
+        text = limit_in_words(verdict.limit, verdict.step_ms or 0.0)
+        said.append(("LIMIT", f"{text}{_hidden_in_waiting(verdict.limit, verdict.shares)}"))
     said += [("PHASE", f"{verdict.phase}.")] if verdict.phase else []
     said.append(("FAULT", verdict.fault))
     then = verdict.then
@@ -94,7 +98,7 @@ def paragraphs_of(verdict: Explanation) -> list[tuple[str, str]]:
         gain = times(both.gain_low, both.gain_high)
         said.append((BOTH, f"{both.places[0]} and {both.places[1]} together: {gain} ({edits})"))
     if then and then.kind not in {advice.kind for advice in verdict.advice}:
-        said.append((THEN, f"{then.do}{worth_in_words(then)}"))
+        said.append((THEN, f"once the limit is gone, {then.do}{worth_in_words(then)}"))
     rest = {"NOT": verdict.tempting, "UNSURE": verdict.unsure}
     return [*said, *((label, "; ".join(texts)) for label, texts in rest.items() if texts)]
 
@@ -126,10 +130,20 @@ def limit_in_words(limit: Limit, step_ms: float) -> str:
     because = f" ({limit.cause})" if limit.cause else ""
     if limit.kind == COMPUTE:
         return f"{said}{because}."
+    if not limit.fits:
+        return f"{said}{because}. The gain without that is not known, since the replay does not fit."
     without = _WITHOUT[limit.kind]
-    factor = f"more than x{MAX_GAIN:g}" if limit.gain > MAX_GAIN else f"about {_factor(limit.gain)}"
-    shorter = f"{format_ms(step_ms)} -> {format_ms(step_ms / limit.gain)} ({factor})"
+    gain = times(limit.gain_low, limit.gain_high)
+    shorter = f"{format_ms(step_ms)} -> {format_ms(step_ms / limit.gain)} ({gain})"
     return f"{said}{because}. {without} {shorter}."
+
+
+def _hidden_in_waiting(limit: Limit, shares: Mapping[str, float]) -> str:
+    """Return where the time of a host is that is a small part of each rank's step; empty otherwise."""
+    host, waiting = (shares.get(part, 0.0) for part in ("host", "waiting"))
+    if limit.kind != HOST or not host < limit.share / 2 or waiting < limit.share / 2:
+        return ""
+    return " Most of it is under waiting: ranks wait for each other's hosts."
 
 
 def limit_of_run(analysis: Analysis) -> str:

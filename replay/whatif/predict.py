@@ -454,7 +454,7 @@ def _with_interval(
     less = math.hypot(gain_ns - min(by_edits), gain_ns - min(by_hosts))
     more = math.hypot(max(by_edits) - gain_ns, max(by_hosts) - gain_ns)
     doubted = sum(PROVEN_DOUBT * ns if shown else ns for shown, ns in zip(proven, doubts))
-    unsure = _gain_uncertainty(before_ns, saved, doubted / samples) + open_ns / samples
+    unsure = gain_uncertainty(before_ns, saved, doubted / samples) + open_ns / samples
     unsure += misfit / max(predicted, 1.0) * abs(float(saved.mean()))
     return Prediction(
         edits,
@@ -483,7 +483,7 @@ def measured_ns(trust: Trust, baseline: pl.DataFrame) -> float:
     return float(steps["measured_ns"].mean() or 0)  # type: ignore[arg-type]
 
 
-def _gain_uncertainty(before_ns: Ints, saved_ns: Floats, doubted_ns: float) -> float:
+def gain_uncertainty(before_ns: Ints | Floats, saved_ns: Floats, doubted_ns: float) -> float:
     """Return half of the 90% interval of a gain, ns, without the parts of misfit and overlap.
 
     Independent parts add in squares: the variation of gains from step to step, the difference between

@@ -553,14 +553,25 @@ def _step_outside_windows_ms(analysis: Analysis) -> float | None:
     return None if series is None else ms(series.typical_ns)
 
 
+def _mean_outside_in_words(analysis: Analysis, median_ms: float) -> str:
+    """Return the mean of steps outside deep windows, after a comma; empty if it is close to their median."""
+    series = series_outside(analysis.steps)
+    mean_ms = median_ms if series is None else ms(series.mean_ns)
+    return f", the mean {mean_ms:.2f} ms" if abs(mean_ms - median_ms) > MIN_DIFFERENCE * median_ms else ""
+
+
 def recording_lines(analysis: Analysis) -> list[str]:
     """Return what predictions start from: recording's cost that was taken out, other steps, other jobs."""
     taken_out, outside_ms = taken_out_in_words(analysis.trust), _step_outside_windows_ms(analysis)
     lines = [taken_out] if taken_out else []
     usual_ms = ms(analysis.baseline_ns)
-    differs = outside_ms is not None and abs(usual_ms - outside_ms) > MIN_DIFFERENCE * outside_ms
-    if differs and not analysis.run.manifest.is_pretended:
-        lines.append(f"the median step outside deep windows takes {outside_ms:.2f} ms")
+    if (
+        outside_ms is not None
+        and abs(usual_ms - outside_ms) > MIN_DIFFERENCE * outside_ms
+        and not analysis.run.manifest.is_pretended
+    ):
+        mean = _mean_outside_in_words(analysis, outside_ms)
+        lines.append(f"the median step outside deep windows takes {outside_ms:.2f} ms{mean}")
     if analysis.shared_hosts:
         lines.append(OTHER_LOAD)
     return lines

@@ -58,7 +58,7 @@ def test_a_prediction_is_in_one_group_and_said_with_its_interval():
     groups = [group_of(row, answerable=True, advised=False) for row in rows]
     assert groups == ["faster", "unclear", "unclear", "bound", "bound"]
     assert group_of(HEAL, answerable=True, advised=True) == "advised"
-    assert group_of(GRAPHS, answerable=False, advised=False) == "unclear"
+    assert group_of(GRAPHS, answerable=False, advised=False) == "unfit"
     assert group_of(_prediction("bucket:mb=1", 110, 105, 115), answerable=True, advised=False) == "slower"
     assert gain_in_words(GRAPHS) == "x1.11 (1.05 to 1.18)"
     assert (
@@ -111,8 +111,18 @@ def test_a_healed_rank_may_gain_what_the_finding_on_it_costs():
     assert (costly.low_ns, costly.high_ns, costly.speedup) == (60 * MS, HEAL.high_ns, HEAL.speedup)
     pauses = replace(_slow_rank(40), observations=(observe(HIDDEN, "in every 5th step"),))
     other = replace(_slow_rank(40), component_id="0", ranks=(0,))
-    for findings in ([], [pauses], [other]):
+    for findings in ([], [other]):
         assert calibrated(SimpleNamespace(verdict=(findings, []), shared_hosts=[]), HEAL) == HEAL
+    rare = calibrated(SimpleNamespace(verdict=([pauses], []), shared_hosts=[]), HEAL)
+    assert replace(rare, notes=HEAL.notes) == HEAL
+    assert rare.notes == ("usual steps only: the 40 ms a step that rank 1 costs are in pauses",)
+
+
+def test_what_a_finding_costs_but_healing_does_not_change_is_said_to_be_in_the_interval_only():
+    costly = SimpleNamespace(verdict=([_slow_rank(40)], []), shared_hosts=[])
+    assert calibrated(costly, _prediction("heal:rank=1", 70, 65, 75)).notes == ()
+    (said,) = calibrated(costly, HEAL).notes
+    assert said.startswith("rank 1 costs 40 ms a step, of which this edit models 5 ms")
 
 
 def test_where_other_jobs_take_cores_a_gain_holds_for_other_loads_too():

@@ -143,3 +143,11 @@ def test_the_utilisation_is_of_the_typical_step_as_rates_are_and_not_of_one_that
     found = json.loads(done.stdout)["throughput"]
     overall = found["tokens_per_s_overall"] / found["tokens_per_s"]
     assert found["mfu_overall"] / found["mfu"] == pytest.approx(overall, rel=1e-6)
+
+
+def test_throughput_is_said_to_be_of_the_typical_step():
+    analysis = Analysis(open_run(ROOT / "sample_traces" / "h200_input"))
+    mean, typical_ns = mean_step_of(analysis), step_series(analysis.steps).typical_ns
+    samples = explain(analysis).account.samples
+    assert mean.samples_per_s == pytest.approx(samples / typical_ns * 1e9)
+    assert dict(facts_of(mean))["throughput"].split("per second ")[1].startswith("in a typical step")

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from dpro.cli import cli
 from dpro.cli.replay import replay
-from dpro.cli.report import report
+from dpro.cli.report import OVERLAPPING, report
 from dpro.errors import InputError, UsageError
 from dpro.extensions.goodput.command import goodput
 from dpro.ingest.importer import import_sources
@@ -119,3 +119,9 @@ def test_time_by_operator_is_a_line_where_hardly_any_operator_is_known(tmp_path)
     text = CliRunner().invoke(report, [str(job.write(tmp_path / "job").path)]).output
     assert "GPU time by operator, all ranks: not known for 100.0% of it (3 kernels)\n" in text
     assert "no operator is known" not in text
+
+
+def test_waits_of_collectives_are_said_to_differ_from_those_of_steps(repository):
+    sample = str(repository / "sample_traces" / "slow_rank")
+    said = CliRunner().invoke(report, [sample, "--top", "1"]).output
+    assert " ".join(said.split()).count(OVERLAPPING) == 1

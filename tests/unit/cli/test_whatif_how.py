@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 from dpro.cli import whatif
+from dpro.verdict.advice import Advice
 from tests.commands import dpro
 from tests.jobs import ROOT
 
@@ -42,6 +43,29 @@ def test_the_first_that_can_be_tried_is_offered_to_be_measured(monkeypatch, caps
     assert len(said(monkeypatch, capsys, how_to_try, [rank])) == 1
 
 
+def test_a_change_of_the_training_is_measured_only_where_no_other_can_be(monkeypatch, capsys):
+    def how_to_try(predictions, run):
+        (text,) = predictions[0].edits
+        return "" if text.startswith("heal") else f"try {text}"
+
+    rank, accumulate, bucket = map(change, ("heal:rank=1", "accumulate:steps=2", "bucket:mb=100"))
+    accumulate.training.append("larger batches")
+    assert said(monkeypatch, capsys, how_to_try, [rank, accumulate, bucket])[-1].endswith("try bucket:mb=100")
+    assert said(monkeypatch, capsys, how_to_try, [rank, accumulate])[-1].endswith("try accumulate:steps=2")
+
+
+def test_the_advice_that_no_edit_predicts_is_named_by_its_number():
+    tries = [
+        Advice("cores", "more cores, or fewer workers (a wait)", 1.0, 4.7, "a setting"),
+        Advice("compression", "bf16", 1.5, 2.1, "a line of code", edit="compress:to=bf16"),
+        Advice("overlap", "overlap x with compute: by hand", 1.1, 1.5, "new code"),
+    ]
+    assert whatif.unpredicted_in_words(tries) == (
+        "No edit predicts TRY 1 (more cores), 3 (overlap x with compute)."
+    )
+    assert whatif.unpredicted_in_words(tries[1:2]) == ""
+
+
 def test_of_a_job_that_hung_it_says_first_what_gains_are_of():
     hung = ROOT / "sample_traces" / "h200_hang"
     lines = dpro("whatif", hung, "--edit", "bucket:mb=100").stdout.splitlines()
@@ -57,3 +81,11 @@ def test_of_a_job_that_hung_no_change_is_predicted_unasked():
     assert "x1." not in said
     assert "--edit '" not in said
     assert json.loads(dpro("whatif", hung, "--json").stdout)["predictions"] == []
+
+
+def test_a_rank_that_is_healed_and_costs_only_pauses_is_said_to():
+    slow = ROOT / "sample_traces" / "h200_slow_host"
+    said = dpro("whatif", slow, "--edit", "heal:rank=1").stdout
+    assert "  - usual steps only: the 4.25 ms a step that rank 1 costs are in pauses" in said
+    healthy = dpro("whatif", ROOT / "sample_traces" / "slow_rank", "--edit", "heal:rank=1").stdout
+    assert "usual steps only" not in healthy

@@ -13,9 +13,11 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.answers.info import info_document
+from dpro.analysis.predictions import predict_edits
 from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.observations import observe
+from dpro.detect.regression import LONGER_SINCE
 from dpro.errors import DproError
 from dpro.replay.graph import NodeKind
 from dpro.replay.whatif.edits.host import gpu_waits
@@ -684,6 +686,15 @@ def finding(component_kind: str, component_id: str, cost_us: float, cause: str =
 )
 def test_the_costliest_two_faults_are_named_and_others_counted(findings, words):
     assert fault_in_words(findings) == words
+
+
+def test_steps_that_became_longer_are_no_part_that_costs_and_costs_that_cannot_add_up_overlap():
+    since = (observe(LONGER_SINCE, "since step {step}", step=62),)
+    longer = Finding("slow.regression", "job", "step time", (), 0.68, 0.9, 139_000, since)
+    assert fault_in_words([longer]) == "since step 62 steps are 139 us longer."
+    crowd = Finding("slow.host", "host", "vm", (0, 1), 0.64, 0.9, 128_000, (), CROWDED)
+    said = "host vm (more threads than cores) costs 128 us a step; since step 62 steps are 139 us longer"
+    assert fault_in_words([crowd, longer]) == f"{said}; these costs overlap."
 
 
 def test_a_cost_is_marked_where_the_replay_that_it_comes_from_does_not_fit():
@@ -1388,3 +1399,17 @@ def test_without_a_limit_a_step_is_no_longer_than_without_one_part_of_it():
     of_limit = [one for one in findings if LIMIT_OF.get(cause_of_finding(one)) == verdict.limit.kind]
     assert of_limit
     assert verdict.limit.gain >= max(1 / (1 - one.severity) for one in of_limit) - 1e-9
+
+
+def test_the_gain_of_a_limit_is_as_uncertain_as_that_of_the_edit_that_removes_it():
+    analysis = Analysis(open_run(ROOT / "sample_traces" / "h200_input"))
+    limit = explain(analysis).limit
+    hidden = predict_edits(analysis, [parse_edit("hide-input")])
+    assert limit.kind == "input"
+    assert limit.gain_low < hidden.speedup < limit.gain_high
+    assert limit.gain_low < limit.gain < limit.gain_high
+
+
+def test_the_host_of_a_single_rank_is_not_said_to_be_that_of_all():
+    fault = explain(Analysis(open_run(ROOT / "sample_traces" / "h200_input"))).fault
+    assert fault == "no part stands out: the rank waits for its host."

@@ -6,7 +6,7 @@ import pytest
 
 from dpro.verdict.advice import Advice
 from dpro.verdict.verdict import Explanation, Limit
-from dpro.verdict.words import lines_of, times
+from dpro.verdict.words import limit_in_words, lines_of, times
 
 
 def verdict(**more) -> Explanation:
@@ -35,13 +35,38 @@ def test_a_gain_is_a_range_of_few_digits_and_never_boundless(low, high, words):
 
 def test_a_limit_says_what_the_step_would_take_without_it():
     (line,) = [
-        line for line in lines_of(verdict(step_ms=40.0, limit=Limit("host", 2.0, 0.5))) if "LIMIT" in line
+        line
+        for line in lines_of(
+            verdict(step_ms=40.0, limit=Limit("host", 2.0, 0.5, gain_low=1.8, gain_high=2.2))
+        )
+        if "LIMIT" in line
     ]
-    text = " ".join(lines_of(verdict(step_ms=40.0, limit=Limit("host", 2.0, 0.5))))
+    text = " ".join(
+        lines_of(verdict(step_ms=40.0, limit=Limit("host", 2.0, 0.5, gain_low=1.8, gain_high=2.2)))
+    )
     assert line.startswith("LIMIT  the host")
-    assert "40 ms -> 20 ms (about x2.0)" in " ".join(text.split())
-    most = " ".join(lines_of(verdict(step_ms=40.0, limit=Limit("host", 4000.0, 0.5))))
-    assert "40 ms -> 10 us (more than x20)" in " ".join(most.split())
+    assert "40 ms -> 20 ms (x1.80 to 2.2)" in " ".join(text.split())
+    most = " ".join(
+        lines_of(verdict(step_ms=40.0, limit=Limit("host", 4000.0, 0.5, gain_low=30.0, gain_high=4000.0)))
+    )
+    assert "40 ms -> 10 us (x20.0 or more)" in " ".join(most.split())
+
+
+def test_a_limit_has_no_gain_where_the_replay_does_not_fit():
+    said = limit_in_words(Limit("imbalance", 6.0, 0.8, fits=False), 53.8)
+    assert said.endswith("slowest. The gain without that is not known, since the replay does not fit.")
+    assert "(x6.0)" in limit_in_words(Limit("imbalance", 6.0, 0.8, gain_low=6.0, gain_high=6.0), 53.8)
+
+
+def test_a_host_that_others_wait_for_is_said_to_be_under_waiting():
+    limit = Limit("host", 1.16, 0.14)
+
+    def said(host: float) -> str:
+        shares = {"host": host, "waiting": 0.12}
+        return " ".join(" ".join(lines_of(verdict(limit=limit, step_ms=38.5, shares=shares))).split())
+
+    assert "Most of it is under waiting" in said(0.02)
+    assert "Most of it is under waiting" not in said(0.14)
 
 
 def test_lines_wrap_at_words_within_the_screen():
@@ -65,7 +90,7 @@ def test_what_comes_after_the_first_is_marked_as_that():
     separate = lines_of(verdict(advice=[first], then=then))
     assert separate[2:] == [
         "TRY    1 launch less: x2.0 to 3.0, a line of code",
-        "THEN   torch.compile: x1.20 to 1.40, a line of code",
+        "THEN   once the limit is gone, torch.compile: x1.20 to 1.40, a line of code",
     ]
     both = lines_of(verdict(advice=[first, fuse], then=then))
     assert " ".join(" ".join(both[3:]).split()) == (
