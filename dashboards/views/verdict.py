@@ -283,7 +283,7 @@ def _advice(loaded: Loaded, link: Link) -> Any:
         return html.Div(hidden=True)
     scale = scale_of(rows)
     poor = explanation.limit is not None and loaded.trust.grade == "poor"
-    doubtful = [message("Do not rely on these: the replay fits poorly.")] if poor else []
+    doubtful = [message(f"Do not rely on these: {_weakness(loaded.trust)}.")] if poor else []
     names = _short_names(loaded)
     changes = {advice.edit: prediction_of(loaded, advice) for advice in explanation.advice if advice.edit}
     cards = [
@@ -302,6 +302,13 @@ def _advice(loaded: Loaded, link: Link) -> Any:
     ]
     listed = html.Div(cards, className="cards")
     return [_whole_run_note(), *doubtful, listed, *note, csv_link(NAME, "advice", link)]
+
+
+def _weakness(trust: Trust) -> str:
+    """Return why predictions are rated poor, in words."""
+    if not trust.answerable:
+        return next(iter(trust.reasons), "the replay does not fit the trace")
+    return trust.weakest
 
 
 def _short_names(analysis: Analysis) -> dict[str, str]:

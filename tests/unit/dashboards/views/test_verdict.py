@@ -25,6 +25,7 @@ from dpro.dashboards.views.verdict import (
     step_figure,
     step_info,
 )
+from dpro.replay.fidelity.accuracy import criterion
 from dpro.schema import STEPS, conform
 from dpro.verdict.words import limit_of_run
 from tests.builders import TinyRun, cpu_job
@@ -122,6 +123,18 @@ def test_nothing_is_said_to_be_healthy_that_could_not_have_shown_otherwise(even)
     assert health_info([], [], trust)[0] == "good"
     assert health_info([], ["one rank is missing"], trust)[0] == "unknown"
     assert health_info([], [], dataclasses.replace(trust, answerable=False))[0] == "unknown"
+
+
+def test_advice_that_is_rated_poor_gives_the_figure_it_is_rated_by(slow, monkeypatch):
+    fill, trust = VIEW.sections["verdict-advice"], slow.trust
+    assert "Do not rely" not in str(fill(slow, Link()))
+    noise = criterion("noise of steps", 72.6, 10.0, 50.0)
+    monkeypatch.setattr(Loaded, "trust", dataclasses.replace(trust, figures=(noise, *trust.figures)))
+    said = str(fill(slow, Link()))
+    assert "Do not rely on these: step times vary: changes below 72.6% of a step cannot be detected." in said
+    unfit = dataclasses.replace(trust, answerable=False, reasons=("launches are missing",))
+    monkeypatch.setattr(Loaded, "trust", unfit)
+    assert "Do not rely on these: launches are missing." in str(fill(slow, Link()))
 
 
 def test_what_helps_comes_with_its_interval_and_what_it_rests_on_proven_first(slow):
