@@ -225,7 +225,7 @@ def test_a_replay_that_ends_meanwhile_is_ready_only_with_its_lanes(loaded, monke
     assert asked[0] == "state"
 
 
-def test_the_note_on_the_replayed_path_tells_what_recording_cost_apart_from_errors(loaded, monkeypatch):
+def test_the_note_on_the_replayed_path_states_what_recording_cost_apart_from_errors(loaded, monkeypatch):
     graph = loaded.built.predictive
     as_it_runs = replay(graph.with_durations(graph.nodes.duration // 2))  # as if half were due to recording
     of_path = make_replayed(as_it_runs, loaded.measured).offsets[0]
