@@ -42,9 +42,10 @@ from dpro.verdict.limits import (
     SYNCHRONISATION,
 )
 from dpro.verdict.verdict import Explanation
-from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, worth_in_words
+from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, shares_of, worth_in_words
 
 STEP = "the step as it runs"
+BARS = "Each bar is what removing its cause saves once those above it are removed; the last is what remains."
 PROOFS = {"proven": "proven on real jobs", "unproven": "unproven"}  # by the block of a prediction
 MIN_SPAN = 0.1  # least length of the scale above x1.0
 NEAR = 0.02  # share of a cost: a gain that differs by less counts as equal
@@ -86,6 +87,12 @@ def entry_info(account: Account) -> pl.DataFrame:
         of_limit="of_limit",
         evidence="evidence",
     )
+
+
+def bars_in_words(explanation: Explanation) -> str:
+    """Word what the bars of the step count, and how its parts differ from what a rank does meanwhile."""
+    shares = ", ".join(shares_of(explanation))
+    return f"{BARS} By what a rank does meanwhile, on average: {shares}." if shares else BARS
 
 
 def healing_edits(finding: Finding) -> list[Edit]:
@@ -294,6 +301,8 @@ def picture_figure(
             sheet.paragraph(label, text)
     first = sheet.y + 12
     last = sheet.y = first + _ROW * _draw_entries(figure, entries, theme, None) if entries.height else sheet.y
+    if entries.height:
+        sheet.paragraph("", bars_in_words(explanation), what="soft")
     for label, text in others:
         if label == "FAULT":
             sheet.y += 6

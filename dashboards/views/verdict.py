@@ -17,6 +17,7 @@ from dash.development.base_component import Component
 
 from dpro.account import Account
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.step_time import step_names_in_words
 from dpro.analysis.summary import (
     finding_info,
     health_info,
@@ -28,6 +29,7 @@ from dpro.analysis.summary import (
 from dpro.dashboards import needs
 from dpro.dashboards.account import (
     advice_info,
+    bars_in_words,
     entry_figure,
     entry_info,
     healing_edits,
@@ -197,10 +199,11 @@ def _step_waterfalls(loaded: Loaded, link: Link) -> list[Any]:
         runs += [(link.against, other)] if other is not None and explain(other) else []
     except DproError as error:
         missing = [message(f"{link.against} is not compared: {error}")]
-    taken = [(name, _entries(explain(run))) for name, run in runs]
-    longest_ms = max(float(entries["ms"].sum()) for _, entries in taken)
+    taken = [(name, explain(run)) for name, run in runs]
+    longest_ms = max(float(_entries(explained)["ms"].sum()) for _, explained in taken)
     drawn: list[Any] = []
-    for number, (name, entries) in enumerate(taken):
+    for number, (name, explained) in enumerate(taken):
+        entries = _entries(explained)
         drawn += [html.H3(html.Strong(name))] if len(taken) > 1 else []
         if entries.is_empty():
             drawn += [message("Where its step goes is not known.")] if len(taken) > 1 else []
@@ -210,6 +213,7 @@ def _step_waterfalls(loaded: Loaded, link: Link) -> list[Any]:
         parts = "; ".join(f"{row['name']} {format_ms(row['ms'])}" for row in entries.iter_rows(named=True))
         named: Any = {"role": "img", "aria-label": f"{whole}: {parts}"}
         drawn.append(html.Div(graph(f"verdict-step-{number}", figure, buttons=False), **named))
+        drawn.append(html.P(bars_in_words(explained), className="note"))
     return [*drawn, *missing, *([csv_link(NAME, "entries", link)] if len(drawn) else [])]
 
 
@@ -223,7 +227,8 @@ def _run(loaded: Loaded, link: Link) -> Any:
     figure = graph("verdict-steps-figure", step_figure(steps, link.theme, compared))
     is_other = not loaded.timed_steps["time_ns"].equals(loaded.steps["time_ns"])
     untimed = needs.untimed_steps(link.chosen(loaded.timed_steps))
-    notes = [html.P(text, className="note") for text in (BY_GPU * is_other, untimed) if text]
+    texts = (step_names_in_words(loaded.steps), BY_GPU * is_other, untimed)
+    notes = [html.P(text, className="note") for text in texts if text]
     return [names, figure, *notes, csv_link(NAME, "steps", link)]
 
 

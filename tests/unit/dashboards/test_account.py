@@ -7,10 +7,12 @@ import pytest
 
 from dpro.account import Account, Gain, StepEntry
 from dpro.dashboards.account import (
+    BARS,
     OPEN,
     STEP,
     WIDTH,
     advice_info,
+    bars_in_words,
     entry_figure,
     entry_info,
     parts_of_gain,
@@ -28,7 +30,7 @@ from dpro.errors import Unanswerable
 from dpro.verdict.advice import Advice
 from dpro.verdict.ledger import ORDER
 from dpro.verdict.verdict import Explanation, explain
-from dpro.verdict.words import paragraphs_of
+from dpro.verdict.words import paragraphs_of, shares_of
 from tests.builders import TinyRun, cpu_job
 
 
@@ -189,6 +191,19 @@ def test_the_picture_says_what_the_verdict_says_and_nothing_lies_outside(slow):
     assert all(0 < x < WIDTH for x in texts.x)
     assert all(0 < y < figure.layout.height for y in texts.y)
     assert all(0 <= shape.x0 <= shape.x1 <= WIDTH for shape in figure.layout.shapes if shape.xref == "x2")
+
+
+def test_the_page_and_the_picture_say_what_bars_count_and_that_shares_of_a_rank_are_another_account(slow):
+    explanation = explain(slow)
+    said = bars_in_words(explanation)
+    assert said.startswith("Each bar is what removing its cause saves once those above it are removed")
+    assert shares_of(explanation)
+    assert said.endswith(f"on average: {', '.join(shares_of(explanation))}.")
+    entries = entry_info(explanation.account)
+    assert said in words_of(picture_figure(explanation, entries, advice_info(slow, explanation), "dark"))
+    assert said in str(VIEW.sections["verdict-short"](slow, Link()))
+    unknown = Explanation(run="r", job="j", fault="none.", faulty_ranks=[])
+    assert bars_in_words(unknown) == BARS
 
 
 def test_names_in_the_picture_are_text_and_what_is_not_known_leaves_no_frame():
