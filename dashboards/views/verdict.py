@@ -173,8 +173,8 @@ def _picture(loaded: Loaded, link: Link) -> Any:
         ),
         html.Button("copy link", id="copy-link", title="Copy the address of this view with its selection"),
     ]
-    hangs = any(finding.of_hang for finding in loaded.hangs)
-    hung = [html.P(loaded.end.sentence or "The job hung.", className="health bad")] if hangs else []
+    hangs = _hangs(loaded)
+    hung = [html.P(health_info(hangs, (), None, loaded.end)[1], className="health bad")] if hangs else []
     return [
         *hung,
         html.P(explanation.job, className="job"),
@@ -184,6 +184,10 @@ def _picture(loaded: Loaded, link: Link) -> Any:
         html.Div(buttons, className="choices"),
         html.Div(dcc.Graph(figure={}), hidden=True),  # loads Plotly, which draws the picture to save
     ]
+
+
+def _hangs(loaded: Loaded) -> list[Finding]:
+    return [finding for finding in loaded.hangs if finding.of_hang]
 
 
 def _entries(explanation: Explanation) -> pl.DataFrame:
@@ -293,7 +297,7 @@ def _advice(loaded: Loaded, link: Link) -> Any:
     changes = {advice.edit: prediction_of(loaded, advice) for advice in explanation.advice if advice.edit}
     cards = [
         _card(
-            row | {"find": _spans_named(row["do"], names)},
+            row | {"find": _spans_named(row["do"], names), "hung": bool(_hangs(loaded))},
             scale,
             link,
             how_to_do(loaded.run, changes.get(row["edit"])),
@@ -345,7 +349,7 @@ def _card(
     """Return a card for one thing to try: change, gain as a bar, effort, its spans, how, and assumptions.
 
     Args:
-        row: of `advice_info`, and `find`, as from `_spans_named`.
+        row: of `advice_info`, `find`, as from `_spans_named`, and `hung`: whether the job hung.
         done_by: as from `how_to_do`.
     """
     to = link.query(view="whatif", options={"edit": row["edit"]})
@@ -380,6 +384,8 @@ def _no_bar(row: dict[str, Any]) -> str:
     """Word why a card has no bar."""
     if row["label"] == THEN:
         return "No bar: its gain can be predicted only once the limit above is removed."
+    if row["hung"]:
+        return "No bar: the job hung, and has no step to shorten."
     why = "the replay gave no gain for it" if row["edit"] else "the replay cannot model it"
     return f"No bar: {why}."
 
@@ -438,18 +444,24 @@ def _trust(loaded: Loaded, _link: Link) -> Any:
         trust = None
     if trust is None:
         unsure = explanation.unsure if loaded.run.num_rows(SPANS) else []
-        return (
-            html.Ul([html.Li(line) for line in unsure], className="unknown")
-            if unsure
-            else html.Div(hidden=True)
-        )
+        listed = [html.Ul([html.Li(line) for line in unsure], className="unknown")] if unsure else []
+        return [*_trust_in_hangs(loaded), *listed] or html.Div(hidden=True)
     doubts = interval_doubts(trust, advised_predictions(loaded))
     said = dict.fromkeys([*explanation.unsure, *doubts, *_doubts(loaded)])
     return [
         _whole_run_note(),
+        *_trust_in_hangs(loaded),
         html.P(trust.verdict, className=f"health {HEALTH[shown_grade(trust, doubts)]}"),
         html.Ul([html.Li(line) for line in said], className="unknown"),
         html.Details([html.Summary("how well the replay fits"), facts(trust_info(trust))]),
+    ]
+
+
+def _trust_in_hangs(loaded: Loaded) -> list[Component]:
+    """Return how sure it is what hung; empty if nothing hung."""
+    return [
+        html.P(f"{describe(finding, loaded.workers).title}: confidence {finding.confidence:.2f} of 1.")
+        for finding in _hangs(loaded)
     ]
 
 
