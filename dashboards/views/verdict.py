@@ -65,6 +65,10 @@ BY_GPU = (
     "Steps recorded in depth end here, as in Breakdown, when their GPU has done what was launched in them; "
     "the figures above use the marks of their hosts."
 )
+COPY = (
+    "Copy the address of this view with its selection; it works while this dashboard runs, in browsers that "
+    "opened it with its token"
+)
 WHOLE_RUN = "Of the whole run: the selection applies to Step time alone."
 SHORTEST_NAME = 4  # least letters of a span's name that is looked for in a text
 MIN_ROOM = 12.0  # percent of a gain's bar that a text at one end needs
@@ -171,7 +175,7 @@ def _picture(loaded: Loaded, link: Link) -> Any:
             title="Save what limits, faults and what to try as a PNG",
             **drawn,
         ),
-        html.Button("copy link", id="copy-link", title="Copy the address of this view with its selection"),
+        html.Button("copy link", id="copy-link", title=COPY),
     ]
     hangs = _hangs(loaded)
     hung = [html.P(health_info(hangs, (), None, loaded.end)[1], className="health bad")] if hangs else []

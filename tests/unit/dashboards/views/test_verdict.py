@@ -168,9 +168,9 @@ def test_each_name_of_a_step_time_is_defined_where_it_stands(slow, even):
     assert "Usual step: mean of these steps without the cost of recording" in said
     steps = _steps([(0, step, -1, 5_000_000) for step in range(9)])
     assert step_names_in_words(steps) == (
-        "Typical step: median of the steps outside deep windows, pauses left out. Mean step with pauses: their "
-        "total time over their number, pauses included. Usual step: mean of the steps in deep windows without "
-        "the cost of recording; costs and gains refer to it."
+        "Typical step: median of the steps outside deep windows, pauses left out. Mean step with pauses: "
+        "their total time over their number, pauses included. Usual step: mean of the steps in deep windows "
+        "without the cost of recording; costs and gains refer to it."
     )
     assert not step_names_in_words(steps.clear())
 
