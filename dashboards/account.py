@@ -47,10 +47,11 @@ from dpro.verdict.limits import (
     SYNCHRONISATION,
 )
 from dpro.verdict.verdict import Explanation
-from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, worth_in_words
+from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, shares_of, worth_in_words
 from dpro.words import capitalised
 
 STEP = "the step as it runs"
+BARS = "Each bar is what removing its cause saves once those above it are removed; the last is what remains."
 PROOFS = {"proven": "proven on real jobs", "unproven": "unproven"}  # by the block of a prediction
 MIN_SPAN = 0.1  # least length of the scale above x1.0
 NEAR = 0.02  # share of a cost: a gain that differs by less counts as equal
@@ -68,22 +69,21 @@ def entry_info(account: Account) -> pl.DataFrame:
     """Return the usual step as a waterfall of its entries; compute comes last, or else unexplained time.
 
     Returns:
-        `name`, `cause`, `ms`, `share` of the step, `left_ms` (the step without this entry and those before
-        it; 0 in the last row), `of_limit` (whether it is part of the limit), `is_limit` (the largest part of
-        the limit), `evidence`.
+        `name`, which begins with that of the limit it is part of, `cause`, `ms`, `share` of the step,
+        `left_ms` (the step without this entry and those before it; 0 in the last row), `of_limit` (whether
+        it is part of the limit), `evidence`.
     """
     last = COMPUTE if any(entry.cause == COMPUTE for entry in account.entries) else UNEXPLAINED
     entries = sorted(account.entries, key=lambda entry: entry.cause == last)
-    rows = [
-        (
-            entry_in_words(entry), entry.cause, entry.ms,
-            bool(account.limit) and LIMIT_OF.get(entry.cause, entry.cause) == account.limit, entry.evidence,
-        )
-        for entry in entries
-    ]  # fmt: skip
+    limits = [LIMIT_OF.get(entry.cause, entry.cause) for entry in entries]
+    rows = []
+    for entry, limit in zip(entries, limits):
+        of_limit, name = bool(account.limit) and limit == account.limit, entry_in_words(entry)
+        if of_limit and limit != entry.cause:
+            name = f"{entry_in_words(replace(entry, cause=limit, ranks=[]))}: {name}"
+        rows.append((name, entry.cause, entry.ms, of_limit, entry.evidence))
     names = {"name": pl.String, "cause": pl.String, "ms": pl.Float64, "of_limit": pl.Boolean}
     frame = pl.DataFrame(rows, schema=names | {"evidence": pl.String}, orient="row")
-    of_limit = pl.col("ms").filter("of_limit")
     return frame.select(
         "name",
         "cause",
@@ -91,9 +91,14 @@ def entry_info(account: Account) -> pl.DataFrame:
         share=pl.col("ms") / pl.col("ms").sum(),
         left_ms=pl.col("ms").sum() - pl.col("ms").cum_sum(),
         of_limit="of_limit",
-        is_limit=pl.col("of_limit") & (pl.col("ms") == of_limit.max()) & (pl.col("ms") > 0),
         evidence="evidence",
     )
+
+
+def bars_in_words(explanation: Explanation) -> str:
+    """Word what the bars of the step count, and how its parts differ from what a rank does meanwhile."""
+    shares = ", ".join(shares_of(explanation))
+    return f"{BARS} By what a rank does meanwhile, on average: {shares}." if shares else BARS
 
 
 def healing_edits(finding: Finding) -> list[Edit]:
@@ -205,7 +210,7 @@ def _draw_entries(figure: go.Figure, entries: pl.DataFrame, theme: str, longest_
     shown = entries[:-1].filter(pl.col("ms") * NS_PER_MS >= 1)  # the table has the entries without time, too
     entries = pl.concat([shown, entries[-1:]])
     ink, soft, bad = (colour(what, theme) for what in ("ink", "soft", "bad"))
-    limits = [False, *entries["is_limit"]]
+    limits = [False, *entries["of_limit"]]
     names, times = [STEP, *entries["name"]], [step_ms, *entries["ms"]]
     shares = ["", *(f"  {share:.0%}" if share >= 0.005 else "  <1%" for share in entries["share"])]
     said = [format_ms(time) + escaped(share) for time, share in zip(times, shares)]
@@ -303,6 +308,8 @@ def picture_figure(
             sheet.paragraph(label, text)
     first = sheet.y + 12
     last = sheet.y = first + _ROW * _draw_entries(figure, entries, theme, None) if entries.height else sheet.y
+    if entries.height:
+        sheet.paragraph("", bars_in_words(explanation), what="soft")
     for label, text in others:
         if label == "FAULT":
             sheet.y += 6

@@ -341,8 +341,9 @@ def _pickers(runs: Runs, link: Link) -> list[Component]:
     run = [_option(offer, value, offer.name == shown) for offer, value in zip(offers, values, strict=True)]
     other: list[Any] = [html.Option("no other run", value="", selected=not link.against)]
     other += [_option(offer, offer.name, offer.name == link.against) for offer in others]
+    opened: Any = {"data-opened": runs.name}  # for links that are copied, which others may open elsewhere
     return [
-        html.Label(["run", html.Select(run, id="pick-run")]),
+        html.Label(["run", html.Select(run, id="pick-run", **opened)]),
         html.Label(["compared with", html.Select(other, id="pick-against")]),
     ]
 

@@ -23,7 +23,13 @@ from dpro.analysis.unanswered import why_unanswerable
 from dpro.dashboards.links import Link
 from dpro.dashboards.timeline.counters import CounterTrack, counter_tracks
 from dpro.dashboards.timeline.figure import Tracks, make_tracks
-from dpro.dashboards.timeline.measured import MAX_UNASKED, BackgroundResult, MeasuredLanes, make_replayed
+from dpro.dashboards.timeline.measured import (
+    MAX_UNASKED,
+    BackgroundResult,
+    MeasuredLanes,
+    Replayed,
+    make_replayed,
+)
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import identity_of, time_of_day
 from dpro.detect.hang.records import with_known_state
@@ -148,7 +154,12 @@ class Loaded(Analysis):
     @cached
     def replay_lanes(self) -> BackgroundResult:
         """The replayed lanes and the critical path of the timeline, computed on request."""
-        return BackgroundResult(lambda: make_replayed(self.timeline, self.measured))
+
+        def make() -> Replayed:
+            recorded = None if self.built.of_operations else self.replayed
+            return make_replayed(self.timeline, self.measured, recorded)
+
+        return BackgroundResult(make)
 
     @cached
     def counter_tracks(self) -> list[CounterTrack]:

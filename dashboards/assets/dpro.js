@@ -244,9 +244,11 @@
     }
   });
 
-  // The address of the shown view and selection, for sharing.
+  // The address of the shown view and selection, for sharing. It names the run, also the opened one: a later
+  // dashboard may open another one first.
   function shownAddress() {
-    const query = new URLSearchParams(location.search);
+    const query = new URLSearchParams(location.search), opened = document.getElementById("pick-run")?.dataset.opened;
+    if (opened && !query.get("run")) query.set("run", opened);
     const current = links().find((link) => link.classList.contains("current"));
     if (current) query.set("view", current.dataset.view);
     return `${location.origin}${location.pathname}?${query}`;

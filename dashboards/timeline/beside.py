@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from dpro.dashboards.timeline.area import by_lane, spans_within
+from dpro.dashboards.timeline.area import by_lane, by_range, spans_within
 from dpro.dashboards.timeline.counters import CounterTrack
-from dpro.dashboards.timeline.lanes import KINDS, RankLanes
+from dpro.dashboards.timeline.lanes import KINDS
 from dpro.dashboards.timeline.measured import MeasuredLanes
 from dpro.errors import UsageError
 from dpro.selection import quoted
@@ -23,6 +23,7 @@ from dpro.units import NS_PER_MS
 
 NEAR = 0.1  # share of the median step: a step this close to it is typical
 NO_STEP = -1  # in place of a step of a run without steps, which begins with its timeline
+IN_NO_OPERATOR = "in no operator"  # after a lane: the row is time of a range alone
 LANE_COLUMNS = ("rank", "lane", "before_ns", "after_ns", "delta_ns")
 
 
@@ -121,15 +122,14 @@ def stretch_of(measured: MeasuredLanes, step: int) -> Stretch:
 def lane_difference(first: MeasuredLanes, second: Beside) -> pl.DataFrame:
     """Return how long each lane is busy in the steps that begin together; the largest difference comes first.
 
-    Ranges around operators count only in lanes that have nothing else.
+    Ranges around operators count as busy only in lanes that have nothing else. In other lanes, the time that
+    a range has for itself, such as that of a loader that waits for a disk, is a row of its own.
 
     Returns:
-        `rank`, `lane`, `before_ns` (in the second run), `after_ns` (in the first), `delta_ns`; null where a
-        run has no such lane.
+        `rank`, `lane` (and the range, if the row is the time of a range alone), `before_ns` (in the second
+        run), `after_ns` (in the first), `delta_ns`; null where a run has no such row.
     """
-    busy = [
-        _busy(of.all(), stretch) for of, stretch in ((second.measured, second.there), (first, second.here))
-    ]
+    busy = [_busy(of, stretch) for of, stretch in ((second.measured, second.there), (first, second.here))]
     before, after = (frame.rename({"busy_ns": name}) for frame, name in zip(busy, ("before_ns", "after_ns")))
     both = before.join(after, on=["rank", "lane"], how="full", coalesce=True)
     delta = pl.col("after_ns").fill_null(0) - pl.col("before_ns").fill_null(0)
@@ -137,12 +137,17 @@ def lane_difference(first: MeasuredLanes, second: Beside) -> pl.DataFrame:
     return rows.sort(pl.col("delta_ns").abs(), "rank", "lane", descending=[True, False, False])
 
 
-def _busy(ranks: dict[int, RankLanes], stretch: Stretch) -> pl.DataFrame:
-    """Return `rank`, `lane`, `busy_ns` of all lanes."""
+def _busy(of: MeasuredLanes, stretch: Stretch) -> pl.DataFrame:
+    """Return `rank`, `lane`, `busy_ns` of all lanes, and of ranges where nothing else runs."""
     parts = [pl.DataFrame(schema={"rank": pl.Int64, "lane": pl.String, "busy_ns": pl.Int64})]
-    for lanes in ranks.values():
+    for lanes in of.all().values():
         spans = spans_within(lanes, range(lanes.all.first.size - 1), stretch.begin, stretch.end)
         works = pl.col("kind") != KINDS.index("host")
-        spans = spans.filter(works | ~works.any().over("lane"))
-        parts.append(by_lane(spans, lanes).drop("spans"))
+        busy = spans.filter(works | ~works.any().over("lane"))
+        alone = by_range(spans, lanes, of.names.texts)
+        ranges = pl.format(f"{{}}, {IN_NO_OPERATOR}: {{}}", "lane", "range")
+        parts += [
+            by_lane(busy, lanes).drop("spans"),
+            alone.select("rank", lane=ranges, busy_ns="alone_ns"),
+        ]
     return pl.concat(parts).group_by("rank", "lane").agg(pl.col("busy_ns").sum())

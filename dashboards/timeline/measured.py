@@ -37,7 +37,7 @@ from dpro.replay.timeline import Timeline, critical_nodes
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.timelines.lanes import STREAM, lane_names
-from dpro.timelines.slices import CRITICAL
+from dpro.timelines.slices import CRITICAL, Offset, path_offsets
 from dpro.units import NS_PER_MS
 
 MAX_UNASKED = 1_500_000  # spans of a run up to which its graph is built before a view needs it
@@ -252,19 +252,22 @@ class Replayed:
     Attributes:
         path: a lane of the work on the critical path, at measured times.
         critical: rank -> levels of the work in its measured rows that is on the critical path.
-        offset_ns: smallest and largest delay of the path's spans in the replay, relative to the measured
-            start.
+        offsets: as from `path_offsets`.
     """
 
     timeline: Timeline
     ranks: Mapping[int, RankLanes]
     path: RankLanes
     critical: Mapping[int, Sequence[DetailLevel]]
-    offset_ns: tuple[int, int]
+    offsets: tuple[Offset, Offset | None]
 
 
-def make_replayed(timeline: Timeline, measured: MeasuredLanes) -> Replayed:
-    """Lay the nodes of a replay in lanes, on the clock of the measured ones."""
+def make_replayed(timeline: Timeline, measured: MeasuredLanes, recorded: Timeline | None = None) -> Replayed:
+    """Lay the nodes of a replay in lanes, on the clock of the measured ones.
+
+    Args:
+        recorded: the replay of the graph as recorded; None where the cost of recording was not taken out.
+    """
     nodes, ranks, of = timeline.graph.nodes, measured.all(), measured.clocks
     shift = timeline.graph.origin_ns - of.origin_ns
     windows = np.unique(nodes.window).tolist()
@@ -272,8 +275,6 @@ def make_replayed(timeline: Timeline, measured: MeasuredLanes) -> Replayed:
         np.concatenate([np.empty(0, np.int64), *(critical_nodes(timeline, window) for window in windows)])
     )
     path = path[~np.isin(nodes.kind[path], _INSTANTS)]
-    later = timeline.start[path] - nodes.measured_start[path]
-    offset = (int(later.min()), int(later.max())) if later.size else (0, 0)
     codes = measured.names.codes(pl.Series(timeline.graph.names, dtype=pl.String))
     names = lane_names(timeline.graph)
     everything = {
@@ -281,7 +282,8 @@ def make_replayed(timeline: Timeline, measured: MeasuredLanes) -> Replayed:
         for rank, lanes in ranks.items()
     }
     critical = {rank: _critical(timeline, path, lanes, shift, of.window_ns) for rank, lanes in ranks.items()}
-    return Replayed(timeline, everything, _path(timeline, path, measured, codes), critical, offset)
+    offsets = path_offsets(timeline, path, recorded)
+    return Replayed(timeline, everything, _path(timeline, path, measured, codes), critical, offsets)
 
 
 def _columns(

@@ -142,7 +142,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") ->
         "phases": PHASES,
         "steps": [list(row) for row in of.steps.select("window", "step", "begin_ms", "end_ms").iter_rows()],
         "replay": {"state": state, "why": why, "automatic": of.spans <= MAX_UNASKED}
-        | ({"note": path_note(*later.value.offset_ns)} if later.value else {}),
+        | ({"note": path_note(*later.value.offsets)} if later.value else {}),
         "ranks": [
             {
                 "side": side[0],

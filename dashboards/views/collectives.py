@@ -94,11 +94,12 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
 
 
 def _fit_in_words(line: LinkCost | None) -> str:
-    """Word a fit for the legend; empty if there is none."""
+    """Word a fit for the legend, with half of its 95% intervals; empty if there is none."""
     if line is None:
         return ""
-    latency = "" if line.bandwidth_only else f"latency {format_duration(line.latency_ns)}, "
-    return f"<br>{latency}up to {line.gbps:.3g} GB/s"
+    began = f"latency {format_duration(line.latency_ns)} ± {format_duration(line.latency_error_ns)}, "
+    speed = f"{line.gbps:.3g} GB/s" + (f" ± {line.gbps_error:.2g}" if line.gbps_error is not None else "")
+    return f"<br>{'' if line.bandwidth_only else began}then {speed}"
 
 
 def arrivals(loaded: Loaded, link: Link) -> pl.DataFrame:

@@ -28,12 +28,15 @@ from dpro.dashboards.runs import OfferedRun
 from dpro.dashboards.theme import plain, series, styled, time_unit
 from dpro.dashboards.timeline.measured import MAX_UNASKED
 from dpro.dashboards.views import difference
+from dpro.detect.findings import Finding
+from dpro.detect.host_bound import THE_HOST
 from dpro.errors import DproError
 from dpro.plugins import hooks_of
 from dpro.replay.steps import step_series, steps_of
 from dpro.schema import STARTS, STEPS
 from dpro.store import MANIFEST, open_run
 from dpro.units import NS_PER_MS, NS_PER_S, format_duration
+from dpro.verdict.facts import STUDIED_CONFIDENCE
 from dpro.verdict.verdict import explain
 from dpro.words import shortened
 
@@ -155,9 +158,19 @@ def judged_run(path: Path) -> Judgement:
     if analysis.run.rows()["spans"] > MAX_UNASKED:
         return Judgement("not judged here: open it", "", goodput)
     verdict = explain(analysis)
-    at_fault = bool(verdict.faulty_ranks) or analysis.end.early
+    at_fault = bool(_blaming(analysis)) or analysis.end.early
     limit = verdict.limit.kind if verdict.limit else "not known"
     return Judgement(limit, verdict.fault if at_fault else "", goodput)
+
+
+def _blaming(analysis: Analysis) -> list[Finding]:
+    """Return the likely findings that blame ranks or parts, as `explain` words them."""
+    try:
+        findings, _ = analysis.verdict
+    except DproError:  # the limit says why
+        return []
+    likely = [finding for finding in findings if finding.confidence >= STUDIED_CONFIDENCE]
+    return [finding for finding in likely if finding.component_id != THE_HOST]
 
 
 def facts_of(offers: Sequence[OfferedRun]) -> tuple[dict[str, Timed | str], dict[str, Judgement | str]]:

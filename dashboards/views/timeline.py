@@ -31,7 +31,14 @@ from dpro.dashboards.page import (
 )
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import SPAN_LOOKS, css_name, kind_words
-from dpro.dashboards.timeline.beside import LANE_COLUMNS, NO_STEP, Beside, beside, lane_difference
+from dpro.dashboards.timeline.beside import (
+    IN_NO_OPERATOR,
+    LANE_COLUMNS,
+    NO_STEP,
+    Beside,
+    beside,
+    lane_difference,
+)
 from dpro.dashboards.timeline.detail import PIXELS, segments
 from dpro.dashboards.timeline.lanes import KINDS, MEASURED, OTHER, REPLAYED, SIDES, RankLanes
 from dpro.dashboards.timeline.measured import MeasuredLanes
@@ -42,7 +49,11 @@ from dpro.units import NS_PER_MS, format_duration
 NAME = "timeline"
 COLOURS = {"kind": "by kind", "phase": "forward / backward", "micro": "by micro-batch", "name": "by name"}
 _MAX_WINDOWS = 12  # as links; more are a list
-_LISTED = 13  # rows: the step, and the lanes that differ most; others are folded
+_LISTED = 13  # rows: the step, and those that differ most; others are folded
+ALONE = (
+    f"Rows “{IN_NO_OPERATOR}” are time that a range has for itself: its host waits, or runs code without "
+    "operators."
+)
 _REPLAYED = ("gap", "delay")  # kinds of replayed lanes only
 PHASE_LEGEND = {
     "forward": ("compute", "forward"),
@@ -130,7 +141,7 @@ def _lane_table(loaded: Loaded, link: Link) -> pl.DataFrame:
 
 
 def _differences(loaded: Loaded, link: Link) -> Any:
-    """Return the busy time of each lane in the steps that begin together; empty without another run."""
+    """Return the busy time of lanes in the steps that begin together; empty without another run."""
     other = _beside(loaded, link)
     if other is None:
         return html.Div()
@@ -147,8 +158,10 @@ def _differences(loaded: Loaded, link: Link) -> Any:
         words = f"Busy time of each lane in all of this run, and in all of {other.name}"
     tables = [table(header, lines[:_LISTED])]
     if len(lines) > _LISTED:
-        summary = html.Summary(f"{len(lines) - _LISTED} lanes that differ less")
+        summary = html.Summary(f"{len(lines) - _LISTED} rows that differ less")
         tables.append(html.Details([summary, table(header, lines[_LISTED:])]))
+    if any(IN_NO_OPERATOR in line[0] for line in lines):
+        tables.append(html.P(ALONE, className="note"))
     return panel(words, html.Div([*tables, csv_link(NAME, "lanes", link)], className="section"))
 
 

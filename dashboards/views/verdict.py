@@ -17,6 +17,7 @@ from dash.development.base_component import Component
 
 from dpro.account import Account
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.step_time import step_names_in_words
 from dpro.analysis.summary import (
     finding_info,
     health_info,
@@ -28,6 +29,7 @@ from dpro.analysis.summary import (
 from dpro.dashboards import needs
 from dpro.dashboards.account import (
     advice_info,
+    bars_in_words,
     entry_figure,
     entry_info,
     healing_edits,
@@ -62,6 +64,10 @@ _TIMES = ("median_ms", "least_ms", "most_ms")
 BY_GPU = (
     "Steps recorded in depth end here, as in Breakdown, when their GPU has done what was launched in them; "
     "the figures above use the marks of their hosts."
+)
+COPY = (
+    "Copy the address of this view with its selection; it works while this dashboard runs, in browsers that "
+    "opened it with its token"
 )
 WHOLE_RUN = "Of the whole run: the selection applies to Step time alone."
 SHORTEST_NAME = 4  # least letters of a span's name that is looked for in a text
@@ -169,10 +175,10 @@ def _picture(loaded: Loaded, link: Link) -> Any:
             title="Save what limits, faults and what to try as a PNG",
             **drawn,
         ),
-        html.Button("copy link", id="copy-link", title="Copy the address of this view with its selection"),
+        html.Button("copy link", id="copy-link", title=COPY),
     ]
-    hangs = any(finding.of_hang for finding in loaded.hangs)
-    hung = [html.P(loaded.end.sentence or "The job hung.", className="health bad")] if hangs else []
+    hangs = _hangs(loaded)
+    hung = [html.P(health_info(hangs, (), None, loaded.end)[1], className="health bad")] if hangs else []
     return [
         *hung,
         html.P(explanation.job, className="job"),
@@ -182,6 +188,10 @@ def _picture(loaded: Loaded, link: Link) -> Any:
         html.Div(buttons, className="choices"),
         html.Div(dcc.Graph(figure={}), hidden=True),  # loads Plotly, which draws the picture to save
     ]
+
+
+def _hangs(loaded: Loaded) -> list[Finding]:
+    return [finding for finding in loaded.hangs if finding.of_hang]
 
 
 def _entries(explanation: Explanation) -> pl.DataFrame:
@@ -197,10 +207,11 @@ def _step_waterfalls(loaded: Loaded, link: Link) -> list[Any]:
         runs += [(link.against, other)] if other is not None and explain(other) else []
     except DproError as error:
         missing = [message(f"{link.against} is not compared: {error}")]
-    taken = [(name, _entries(explain(run))) for name, run in runs]
-    longest_ms = max(float(entries["ms"].sum()) for _, entries in taken)
+    taken = [(name, explain(run)) for name, run in runs]
+    longest_ms = max(float(_entries(explained)["ms"].sum()) for _, explained in taken)
     drawn: list[Any] = []
-    for number, (name, entries) in enumerate(taken):
+    for number, (name, explained) in enumerate(taken):
+        entries = _entries(explained)
         drawn += [html.H3(html.Strong(name))] if len(taken) > 1 else []
         if entries.is_empty():
             drawn += [message("Where its step goes is not known.")] if len(taken) > 1 else []
@@ -210,6 +221,7 @@ def _step_waterfalls(loaded: Loaded, link: Link) -> list[Any]:
         parts = "; ".join(f"{row['name']} {format_ms(row['ms'])}" for row in entries.iter_rows(named=True))
         named: Any = {"role": "img", "aria-label": f"{whole}: {parts}"}
         drawn.append(html.Div(graph(f"verdict-step-{number}", figure, buttons=False), **named))
+        drawn.append(html.P(bars_in_words(explained), className="note"))
     return [*drawn, *missing, *([csv_link(NAME, "entries", link)] if len(drawn) else [])]
 
 
@@ -223,7 +235,8 @@ def _run(loaded: Loaded, link: Link) -> Any:
     figure = graph("verdict-steps-figure", step_figure(steps, link.theme, compared))
     is_other = not loaded.timed_steps["time_ns"].equals(loaded.steps["time_ns"])
     untimed = needs.untimed_steps(link.chosen(loaded.timed_steps))
-    notes = [html.P(text, className="note") for text in (BY_GPU * is_other, untimed) if text]
+    texts = (step_names_in_words(loaded.steps), BY_GPU * is_other, untimed)
+    notes = [html.P(text, className="note") for text in texts if text]
     return [names, figure, *notes, csv_link(NAME, "steps", link)]
 
 
@@ -283,12 +296,12 @@ def _advice(loaded: Loaded, link: Link) -> Any:
         return html.Div(hidden=True)
     scale = scale_of(rows)
     poor = explanation.limit is not None and loaded.trust.grade == "poor"
-    doubtful = [message("Do not rely on these: the replay fits poorly.")] if poor else []
+    doubtful = [message(f"Do not rely on these: {_weakness(loaded.trust)}.")] if poor else []
     names = _short_names(loaded)
     changes = {advice.edit: prediction_of(loaded, advice) for advice in explanation.advice if advice.edit}
     cards = [
         _card(
-            row | {"find": _spans_named(row["do"], names)},
+            row | {"find": _spans_named(row["do"], names), "hung": bool(_hangs(loaded))},
             scale,
             link,
             how_to_do(loaded.run, changes.get(row["edit"])),
@@ -302,6 +315,13 @@ def _advice(loaded: Loaded, link: Link) -> Any:
     ]
     listed = html.Div(cards, className="cards")
     return [_whole_run_note(), *doubtful, listed, *note, csv_link(NAME, "advice", link)]
+
+
+def _weakness(trust: Trust) -> str:
+    """Return why predictions are rated poor, in words."""
+    if not trust.answerable:
+        return next(iter(trust.reasons), "the replay does not fit the trace")
+    return trust.weakest
 
 
 def _short_names(analysis: Analysis) -> dict[str, str]:
@@ -333,7 +353,7 @@ def _card(
     """Return a card for one thing to try: change, gain as a bar, effort, its spans, how, and assumptions.
 
     Args:
-        row: of `advice_info`, and `find`, as from `_spans_named`.
+        row: of `advice_info`, `find`, as from `_spans_named`, and `hung`: whether the job hung.
         done_by: as from `how_to_do`.
     """
     to = link.query(view="whatif", options={"edit": row["edit"]})
@@ -368,6 +388,8 @@ def _no_bar(row: dict[str, Any]) -> str:
     """Word why a card has no bar."""
     if row["label"] == THEN:
         return "No bar: its gain can be predicted only once the limit above is removed."
+    if row["hung"]:
+        return "No bar: the job hung, and has no step to shorten."
     why = "the replay gave no gain for it" if row["edit"] else "the replay cannot model it"
     return f"No bar: {why}."
 
@@ -426,18 +448,24 @@ def _trust(loaded: Loaded, _link: Link) -> Any:
         trust = None
     if trust is None:
         unsure = explanation.unsure if loaded.run.num_rows(SPANS) else []
-        return (
-            html.Ul([html.Li(line) for line in unsure], className="unknown")
-            if unsure
-            else html.Div(hidden=True)
-        )
+        listed = [html.Ul([html.Li(line) for line in unsure], className="unknown")] if unsure else []
+        return [*_trust_in_hangs(loaded), *listed] or html.Div(hidden=True)
     doubts = interval_doubts(trust, advised_predictions(loaded))
     said = dict.fromkeys([*explanation.unsure, *doubts, *_doubts(loaded)])
     return [
         _whole_run_note(),
+        *_trust_in_hangs(loaded),
         html.P(trust.verdict, className=f"health {HEALTH[shown_grade(trust, doubts)]}"),
         html.Ul([html.Li(line) for line in said], className="unknown"),
         html.Details([html.Summary("how well the replay fits"), facts(trust_info(trust))]),
+    ]
+
+
+def _trust_in_hangs(loaded: Loaded) -> list[Component]:
+    """Return how sure it is what hung; empty if nothing hung."""
+    return [
+        html.P(f"{describe(finding, loaded.workers).title}: confidence {finding.confidence:.2f} of 1.")
+        for finding in _hangs(loaded)
     ]
 
 

@@ -84,6 +84,20 @@ def in_words(document: StepTimeDocument) -> str:
     return f"typical step {typical}{paused} ({_counts_in_words(document)})"
 
 
+def step_names_in_words(steps: pl.DataFrame) -> str:
+    """Say which steps each name of a step time covers; empty if no step was timed."""
+    document = step_time_document(steps)
+    if document is None:
+        return ""
+    outside = document.where == OUTSIDE
+    return (
+        f"Typical step: median of the steps {document.where}, pauses left out. Mean step with pauses: "
+        f"{'their' if outside else 'the'} total time over their number, pauses included. Usual step: mean of "
+        f"{'the' if outside else 'these'} steps {'in deep windows ' if outside else ''}without the cost of "
+        "recording; costs and gains refer to it."
+    )
+
+
 def pauses_in_words(steps: pl.DataFrame) -> str:
     """Word the pauses: `mean step with pauses 74 ms (105 steps …, 9 of them pauses)`; empty without any."""
     document = step_time_document(steps)

@@ -32,6 +32,8 @@ FIRST = {FINDINGS: -3, CRITICAL: -2, CRITICAL_REPLAYED: -1}  # order of the grou
 WAIT = "wait"
 AS_MEASURED = "when they were measured to begin"
 
+Offset = tuple[int, int]  # smallest and largest replayed minus measured start, in ns
+
 
 def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Selection = ALL) -> pl.DataFrame:
     """Return the slices of a replayed graph: measured, replayed, critical path, findings.
@@ -84,48 +86,49 @@ def slices(timeline: Timeline, findings: Sequence[Finding] = (), selection: Sele
     return _on_tracks(pl.concat([lasting.with_columns(**facts), *marks]), lanes)
 
 
-def path_offset(rows: pl.DataFrame) -> tuple[int, int]:
-    """Return the smallest and largest replayed minus measured start on the critical path, in ns.
+def path_offsets(timeline: Timeline, path: Ints, recorded: Timeline | None) -> tuple[Offset, Offset | None]:
+    """Return how far the replay begins spans of the critical path from where they were measured, in ns.
 
     Args:
-        rows: frame of `slices`.
+        path: [N] nodes on the path.
+        recorded: the replay of the graph as recorded, with the same nodes; None where nothing was taken out.
+
+    Returns:
+        Smallest and largest replayed minus measured start; and those of the graph as recorded, None unless
+        these are nearer.
     """
-    later = rows.filter(pl.col("group") == CRITICAL)["later_ns"].to_numpy()
-    return (int(later.min()), int(later.max())) if later.size else (0, 0)
+    offset = _offset_of(timeline, path)
+    if recorded is None or not path.size:
+        return offset, None
+    kept = _offset_of(recorded, path)
+    return offset, (kept if max(-kept[0], kept[1]) < max(-offset[0], offset[1]) / 2 else None)
 
 
-def path_offset_with_recording(rows: pl.DataFrame, recorded: Timeline) -> tuple[int, int] | None:
-    """Return `path_offset` of a replay that keeps the cost of recording; None if that is not nearer.
-
-    Args:
-        rows: frame of `slices`, of a replay without that cost.
-        recorded: the replay of the graph as recorded, with the same nodes.
-    """
-    node = rows.filter(pl.col("group") == CRITICAL)["node"].to_numpy()
-    if not node.size:
-        return None
-    later_ns = (recorded.start - recorded.graph.nodes.measured_start)[node]
-    kept = int(later_ns.min()), int(later_ns.max())
-    without = path_offset(rows)
-    return kept if max(-kept[0], kept[1]) < max(-without[0], without[1]) / 2 else None
+def _offset_of(timeline: Timeline, path: Ints) -> Offset:
+    later_ns = (timeline.start - timeline.graph.nodes.measured_start)[path]
+    return (int(later_ns.min()), int(later_ns.max())) if later_ns.size else (0, 0)
 
 
-def path_note(sooner_ns: int, later_ns: int, recorded: tuple[int, int] | None = None) -> str:
+def path_in(rows: pl.DataFrame) -> Ints:
+    """Return the nodes on the critical path in a frame of `slices`."""
+    nodes: Ints = rows.filter(pl.col("group") == CRITICAL)["node"].to_numpy()
+    return nodes
+
+
+def path_note(offset: Offset, recorded: Offset | None = None) -> str:
     """Return a sentence on the distance between the two rows of the critical path.
 
     Args:
-        sooner_ns, later_ns: values of `path_offset`.
-        recorded: those of `path_offset_with_recording`.
+        offset, recorded: values of `path_offsets`.
     """
-    farthest = max(-sooner_ns, later_ns)
-    if farthest == 0:
+    if offset == (0, 0):
         return "The replay begins every span of the critical path when it was measured to begin."
-    distance = _distance_in_words(sooner_ns, later_ns)
+    distance = _distance_in_words(*offset)
     if recorded is None:
         return f"The replay begins spans of the critical path {distance} than measured."
     return (
-        "The replay leaves out what recording cost, and so begins spans of the critical path "
-        f"{distance} than measured; with that cost, {_distance_in_words(*recorded)}."
+        "The replay leaves out what recording cost, which adds up over a window, and so begins spans of the "
+        f"critical path {distance} than measured; with that cost, {_distance_in_words(*recorded)}."
     )
 
 

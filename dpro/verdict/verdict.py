@@ -7,6 +7,7 @@ limit is stated with names and numbers from the run, or omitted if the run does 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -253,7 +254,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         advice=advice,
         together=together,
         then=then,
-        tempting=_tempting(facts, limit),
+        tempting=_tempting(facts, limit, advice),
         unsure=[*_why_no_limit(facts, limit, untold), *_unsure(facts, usual)],
         account=_account(facts, entries, limit, fault, advice),
     )
@@ -549,14 +550,16 @@ def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit
     return Limit(kind, gain_of(kind), shares_of_limits(entries)[kind])
 
 
-def _tempting(facts: JobFacts, limit: Limit | None) -> list[str]:
-    """Return what has a large share of the time but no gain."""
+def _tempting(facts: JobFacts, limit: Limit | None, advice: Sequence[Advice]) -> list[str]:
+    """Return what has a large share of the time but no gain, or a smaller one than all that is advised."""
     whole = float(facts.kernels["total_ns"].sum())
     if not whole or limit is None or limit.kind == COMMUNICATION or not facts.analysis.trust.answerable:
         return []
     moving = float(facts.communication_kernels["total_ns"].sum())
     gain = facts.gains_by_limit().get(COMMUNICATION, 1.0)
     if moving < NOTABLE * whole or 1 - 1 / gain > moving / whole / 2:
+        return []
+    if gain >= min((one.gain_high for one in advice if one.gain_high is not None), default=math.inf):
         return []
     waiting = facts.shares["exposed_wait_ns"] * facts.step_ns * facts.rank_steps
     why = "most of that time is waiting; " if waiting > moving / 2 else ""

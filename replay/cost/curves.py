@@ -85,6 +85,11 @@ class LinkCost:
         """Payload per time, 1e9 bytes per second; infinite where bytes cost nothing."""
         return 1 / self.ns_per_byte if self.ns_per_byte else float("inf")
 
+    @property
+    def gbps_error(self) -> float | None:
+        """Half of the 95% interval of `gbps`; None where bytes cost nothing."""
+        return self.gbps * self.ns_per_byte_error / self.ns_per_byte if self.ns_per_byte else None
+
     def with_knots(self, sizes: Floats, times: Floats) -> LinkCost:
         """Return this line with a curve through measured times [K] ns at sizes [K] bytes, ascending."""
         return replace(self, sizes=tuple(sizes.tolist()), times=tuple(times.tolist()))

@@ -80,7 +80,7 @@ def assert_the_first_page_shows(explanation: Explanation, loaded: Loaded) -> Non
     drawn = entries.select("cause", "ms", "evidence").rows()
     assert sorted(drawn) == sorted((entry.cause, entry.ms, entry.evidence) for entry in account.entries)
     assert {
-        LIMIT_OF.get(row["cause"], row["cause"]) for row in entries.filter("is_limit").iter_rows(named=True)
+        LIMIT_OF.get(row["cause"], row["cause"]) for row in entries.filter("of_limit").iter_rows(named=True)
     } == ({account.limit} if account.entries else set())
     gains = {
         row["edit"]: Gain(row["low"], row["middle"], row["high"])

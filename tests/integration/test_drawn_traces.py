@@ -8,7 +8,7 @@ import pytest
 from dpro.analysis.analysis import Analysis
 from dpro.extensions.export.drawing import Arrow, drawing
 from dpro.opening import open_path
-from dpro.timelines.slices import CRITICAL, path_offset
+from dpro.timelines.slices import CRITICAL, path_in, path_offsets
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def test_starts_of_a_real_pipeline_are_judged_where_they_are_derived(traces, fol
     analysis = Analysis(open_path(traces / folder))
     p50, _ = analysis.trust.start_error_ns
     assert 1 * MS < p50 < 30 * MS
-    sooner, _ = path_offset(drawing(analysis.timeline).rows)
+    (sooner, _), _ = path_offsets(analysis.timeline, path_in(drawing(analysis.timeline).rows), None)
     assert sooner < -100 * MS
 
 

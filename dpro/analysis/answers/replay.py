@@ -299,7 +299,7 @@ def _communication(analysis: Analysis) -> list[LinkCostDocument]:
             latency_us=None if cost.bandwidth_only else us(cost.latency_ns),
             latency_error_us=us(cost.latency_error_ns),
             gbps=finite(cost.gbps),
-            gbps_error=cost.gbps * cost.ns_per_byte_error / cost.ns_per_byte if cost.ns_per_byte else None,
+            gbps_error=cost.gbps_error,
             transfers=cost.num_samples,
             misfit=cost.misfit,
         )

@@ -101,14 +101,15 @@ def export(
         ensure_writable(path)
     from dpro.analysis.selected import selection_of
     from dpro.selection import selection_document
-    from dpro.timelines.slices import path_note, path_offset, path_offset_with_recording
+    from dpro.timelines.slices import path_in, path_note, path_offsets
 
     analysis = analyse(run)
     selection = selection_of(steps, ranks, analysis.run)
     drawn = drawing_of(analysis, selection)
     for form, path in wanted.items():
         _write(drawn, form, path)
-    sooner, later = path_offset(drawn.rows)
+    recorded = None if analysis.built.of_operations else analysis.replayed
+    offset, kept = path_offsets(analysis.timeline, path_in(drawn.rows), recorded)
     if as_json:
         from dpro.extensions.export.drawing import ExportDocument, FileDocument, PathOffset
 
@@ -117,7 +118,7 @@ def export(
             slices=drawn.rows.height,
             arrows=drawn.arrows.height,
             files=[FileDocument(form, str(path)) for form, path in wanted.items()],
-            critical_path_replayed_later=PathOffset(ms(sooner), ms(later)),
+            critical_path_replayed_later=PathOffset(*map(ms, offset)),
             selection=selection_document(selection),
         )
         print_json(written)
@@ -125,9 +126,7 @@ def export(
         print_selection(selection)
         for path in wanted.values():
             console().print(f"{path}: {drawn.rows.height:,} slices, {drawn.arrows.height:,} arrows")
-        of_operations = analysis.built.of_operations
-        recorded = None if of_operations else path_offset_with_recording(drawn.rows, analysis.replayed)
-        console().print(path_note(sooner, later, recorded))
+        console().print(path_note(offset, kept))
 
 
 def _send(run: str, otlp: str, steps: Ranges, ranks: RankChoice, as_json: bool) -> None:

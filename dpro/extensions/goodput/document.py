@@ -167,7 +167,7 @@ def in_words(document: GoodputDocument) -> str:
     most = ", ".join(f"{what} {share:.0%} ({_time(document, share)})" for what, share in named[:MAX_NAMED])
     wall = format_duration(document.wall_s * NS_PER_S)
     said = [
-        f"Of {wall}, {document.goodput:.0%} ({_time(document, document.goodput)}) was training that counts"
+        f"Of {wall}, {document.goodput:.1%} ({_time(document, document.goodput)}) was training that counts"
     ]
     said += [f"; the rest went to {most}"] if most else []
     again = sum(attempt.repeated for attempt in document.attempts)

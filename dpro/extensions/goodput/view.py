@@ -185,11 +185,14 @@ def _since_begin(life: JobLife, time_ns: pl.Expr) -> pl.Expr:
     return (time_ns - (begin_ns if isinstance(begin_ns, int) else 0)) / NS_PER_MS
 
 
-def life_figure(rows: pl.DataFrame, attempts: pl.DataFrame, progress: pl.DataFrame, theme: str) -> go.Figure:
+def life_figure(
+    rows: pl.DataFrame, classes: pl.DataFrame, attempts: pl.DataFrame, progress: pl.DataFrame, theme: str
+) -> go.Figure:
     """Draw the life of a job.
 
     Args:
         rows: as `life_info` returns them, not empty.
+        classes: as `class_info` returns them: the drawn pieces are too coarse to give shares.
     """
     ranks = rows["rank"].unique().sort().to_list()[:MAX_RANKS]
     shown = rows.filter(pl.col("rank").is_in(ranks))
@@ -199,7 +202,7 @@ def life_figure(rows: pl.DataFrame, attempts: pl.DataFrame, progress: pl.DataFra
         rows=2, shared_xaxes=True, vertical_spacing=0.08, row_heights=[STEPS_HEIGHT, strips]
     )
     _draw_steps(figure, attempts, progress, scale, theme)
-    _draw_strips(figure, shown, scale, theme)
+    _draw_strips(figure, shown, classes, scale, theme)
     _mark_attempts(figure, attempts, scale, theme)
     styled(figure, theme, height=STEPS_HEIGHT + strips + AROUND)
     figure.update_xaxes(title_text=f"since the job began, {unit}", row=2)
@@ -293,21 +296,24 @@ def _draw_falls(figure: go.Figure, falls: list[Any], scale: float, theme: str) -
     )  # fmt: skip
 
 
-def _draw_strips(figure: go.Figure, shown: pl.DataFrame, scale: float, theme: str) -> None:
+def _draw_strips(
+    figure: go.Figure, shown: pl.DataFrame, classes: pl.DataFrame, scale: float, theme: str
+) -> None:
     """Draw a strip for each rank, the first at the top."""
-    named = shown.with_columns(what=pl.col("class").replace_strict(IN_WORDS))
-    whole = float(named["lasts_ms"].sum())
-    for what, (shade, pattern) in SHADES.items():
-        of_class = named.filter(pl.col("what") == what)
+    what = pl.col("class").replace_strict(IN_WORDS).alias("what")
+    named, shares = shown.with_columns(what), classes.group_by(what).agg(pl.col("share").sum())
+    share_of = dict(shares.iter_rows())
+    for words, (shade, pattern) in SHADES.items():
+        of_class = named.filter(pl.col("what") == words)
         if of_class.is_empty():
             continue
-        share = float(of_class["lasts_ms"].sum()) / whole
+        share = share_of[words]
         figure.add_bar(
             x=of_class["lasts_ms"] / scale,
             base=of_class["begin_ms"] / scale,
             y=[f"rank {rank}" for rank in of_class["rank"]],
             orientation="h",
-            name=f"{what} {share:.0%}" if share >= MIN_SHARE else f"{what} < 1%",
+            name=f"{words} {share:.0%}" if share >= MIN_SHARE else f"{words} < 1%",
             marker={"color": colour(shade, theme), "line": {"width": 0}, "pattern": _pattern(pattern, theme)},
             customdata=[
                 [row["class"].replace("_", " "), _steps(row), format_duration(row["lasts_ms"] * NS_PER_MS),
@@ -381,7 +387,9 @@ def _life(loaded: Loaded, link: Link) -> Any:
     if rows.is_empty():
         return [*chosen, message(_NONE)]
     more = rows["rank"].n_unique() - MAX_RANKS
-    figure = life_figure(rows, attempt_info(loaded, link), progress_info(loaded, link), link.theme)
+    figure = life_figure(
+        rows, class_info(loaded, link), attempt_info(loaded, link), progress_info(loaded, link), link.theme
+    )
     return [
         *chosen,
         message(in_words(goodput_document(chosen_life(loaded, link), [loaded.run.label]))),
@@ -445,7 +453,9 @@ def draw_life(loaded: Loaded, link: Link) -> go.Figure:
     rows = life_info(loaded, link)
     if rows.is_empty():
         raise Unanswerable("nothing to draw: no moment of this selection was recorded")
-    return life_figure(rows, attempt_info(loaded, link), progress_info(loaded, link), link.theme)
+    return life_figure(
+        rows, class_info(loaded, link), attempt_info(loaded, link), progress_info(loaded, link), link.theme
+    )
 
 
 def figures_of_report(loaded: Loaded, ranks: list[int]) -> Iterator[tuple[str, Callable[[], go.Figure]]]:

@@ -145,7 +145,7 @@ class Cpu(RankwiseEdit):
     summary = "use a faster host CPU"
     example = "cpu:factor=2"
     needs = "CPU work, or the launch delays of an operation-level trace"
-    assumes = "all CPU work speeds up equally, and GPU and network stay unchanged"
+    assumes = "all CPU work speeds up equally, even sleeping or waiting for a disk; GPU and network do not"
     source = "CPU durations / factor"
     is_advice = False
     effort = "money"

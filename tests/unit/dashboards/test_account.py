@@ -7,10 +7,12 @@ import pytest
 
 from dpro.account import Account, Gain, StepEntry
 from dpro.dashboards.account import (
+    BARS,
     OPEN,
     STEP,
     WIDTH,
     advice_info,
+    bars_in_words,
     entry_figure,
     entry_info,
     parts_of_gain,
@@ -28,7 +30,7 @@ from dpro.errors import Unanswerable
 from dpro.verdict.advice import Advice
 from dpro.verdict.ledger import ORDER
 from dpro.verdict.verdict import Explanation, explain
-from dpro.verdict.words import paragraphs_of
+from dpro.verdict.words import paragraphs_of, shares_of
 from tests.builders import TinyRun, cpu_job
 
 
@@ -47,20 +49,20 @@ STEP_OF_TEN = Account(
 
 
 def test_a_waterfall_goes_from_the_step_to_what_devices_have_to_do():
-    rows = entry_info(STEP_OF_TEN).select("name", "ms", "share", "left_ms", "of_limit", "is_limit").rows()
+    rows = entry_info(STEP_OF_TEN).select("name", "ms", "share", "left_ms", "of_limit").rows()
     assert rows == [
-        ("rank 1", 2.0, 0.2, 8.0, True, True),
-        ("uneven ranks", 1.0, 0.1, 7.0, True, False),
-        ("the host", 1.0, 0.1, 6.0, False, False),
-        ("unexplained", 1.0, 0.1, 5.0, False, False),
-        ("compute", 5.0, 0.5, 0.0, False, False),
+        ("uneven ranks: rank 1", 2.0, 0.2, 8.0, True),
+        ("uneven ranks", 1.0, 0.1, 7.0, True),
+        ("the host", 1.0, 0.1, 6.0, False),
+        ("unexplained", 1.0, 0.1, 5.0, False),
+        ("compute", 5.0, 0.5, 0.0, False),
     ]
 
 
 def test_without_work_of_devices_it_ends_with_what_remains_and_without_entries_it_is_empty():
     of_host = Account(entries=[entry("host", 3.0), entry("unexplained", 1.0)])
     assert entry_info(of_host).select("name", "left_ms").rows() == [("the host", 1.0), ("unexplained", 0.0)]
-    assert not entry_info(of_host)["is_limit"].any()
+    assert not entry_info(of_host)["of_limit"].any()
     assert entry_info(Account()).is_empty()
 
 
@@ -82,8 +84,8 @@ def test_the_figure_has_a_bar_for_each_entry_and_marks_the_limit(theme):
     assert list(bars.base) == [0.0, 8.0, 7.0, 6.0, 5.0, 0.0]
     labels = figure.layout.yaxis.ticktext
     assert labels[0] == STEP
-    assert [("LIMIT" in label, "rank 1" in label) for label in labels].count((True, True)) == 1
-    assert sum("LIMIT" in label for label in labels) == 1
+    assert ["LIMIT" in label for label in labels] == [False, True, True, False, False, False]
+    assert all("uneven ranks" in label for label in labels[1:3])
     assert bars.text[1] == "<b>2 ms  20%</b>"
     assert list(bars.marker.color)[-1] == colour("compute", theme)
     assert figure.layout.xaxis.range == (0, 10.0)
@@ -189,6 +191,19 @@ def test_the_picture_says_what_the_verdict_says_and_nothing_lies_outside(slow):
     assert all(0 < x < WIDTH for x in texts.x)
     assert all(0 < y < figure.layout.height for y in texts.y)
     assert all(0 <= shape.x0 <= shape.x1 <= WIDTH for shape in figure.layout.shapes if shape.xref == "x2")
+
+
+def test_the_page_and_the_picture_say_what_bars_count_and_that_shares_of_a_rank_are_another_account(slow):
+    explanation = explain(slow)
+    said = bars_in_words(explanation)
+    assert said.startswith("Each bar is what removing its cause saves once those above it are removed")
+    assert shares_of(explanation)
+    assert said.endswith(f"on average: {', '.join(shares_of(explanation))}.")
+    entries = entry_info(explanation.account)
+    assert said in words_of(picture_figure(explanation, entries, advice_info(slow, explanation), "dark"))
+    assert said in str(VIEW.sections["verdict-short"](slow, Link()))
+    unknown = Explanation(run="r", job="j", fault="none.", faulty_ranks=[])
+    assert bars_in_words(unknown) == BARS
 
 
 def test_names_in_the_picture_are_text_and_what_is_not_known_leaves_no_frame():

@@ -96,6 +96,16 @@ def test_dumps_of_a_job_that_hangs_have_the_verdict_of_diagnose(hung):
         assert "its host code has not reached" in ask(hung, name, f"?view={name.partition('-')[0]}")
 
 
+def test_the_first_page_of_a_hang_says_who_hangs_how_sure_that_is_and_why_nothing_has_a_gain(hung):
+    short = ask(hung, "verdict-short", "?view=verdict")
+    assert "The job is stuck. Rank " in short
+    assert "its host code has not reached" in short
+    assert "confidence 0." in ask(hung, "verdict-trust", "?view=verdict")
+    advice = ask(hung, "verdict-advice", "?view=verdict")
+    assert "the job hung, and has no step to shorten" in advice
+    assert "cannot model" not in advice
+
+
 def navigate(app, query: str, shown: Any = None, changed: str = "url.search") -> dict[str, Any]:
     """What the page consists of for a link: the navigation, and the content of the view."""
     (output,) = (each for each in app.callback_map if "nav.children" in each)

@@ -12,6 +12,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import OfferedRun, Runs, ShownRun
 from dpro.errors import InputError
+from dpro.extensions.goodput import view
 from dpro.extensions.goodput.account import CLASSES
 from dpro.extensions.goodput.document import IN_WORDS
 from dpro.extensions.goodput.view import (
@@ -78,6 +79,18 @@ def test_each_class_is_drawn(loaded):
     legend = {bar.name.rpartition(" ")[0] for bar in figure.data if bar.type == "bar"}
     assert legend == {"training", "steps done again", "starting", "no process"}
     assert list(figure.layout.yaxis2.categoryarray) == ["rank 1", "rank 0"]
+
+
+def test_the_legend_has_the_shares_of_the_sentence_though_short_pieces_are_drawn_as_others(
+    loaded, monkeypatch
+):
+    shares: dict[str, float] = {}
+    for name, share in class_info(loaded, Link()).select("class", "share").iter_rows():
+        shares[IN_WORDS[name]] = shares.get(IN_WORDS[name], 0.0) + share
+    monkeypatch.setattr(view, "SEEN", 0.25)
+    legend = [bar.name.rpartition(" ") for bar in drawn(loaded).data if bar.type == "bar"]
+    assert 1 < len(legend) < len(shares)
+    assert all(f"{shares[what]:.0%}" == said for what, _, said in legend)
 
 
 def test_what_is_drawn_in_similar_colours_has_another_pattern():

@@ -39,6 +39,10 @@ def test_runs_beside_the_opened_one_are_offered_with_reasons_and_links_are_not(s
     ]  # fmt: skip
     assert run[2]["children"].startswith("broken (manifest.json: not a run manifest")
     assert [each["value"] for each in against] == ["", "before", "broken"]
+    (pick,) = [each["props"]["children"][1]["props"] for each in page["runs"]["children"][:1]]
+    assert pick["data-opened"] == "after"  # a copied link names it
+    named = navigate(make_app(several), "?view=kernels&run=after")
+    assert [each["selected"] for each in options(named, "pick-run")] == [True, False, False]
     assert page["run"] == {"children": "after", "title": several.opened.loaded.run.label}
 
 

@@ -894,6 +894,13 @@ def test_nothing_is_said_to_give_nothing_where_the_replay_does_not_fit(tmp_path,
     assert explain(analysis).tempting == []
 
 
+def test_nothing_is_said_to_give_little_that_gives_as_much_as_what_is_advised(tmp_path, monkeypatch):
+    for most, says in ((1.02, True), (0.999, False)):
+        advised = [Advice("overlap", "overlap transfers", 0.9, most, "new code")]
+        monkeypatch.setattr("dpro.verdict.verdict.first_of", lambda *_, advised=advised: advised)
+        assert bool(explained(hidden_transfers(host_us=900), tmp_path / f"{most}").tempting) == says
+
+
 def test_what_gains_only_once_the_limit_is_gone_comes_after_it(tmp_path):
     verdict = explained(hidden_transfers(host_us=900), tmp_path)
     assert verdict.limit.kind == HOST

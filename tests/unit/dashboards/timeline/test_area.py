@@ -5,9 +5,11 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from dpro.dashboards.timeline.area import by_lane, by_name, spans_within
-from dpro.dashboards.timeline.lanes import SpanNames, make_lanes
+from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.timeline.area import by_lane, by_name, by_range, spans_within
+from dpro.dashboards.timeline.lanes import KINDS, SpanNames, make_lanes
 from dpro.schema import SPANS, conform
+from tests.builders import TinyRun
 
 
 @pytest.fixture
@@ -45,6 +47,24 @@ def test_a_lane_is_busy_while_a_span_runs_that_does_not_wait_for_peers(laid):
     assert by_lane(spans, lanes).rows() == [
         (3, "stream 20 (NCCL)", 2, 75), (3, "stream 7 (compute)", 2, 75), (3, "main thread", 2, 125)
     ]  # fmt: skip
+
+
+def test_a_range_has_for_itself_the_time_in_which_neither_an_inner_range_nor_anything_else_runs(tmp_path):
+    run = TinyRun()
+    run.mark("step", 0, 100)
+    run.mark("load", 10, 60)
+    run.mark("load", 20, 50)
+    run.op("aten::mm", 40, 55)
+    run.op("aten::mm", 80, 120)
+    measured = Loaded(run.write(tmp_path)).measured
+    (lanes,) = measured.all().values()
+    spans = spans_within(lanes, range(lanes.all.first.size - 1), 5_000, 90_000)
+    assert by_range(spans, lanes, measured.names.texts).rows() == [
+        (0, "main thread", "load", 35_000),  # 10 to 40 and 55 to 60
+        (0, "main thread", "step", 25_000),  # 5 to 10 and 60 to 80
+    ]
+    works = spans.filter(pl.col("kind") != KINDS.index("host"))
+    assert by_range(works, lanes, measured.names.texts).is_empty()
 
 
 def test_only_the_rows_of_the_area_count_and_nothing_where_nothing_ran(laid):

@@ -89,6 +89,21 @@ def test_lanes_differ_by_their_busy_time_in_the_aligned_steps(two):
     assert found["delta_ns"].abs().to_list() == sorted(found["delta_ns"].abs().to_list(), reverse=True)
 
 
+def test_a_host_that_waits_in_a_range_differs_though_no_lane_is_busier(tmp_path):
+    runs = []
+    for name, slept in (("after", 500), ("before", 100)):
+        run = TinyRun()
+        run.mark("load", 0, slept)
+        run.op("aten::mm", slept, slept + 50)
+        run.step(0, 0, slept + 50)
+        runs.append(Loaded(run.write(tmp_path / name)).measured)
+    after, before = runs
+    assert lane_difference(after, beside(after, "before", before)).rows() == [
+        (0, "main thread, in no operator: load", 100_000, 500_000, 400_000),
+        (0, "main thread", 50_000, 50_000, 0),
+    ]
+
+
 def test_a_lane_that_only_one_run_has_counts_in_full(two, tmp_path):
     after = two[0].measured
     run = TinyRun()

@@ -12,8 +12,11 @@ import pytest
 from dpro.dashboards.app import make_app
 from dpro.dashboards.command import load
 from dpro.dashboards.theme import SPAN_LOOKS
+from dpro.dashboards.timeline.measured import BackgroundResult, make_replayed
 from dpro.dashboards.timeline.routes import lane_info, parse_viewport
 from dpro.errors import UsageError
+from dpro.replay.timeline import replay
+from dpro.units import format_duration
 from tests.builders import BACKWARD, TinyRun, gpu_job
 
 HOST = {"Host": "localhost"}
@@ -220,6 +223,21 @@ def test_a_replay_that_ends_meanwhile_is_ready_only_with_its_lanes(loaded, monke
     monkeypatch.setattr(type(loaded), "replay_lanes", Later())
     assert lane_info(loaded)["replay"]["state"] == "working"
     assert asked[0] == "state"
+
+
+def test_the_note_on_the_replayed_path_states_what_recording_cost_apart_from_errors(loaded, monkeypatch):
+    graph = loaded.built.predictive
+    as_it_runs = replay(graph.with_durations(graph.nodes.duration // 2))  # as if half were due to recording
+    of_path = make_replayed(as_it_runs, loaded.measured).offsets[0]
+    monkeypatch.setattr(type(loaded), "timeline", as_it_runs)
+    monkeypatch.setattr(type(loaded), "replay_lanes", BackgroundResult(loaded.replay_lanes._make))
+    loaded.replay_lanes._work()
+    note = lane_info(loaded)["replay"]["note"]
+    assert note.startswith("The replay leaves out what recording cost")
+    before, _, after = note.partition("; with that cost, ")
+    assert format_duration(-of_path[0]) in before
+    assert format_duration(-of_path[0]) not in after
+    assert after
 
 
 def test_the_replay_comes_later_with_the_critical_path_and_causes(client, loaded):

@@ -11,16 +11,21 @@ from datetime import UTC, datetime
 import polars as pl
 import pytest
 
+from dpro.analysis.analysis import Analysis
 from dpro.dashboards.app import make_app
 from dpro.dashboards.command import offered_runs
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.runs import OfferedRun
 from dpro.dashboards.views import over_time
 from dpro.dashboards.views.over_time import VIEW, InBackground, judged_run, runs_figure, runs_info, timed_run
+from dpro.detect.findings import Finding
+from dpro.detect.host_bound import THE_HOST
+from dpro.detect.observations import observe
 from dpro.errors import InputError
 from dpro.schema import STEPS
 from dpro.store import MANIFEST, open_run, write_manifest
 from dpro.units import NS_PER_S
+from dpro.verdict.verdict import Explanation
 from tests.builders import TinyRun, cpu_job
 from tests.jobs import ROOT
 from tests.unit.dashboards.test_app import navigate
@@ -125,6 +130,19 @@ def test_the_verdict_is_that_of_explain(tmp_path):
     assert judged_run(tmp_path / "run").limit
     assert timed_run(tmp_path / "run").steps == 12
     assert open_run(tmp_path / "run").manifest.command == []
+
+
+@pytest.mark.parametrize(
+    ("part", "confidence", "fault"),
+    [("the input pipeline", 0.9, "at fault."), (THE_HOST, 0.9, ""), ("the input pipeline", 0.3, "")],
+)
+def test_a_part_that_belongs_to_no_rank_is_a_fault_too(tmp_path, monkeypatch, part, confidence, fault):
+    found = Finding("slow.host", "part", part, (), 0.3, confidence, 3e7, (observe("late", "late"),))
+    monkeypatch.setattr(Analysis, "verdict", ([found], []))
+    explained = Explanation(run="r", job="j", fault="at fault.", faulty_ranks=[])
+    monkeypatch.setattr("dpro.dashboards.views.over_time.explain", lambda _: explained)
+    cpu_job(num_steps=12).write(tmp_path / "run")
+    assert judged_run(tmp_path / "run").fault == fault
 
 
 def test_a_page_of_one_run_says_how_to_see_several_and_one_of_several_links_to_them(several, tmp_path):

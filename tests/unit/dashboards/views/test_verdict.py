@@ -12,6 +12,7 @@ from dash import html
 from plotly.utils import PlotlyJSONEncoder
 
 from dpro.analysis.answers.whatif import search_once
+from dpro.analysis.step_time import step_names_in_words
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
@@ -25,6 +26,7 @@ from dpro.dashboards.views.verdict import (
     step_figure,
     step_info,
 )
+from dpro.replay.fidelity.accuracy import criterion
 from dpro.schema import STEPS, conform
 from dpro.verdict.words import limit_of_run
 from tests.builders import TinyRun, cpu_job
@@ -124,6 +126,18 @@ def test_nothing_is_said_to_be_healthy_that_could_not_have_shown_otherwise(even)
     assert health_info([], [], dataclasses.replace(trust, answerable=False))[0] == "unknown"
 
 
+def test_advice_that_is_rated_poor_gives_the_figure_it_is_rated_by(slow, monkeypatch):
+    fill, trust = VIEW.sections["verdict-advice"], slow.trust
+    assert "Do not rely" not in str(fill(slow, Link()))
+    noise = criterion("noise of steps", 72.6, 10.0, 50.0)
+    monkeypatch.setattr(Loaded, "trust", dataclasses.replace(trust, figures=(noise, *trust.figures)))
+    said = str(fill(slow, Link()))
+    assert "Do not rely on these: step times vary: changes below 72.6% of a step cannot be detected." in said
+    unfit = dataclasses.replace(trust, answerable=False, reasons=("launches are missing",))
+    monkeypatch.setattr(Loaded, "trust", unfit)
+    assert "Do not rely on these: launches are missing." in str(fill(slow, Link()))
+
+
 def test_what_helps_comes_with_its_interval_and_what_it_rests_on_proven_first(slow):
     table = gain_info(search_once(slow).predictions)
     blocks = table["block"].unique(maintain_order=True).to_list()
@@ -146,6 +160,19 @@ def test_the_fit_and_the_run_are_described_in_words(slow):
     assert [text for name, text in lines if name == "warning"] == ["clocks differ"]
     assert dict(lines)["ranks"] == "3 of 5, missing 3, 4"
     assert dict(run_info(slow.run.manifest, slow.steps.clear()))["step time"] == "no step was timed"
+
+
+def test_each_name_of_a_step_time_is_defined_where_it_stands(slow, even):
+    said = str(VIEW.sections["verdict-run"](slow, Link()))
+    assert "Typical step: median of the steps in deep windows, pauses left out." in said
+    assert "Usual step: mean of these steps without the cost of recording" in said
+    steps = _steps([(0, step, -1, 5_000_000) for step in range(9)])
+    assert step_names_in_words(steps) == (
+        "Typical step: median of the steps outside deep windows, pauses left out. Mean step with pauses: "
+        "their total time over their number, pauses included. Usual step: mean of the steps in deep windows "
+        "without the cost of recording; costs and gains refer to it."
+    )
+    assert not step_names_in_words(steps.clear())
 
 
 def test_every_table_of_the_view_can_be_made(slow):

@@ -53,7 +53,7 @@ from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import SPANS, STEPS, conform
 from dpro.store import open_run
-from dpro.units import NS_PER_MS, ms, us
+from dpro.units import NS_PER_MS, format_duration, ms, us
 from dpro.verdict.verdict import explain
 from tests.builders import TinyRun, gpu_job
 from tests.commands import dpro
@@ -100,7 +100,12 @@ def test_transfers_lie_on_the_line_that_is_drawn_through_them(sized):
     assert transfers.height == 12
     figure = transfer_figure(transfers, sized.costs, "light")
     points, line, medians = figure.data
-    assert points.name.endswith("<br>latency 20 us, up to 1 GB/s")
+    (cost,) = sized.costs.values()
+    assert points.name.endswith(
+        f"<br>latency 20 us ± {format_duration(cost.latency_error_ns)}, then 1 GB/s ± {cost.gbps_error:.2g}"
+    )
+    interval = [1 / (cost.ns_per_byte - sign * cost.ns_per_byte_error) for sign in (-1, 1)]
+    assert interval == pytest.approx([cost.gbps - cost.gbps_error, cost.gbps + cost.gbps_error], rel=1e-3)
     assert np.allclose(np.interp(points.x, line.x, line.y), points.y, rtol=0.05)
     assert np.allclose(medians.y, np.interp(medians.x, points.x[::2], points.y[::2]), rtol=0.05)
     assert transfer_info(sized.built.graph, parse_link("?ranks=1&steps=2-3")).height == 2

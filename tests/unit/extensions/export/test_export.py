@@ -29,9 +29,9 @@ from dpro.timelines.slices import (
     CRITICAL_REPLAYED,
     FINDINGS,
     PATHS,
+    path_in,
     path_note,
-    path_offset,
-    path_offset_with_recording,
+    path_offsets,
     slices,
 )
 from tests.builders import BACKWARD, TinyRun, cpu_job, gpu_job, tiny_graph
@@ -119,9 +119,10 @@ def test_critical_path_is_drawn_where_the_lanes_of_its_side_have_its_spans():
     assert drawn[CRITICAL] == [("0", 0, 3 * S), ("1", 5 * S, 9 * S)] == drawn["rank 0 measured"]
     assert drawn[CRITICAL_REPLAYED] == [("0", 0, 3 * S), ("1", 3 * S, 7 * S)] == drawn["rank 0 replayed"]
     assert rows.filter(pl.col("group") == CRITICAL)["later_ns"].to_list() == [0, -2 * S]
-    assert path_offset(rows) == (-2 * S, 0)
-    assert "up to 2 s sooner than measured" in path_note(*path_offset(rows))
-    assert "when it was measured" in path_note(0, 0)
+    offsets = path_offsets(replay(graph), path_in(rows), None)
+    assert offsets == ((-2 * S, 0), None)
+    assert "up to 2 s sooner than measured" in path_note(*offsets)
+    assert "when it was measured" in path_note((0, 0))
 
 
 def test_spans_that_are_sooner_since_the_cost_of_recording_is_left_out_are_said_to_be():
@@ -130,14 +131,15 @@ def test_spans_that_are_sooner_since_the_cost_of_recording_is_left_out_are_said_
         [3 * S, 4 * S], [(0, 1, 0)], measured_start=[0, 3 * S], measured_end=[3 * S, 7 * S], rank=[0, 0]
     )
     without = recorded.with_durations(np.array([S, 4 * S]))
-    rows = slices(replay(without))
-    kept = path_offset_with_recording(rows, replay(recorded))
-    assert (path_offset(rows), kept) == ((-2 * S, 0), (0, 0))
-    assert path_note(-2 * S, 0, kept) == (
-        "The replay leaves out what recording cost, and so begins spans of the critical path up to 2 s "
-        "sooner than measured; with that cost, when they were measured to begin."
+    done = replay(without)
+    path = path_in(slices(done))
+    offsets = path_offsets(done, path, replay(recorded))
+    assert offsets == ((-2 * S, 0), (0, 0))
+    assert path_note(*offsets) == (
+        "The replay leaves out what recording cost, which adds up over a window, and so begins spans of the "
+        "critical path up to 2 s sooner than measured; with that cost, when they were measured to begin."
     )
-    assert path_offset_with_recording(rows, replay(without)) is None  # the distance has another reason
+    assert path_offsets(done, path, done)[1] is None  # the distance has another reason
 
 
 def test_slices_say_how_much_longer_their_work_may_take_at_no_cost(timeline, tmp_path):

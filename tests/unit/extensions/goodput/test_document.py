@@ -58,7 +58,7 @@ def test_run_of_an_import_has_no_moments_and_says_so(tmp_path):
 
 def test_sentence_says_what_the_time_was_worth_and_what_most_was_lost_to(restarted):
     assert in_words(goodput_document(life_of([restarted]), ["run"])) == (
-        "Of 36 s, 31% (11 s) was training that counts; the rest went to no process 28% (10 s), "
+        "Of 36 s, 30.6% (11 s) was training that counts; the rest went to no process 28% (10 s), "
         "starting 22% (8 s), steps done again 19% (7 s). The job was started 2 times, 1 attempt did not end "
         "well, and 7 steps were done again."
     )

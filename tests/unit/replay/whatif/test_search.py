@@ -219,6 +219,15 @@ def test_curves_fall_and_parts_that_the_run_does_not_show_have_none(tmp_path):
     assert curves["host"].then == "network"
 
 
+def test_a_faster_cpu_leaves_the_input_as_it_is_since_that_may_wait_for_a_disk(tmp_path):
+    work = equal_work(2, 4)
+    loading = slower(work, "data", [0, 1], plus=500.0)
+    curves = {curve.part: curve for curve in sensitivity(graph_of(tmp_path, loading))}
+    assert curves["host"].then == "input"
+    assert 500 < curves["host"].step_ms[-1] < curves["host"].base_ms
+    assert curves["input"].step_ms[-1] < 50
+
+
 def test_run_without_a_whole_step_has_no_curves(tmp_path):
     run = TinyRun()
     run.op("work", 0, 100)
