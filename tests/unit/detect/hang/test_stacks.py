@@ -166,6 +166,23 @@ def test_how_long_a_thread_ran_while_its_peers_waited(values, share):
     assert ran_share(samples(*SAMPLED, *values), 1, "a", START_NS) == share
 
 
+def test_work_before_the_wait_and_while_the_process_ends_is_not_of_the_wait():
+    rows = samples(*SAMPLED, (CPU, 1, 0.0, 2.0), (CPU, 1, 1.0, 2.9), (CPU, 1, 20.0, 9.0))
+    began_ns = START_NS + NS_PER_S // 2
+    assert ran_share(rows, 1, "a", began_ns, START_NS + 12 * NS_PER_S) == 0.0
+
+
+@pytest.mark.parametrize("end", ["left_ns", "failed_ns", "ended_ns"])
+def test_a_sleeping_rank_that_takes_long_to_end_is_stuck_and_does_not_compute(end):
+    finding = finding_of(main_threads([1], BUSY, "is"), main_threads([0, 2], BARRIER, "is"))
+    ended = {"rank": 1, "host": "a", "exit_signal": 2, end: START_NS + 10 * NS_PER_S}
+    workers = conform(WORKERS, pl.DataFrame([ended]))
+    rows = samples(*SAMPLED, (CPU, 1, 0.0, 1.0), (QUEUE, 1, 0.0, 1.0), (QUEUE, 1, 20.0, 9.0))
+    (explained,) = with_cpu_time([finding], rows, workers, START_NS + 20 * NS_PER_S)
+    assert verdict_in_words(explained).startswith("rank 1 is stuck in tokenize (job.py:6)")
+    assert "it ran for 0% of the time that its peers waited" in explained.evidence[0]
+
+
 def test_how_long_a_thread_ran_is_not_known_of_a_host_that_was_not_sampled_for_long():
     rows = samples((CPU, 1, 0.0, 2.0), *SAMPLED[:4])
     assert ran_share(rows, 1, "a", START_NS) is None
