@@ -39,7 +39,8 @@ class Doing:
         calls: pattern of `file function` of the library calls that do this.
         verb: in the plural: `compile`; empty where it is not known.
         what: the words after the verb, with `{call}` for the function of the library that was called.
-        remedy: what to do where other ranks wait for it; empty where the calls of all ranks decide that.
+        remedy: what to do where other ranks wait for it, in any step, with the fields of
+            `evidence.py:advice_in_words`; empty where the calls of all ranks decide that.
         works: whether it goes on by itself, so that the others wait only as long as it takes.
     """
 
@@ -53,9 +54,8 @@ class Doing:
 COMPILE, GROUP, BUFFERS, COMPUTE, STUCK, UNKNOWN = "compile", "group", "buffers", "compute", "stuck", ""
 WITH_PEERS = (GROUP, BUFFERS, "collective", "fsdp")  # in these a thread waits for other ranks
 _LONGER = "or give `init_process_group` a longer `timeout`"
-_BEFORE = (
-    "do this before the others wait for it (before `init_process_group`, or once, with its result on disk), "
-    f"share it among all ranks, {_LONGER}"
+_SHORTEN = (
+    f"if it needs that long, do it once and keep its result on disk, share it among all ranks, {_LONGER}"
 )
 _FILES = r"(torch/serialization\.py|torch/distributed/checkpoint/\S*|/safetensors/\S*) \w*"
 _IN_LIBRARIES = {  # the first match counts
@@ -74,18 +74,18 @@ _IN_LIBRARIES = {  # the first match counts
         "`DataLoader(timeout=60)` it raises instead"),
     "load": Doing(
         _FILES + "load", "load", "a checkpoint",
-        f"see whether its file system is slow or does not answer; {_BEFORE}", works=True),
+        f"see whether its file system is slow or does not answer; {_SHORTEN}", works=True),
     "save": Doing(
         _FILES + "save", "save", "a checkpoint",
         "see whether its file system is slow or full; save in the background "
         f"(`torch.distributed.checkpoint.async_save`), {_LONGER}", works=True),
     "process": Doing(
         r"/(subprocess|multiprocessing/\w+|concurrent/futures/process)\.py ", "wait",
-        "for a process that it started", f"see what that process waits for; {_BEFORE}"),
+        "for a process that it started", f"see what that process waits for; {_SHORTEN}"),
     "thread": Doing(r"/(threading|queue|concurrent/futures/\w+)\.py ", "wait", "for another thread"),
     "network": Doing(
         r"/(socket|ssl|http/client)\.py ", "wait", "for data from the network",
-        f"see whether the server that it reads from answers; {_BEFORE}"),
+        f"see whether the server that it reads from answers; {_SHORTEN}"),
     BUFFERS: Doing(
         r"torch/nn/parallel/distributed\.py _sync_\w*buffers$", "wait", "in DDP's broadcast of buffers",
         "use `model.module` where not all ranks evaluate, or evaluate on all ranks"),
@@ -96,7 +96,7 @@ _IN_LIBRARIES = {  # the first match counts
     "backward": Doing(r"torch/autograd/\w+\.py (backward|grad)$", "wait", "in backward"),
 }  # fmt: skip
 _DOINGS = _IN_LIBRARIES | {
-    COMPUTE: Doing("", "compute", "", _BEFORE, works=True),
+    COMPUTE: Doing("", "compute", "", f"see what {{who}} {{does}}{{in_place}}; {_SHORTEN}", works=True),
     STUCK: Doing("", "be", "stuck"),
     UNKNOWN: Doing(""),
 }

@@ -256,6 +256,15 @@ def test_what_a_rank_does_decides_what_to_do(calls, advised):
     assert "py-spy" not in advice_in_words(finding, worker())
 
 
+def test_advice_on_a_rank_that_computes_holds_in_any_step_and_says_where_to_look():
+    seen = main_threads([1], BUSY, "is").then("; it ran {ran_share}", ran_share=0.9)
+    computes = replace(finding_of(seen), place=CodeLocation("tokenize", "job.py", 6))
+    assert advice_in_words(computes, worker()) == (
+        "see what rank 1 does in tokenize (job.py:6); if it needs that long, do it once and keep its result "
+        "on disk, share it among all ranks, or give `init_process_group` a longer `timeout`"
+    )
+
+
 @pytest.mark.parametrize(
     ("number", "advised", "not_advised"),
     [(6, "PYTHONFAULTHANDLER=1", "dmesg"), (9, "dmesg", "PYTHONFAULTHANDLER"), (-1, "log", "dmesg")],
