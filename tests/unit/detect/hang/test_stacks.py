@@ -238,10 +238,12 @@ def worker(**facts: Any) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("end", [{"exit_signal": 15}, {"exit_code": 1}, {"failed_ns": 5}, {"left_ns": 5}])
-def test_py_spy_is_advised_of_a_living_process_alone(end):
+def test_py_spy_and_the_pid_are_advised_of_a_living_process_alone(end):
     finding = finding_of(main_threads([1], BUSY, "is"))
     assert "py-spy dump" in advice_in_words(finding, worker())
     assert "py-spy" not in advice_in_words(finding, worker(**end))
+    assert advice_in_words(finding, worker()).endswith("(rank 1: pid 77 on a)")
+    assert advice_in_words(finding, worker(**end)).endswith("(rank 1: on a)")
     placed = replace(finding, place=CodeLocation("tokenize", "job.py", 6))
     assert advice_in_words(placed, worker(**end)).startswith("see what rank 1 does in tokenize (job.py:6)")
 
