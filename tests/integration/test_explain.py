@@ -94,6 +94,15 @@ def test_the_page_on_it_shows_what_it_prints(traces, monkeypatch):
     assert "".join(f"    {line}\n" for line in lines) in page, "\n".join(lines)
 
 
+def test_the_page_on_findings_shows_what_is_printed():
+    said = " ".join(dpro("diagnose", SAMPLES / "slow_rank").stdout.split())
+    page = (SAMPLES.parent / "docs" / "diagnosis.md").read_text()
+    shown = page[page.index("    slow host work:") : page.index("The cost is")].replace("- …", "…").split("…")
+    places = [said.find(" ".join(part.split())) for part in shown]
+    assert places[0] == 0
+    assert places == sorted(places), said
+
+
 @pytest.fixture(scope="module")
 def verdicts(traces) -> list[tuple[dict, object]]:
     if not VERDICTS.is_file():

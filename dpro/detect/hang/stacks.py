@@ -251,8 +251,8 @@ def _began_to_end(workers: pl.DataFrame) -> dict[int, int]:
     """Return when each rank began to end; from then on its main thread saves and closes, which is no work."""
     gone = ((pl.col("exit_code") >= 0) | (pl.col("exit_signal") > 0)) & (pl.col("ended_ns") > 0)
     left = (pl.when(pl.col(name) > 0).then(name) for name in ("failed_ns", "left_ns"))
-    known = workers.select("rank", at=pl.min_horizontal(*left, pl.when(gone).then("ended_ns"))).drop_nulls()
-    return dict(known.iter_rows())
+    began = workers.select("rank", at=pl.min_horizontal(*left, pl.when(gone).then("ended_ns"))).drop_nulls()
+    return dict(began.iter_rows())
 
 
 def ran_share(
@@ -269,7 +269,7 @@ def ran_share(
     sampled = counters.filter(host=host, counter=_SAMPLED)["time_ns"].sort()
     if until_ns is not None:
         sampled = sampled.filter(sampled <= until_ns)
-    within = sampled.filter(sampled >= since_ns).to_list()
+    within: list[int] = sampled.filter(sampled >= since_ns).to_list()
     rows = counters.filter(pl.col("counter").is_in(_CPU_TIME), rank=rank).sort("time_ns")
     if len(within) < 2 or within[-1] - since_ns < MIN_SAMPLED_NS or rows.is_empty():
         return None
@@ -277,5 +277,5 @@ def ran_share(
     for _, of_counter in rows.group_by("counter"):
         first, last = (of_counter.filter(pl.col("time_ns") <= at)["value"] for at in (within[0], within[-1]))
         if last.len():
-            ran_s += last[-1] - (first[-1] if first.len() else of_counter["value"][0])
+            ran_s += float(last[-1]) - (first[-1] if first.len() else of_counter["value"][0])
     return min(ran_s * NS_PER_S / (within[-1] - within[0]), 1.0)
