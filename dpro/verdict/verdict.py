@@ -417,7 +417,10 @@ def steps_in_words(steps: pl.DataFrame, step_ns: float, others: StepSeries | Non
 
 def _devices(analysis: Analysis) -> str:
     """Return the number of ranks, of the total if some left no record, and of GPUs, fewer if shared."""
-    manifest, gpu = analysis.run.manifest, common_model(analysis.run.manifest.gpus)
+    manifest = analysis.run.manifest
+    gpu = common_model(manifest.gpus)
+    if not gpu and len({*manifest.gpus}) == 1:  # a card whose figures are not known
+        gpu = manifest.gpus[0].removeprefix("NVIDIA ").removeprefix("GeForce ")
     ranks = counted(len(manifest.ranks), "rank")
     if len(manifest.ranks) < manifest.world_size and not manifest.is_pretended:
         ranks = f"{len(manifest.ranks):,} of {counted(manifest.world_size, 'rank')}"
