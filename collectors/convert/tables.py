@@ -203,7 +203,7 @@ def worker_row(
     row |= {"started_ns": facts["started_ns"], "ended_ns": max(times, default=facts["started_ns"])}
     row |= mesh_coordinates(process.folder / "mesh.json")
     updated_ns = max((r.c for r in recorded if r.kind == records.UPDATE), default=-1)
-    row |= {"stack": stack_of(process.folder, updated_ns)} | exception(process.folder)
+    row |= {"stack": stack_of(process.folder, updated_ns)} | exception(process.folder, recorded)
     row |= {"left_ns": left_ns(process.folder)}
     return row | {"exit_code": ended.code, "exit_signal": ended.signal, "source": SOURCE}
 

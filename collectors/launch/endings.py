@@ -64,10 +64,16 @@ def ending(folder: Path, recorded: Sequence[records.Record], status: int | None)
     return by_libc if by_libc.is_known and ended.signal == signal.SIGTERM else ended
 
 
-def exception(folder: Path) -> dict[str, Any]:
-    """Return the columns of `workers` about the exception that ended a process."""
+def exception(folder: Path, recorded: Sequence[records.Record]) -> dict[str, Any]:
+    """Return the columns of `workers` about the exception that ended a process.
+
+    Of Ctrl-C only the time is recorded; the process may take many seconds to be gone.
+    """
     path = folder / RAISED
     if not path.is_file():
+        interrupted = [r.a for r in recorded if r.kind == records.ENDING and r.c == signal.SIGINT]
+        if interrupted:
+            return {"error": KeyboardInterrupt.__name__, "failed_ns": interrupted[0]}
         return {"error": "", "failed_ns": -1}
     raised = from_json(path.read_text(encoding="utf-8"))
     line = f"{raised['type']}: {raised['message']}" if raised["message"] else raised["type"]

@@ -1,12 +1,14 @@
 """What a recording says to people on the job's stderr: where it is, and why nothing was recorded.
 
-Says at most one line before the job and one after it. stdout is the job's alone.
+Says at most one line before the job and one after it; that a run is ready is said on a terminal only.
+stdout is the job's alone.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import shlex
 import stat
 import sys
 from contextlib import suppress
@@ -18,10 +20,14 @@ def print_run(run: Path) -> None:
     if sys.stderr is None:
         return
     with suppress(OSError):  # the folder may be gone or the terminal closed; the job starts anyway
-        here = Path.cwd()
-        name = run.relative_to(here) if run.is_relative_to(here) else run
+        name = _name_from_here(run)
         line = f"dpro: recording into {name}; once the job has ended: dpro {name}"
         print(line, file=sys.stderr, flush=True)
+
+
+def _name_from_here(run: Path) -> Path:
+    here = Path.cwd()
+    return run.relative_to(here) if run.is_relative_to(here) else run
 
 
 class LastWord:
@@ -31,13 +37,19 @@ class LastWord:
     terminal is never kept open, but opened again at the end, if its shell still has it.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
-        """Keep stderr; with `quiet`, or where it is closed, nothing will be said."""
+    def __init__(self, run: Path, quiet: bool = False) -> None:
+        """Keep stderr; with `quiet`, or where it is closed, nothing will be said.
+
+        Args:
+            run: named as seen from the current folder, which the process beside the job leaves.
+        """
         self.descriptor = -1
+        self._run = run
         self._terminal: tuple[str, int] | None = None
         if quiet or sys.stderr is None:
             return
         with suppress(OSError):
+            self._run = _name_from_here(run)
             if os.isatty(2):
                 self._terminal = os.ttyname(2), os.getsid(0)
             else:
@@ -47,6 +59,11 @@ class LastWord:
         """Close stderr, unless it is a file, which no reader waits for."""
         if self.descriptor >= 0 and not stat.S_ISREG(os.fstat(self.descriptor).st_mode):
             self.close()
+
+    def say_recorded(self) -> None:
+        """Print where the run is and the next command, on a terminal: a log has them in its first line."""
+        if self._terminal is not None:
+            self.say(f"recorded into {self._run}; next: dpro {shlex.quote(str(self._run))}")
 
     def say(self, line: str) -> None:
         """Print a line if it can be done without waiting; nothing can be said after it."""

@@ -322,7 +322,7 @@ def job_environment(recording: Launch, options: RecordOptions) -> dict[str, str]
 def _fork_sidecar(recording: Launch, marker: IO[bytes], sidecar: Sidecar, request: Request) -> None:
     """Start the sidecar, orphaned and in its own session, so that neither `wait` nor Ctrl-C affects it."""
     job = LaunchedProcess(os.getpid())
-    last_word = LastWord(request.quiet)  # of this session, which has the terminal
+    last_word = LastWord(recording.run, request.quiet)  # of this session, which has the terminal
     child = os.fork()
     if child:
         os.waitpid(child, 0)

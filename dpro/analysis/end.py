@@ -173,9 +173,17 @@ def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | No
     if died and how == FAILED:
         same = [death for death in died if death.how == died[0].how]
         return judged(FAILED, died[0].ended_ns, (), _deaths_in_words(same, workers.height))
-    ended = workers.filter(pl.col("exit_signal") > 0)["ended_ns"]
-    time_ns = int(ended.min()) if ended.len() else -1  # type: ignore[arg-type]
-    return judged(how, time_ns, ())
+    return judged(how, min(_signalled_ns(workers), default=-1), ())
+
+
+def _signalled_ns(workers: pl.DataFrame) -> list[int]:
+    """Return when signals reached ranks that ended by them: of Ctrl-C, when Python raised it."""
+    rows = workers.filter(pl.col("exit_signal") > 0)
+    return (
+        rows.select(pl.when(pl.col("failed_ns") > 0).then("failed_ns").otherwise("ended_ns"))
+        .to_series()
+        .to_list()
+    )
 
 
 def _seen(number: int) -> int | None:
@@ -293,8 +301,7 @@ def _stall_until(until_ns: object, steps: pl.DataFrame, least_ns: int) -> str:
 def _hang_duration(end: JobEnd, evidence: EndEvidence) -> str:
     """Describe how long the job hung before its first rank ended; empty if unknown."""
     died = [death.ended_ns for death in evidence.waiting.deaths.values()]
-    rows = evidence.workers.filter(pl.col("exit_signal") > 0)
-    gone = [*died, *rows["ended_ns"].to_list(), *rows.filter(pl.col("failed_ns") > 0)["failed_ns"].to_list()]
+    gone = [*died, *_signalled_ns(evidence.workers)]
     if end.time_ns is None or not gone or min(gone) <= end.time_ns:
         return ""
     return f" {format_duration(float(min(gone) - end.time_ns))} later"

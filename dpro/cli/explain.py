@@ -51,17 +51,22 @@ def explain(run: str, as_json: bool) -> None:
         return
     for line in lines_of(explanation):
         click.echo(line)
-    click.echo(_more(run, analysis))
+    if more := _more(run, analysis):
+        click.echo(more)
 
 
 def _more(run: str, analysis: Analysis) -> str:
-    """Return the commands behind the answers, of those that can answer, in a line, or a line for each."""
+    """Return the commands that can answer, in a line, or a line for each; empty if none can."""
     from dpro.schema import SPANS
     from dpro.verdict.words import MARGIN, WIDTH
 
-    names = ["report"] * bool(analysis.run.num_rows(SPANS)) + ["diagnose"]
+    names = ["report"] * bool(analysis.run.num_rows(SPANS))
+    with suppress(DproError):
+        names += ["diagnose"] * bool(analysis.verdict)
     with suppress(DproError):
         names += ["whatif"] * bool(not analysis.end.hung and analysis.trust)
+    if not names:
+        return ""
     commands = [f"dpro {name} {shlex.quote(run)}" for name in names]
     line = f"{'MORE':{MARGIN}}{' | '.join(commands)}"
     return line if len(line) <= WIDTH else line.replace(" | ", "\n" + " " * MARGIN)

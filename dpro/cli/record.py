@@ -173,8 +173,8 @@ def record(
     If Slurm requeues the job, its restarts are recorded into RUN-restart1 and so on, next to RUN.
 
     The job keeps its output, signals and exit code; dpro adds a line to stderr, which says where RUN is, and
-    one if nothing was recorded. RUN is ready moments after the job ends, even after
-    a crash; commands that read RUN wait until it is.
+    one at the end on a terminal, or if nothing was recorded. RUN is ready moments after the job ends, even
+    after a crash; commands that read RUN wait until it is.
     """
     from dpro.collectors.launch.start import TEARDOWN, RecordOptions, Request, launch
 
@@ -235,10 +235,12 @@ def _sidecar(recording: Launch, job: LaunchedProcess, last_word: LastWord) -> No
         finish(recording, readers(), status, statuses)
 
     attend(recording, job, convert, finish, last_word)
-    _say_why_no_step(recording.run, last_word)
+    _say_what_was_recorded(recording.run, last_word)
 
 
-def _say_why_no_step(run: Path, last_word: LastWord) -> None:
+def _say_what_was_recorded(run: Path, last_word: LastWord) -> None:
     with suppress(OSError, ValueError, LookupError):
         if why := json.loads((run / "manifest.json").read_bytes())["unrecorded"]:
             last_word.say(why)
+        else:
+            last_word.say_recorded()

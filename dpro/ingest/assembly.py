@@ -229,7 +229,7 @@ _ADDED = frozenset(table.name for table in (COLLECTIVES, SENDS, PROCESS_GROUPS, 
 _FROM_ONE_FILE = TABLES.keys() - _ADDED - {WORKERS.name}
 _IDS_OF_A_FILE = 1 << 32  # offset of `collective_id` between the files of a rank
 LEFT_OUT = "left out: "
-ONE_FOLDER = "if each folder is a job of its own, give dpro one of them, such as {0} or {1}"
+ONE_JOB = "if each is a job of its own, give dpro one of them, such as {0} or {1}"
 ONE_OF_THEM = "give dpro one of them, or import each as a separate run (`dpro import FILE -o RUN`)"
 
 
@@ -322,9 +322,17 @@ def refuse_clashes(pieces: Sequence[StagedPiece]) -> None:
                 also = "" if first.format == second.format else f" and have its {what}"
                 rank = second.share.rank
                 them = f"{first.path} and {second.path}"
-                folders = [os.path.dirname(piece.path) for piece in (first, second)]
-                what_to_do = ONE_OF_THEM if folders[0] == folders[1] else ONE_FOLDER.format(*folders)
+                what_to_do = _one_of(first.path, second.path)
                 raise InputError(f"{them}: both are rank {rank}{also}; {what_to_do}")
+
+
+def _one_of(first: str, second: str) -> str:
+    """Return what to do about two files of one rank; names a file where its folder has the other one, too."""
+    folders = os.path.dirname(first), os.path.dirname(second)
+    if folders[0] == folders[1]:
+        return ONE_OF_THEM
+    ways = zip((first, second), folders, (second, first), strict=True)
+    return ONE_JOB.format(*(path if other.startswith(f"{at}/") else at for path, at, other in ways))
 
 
 def merge_rank(rank: int, pieces: Sequence[StagedPiece], run: Path) -> Remarks:

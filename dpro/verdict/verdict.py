@@ -197,7 +197,10 @@ def explain(analysis: Analysis) -> Explanation:
             return _by_replay(facts)
     except DproError as error:
         verdict = _by_calls(analysis)
-        reasons = dict.fromkeys([_without_label(analysis, error), *verdict.unsure])
+        why = _without_label(analysis, error)
+        for advice in verdict.advice:
+            why = why.removesuffix(f"; {advice.do}")
+        reasons = dict.fromkeys([why, *verdict.unsure])
         return replace(verdict, unsure=list(reasons))
 
 
@@ -352,11 +355,13 @@ def _by_calls(analysis: Analysis) -> Explanation:
     """Return the verdict without a graph: what hangs, or what steps and calls show."""
     try:
         findings, unknown = analysis.verdict
-        diagnosed = True
+        diagnosed, missing = True, list[Advice]()
     except DproError as error:
         if analysis.run.manifest.unrecorded and not analysis.run.manifest.ranks:
             raise  # no part of the job was recorded
-        findings, unknown, diagnosed = [], [_without_label(analysis, error)], False
+        why, _, do = (said := _without_label(analysis, error)).rpartition("; ")
+        missing = [Advice(RECORD_MORE, do, None, None, "")] if do.startswith("record ") else []
+        findings, unknown, diagnosed = [], [why if missing else said], False
     series = step_time_document(analysis.steps)
     total = analysis.steps["step"].n_unique()
     of = counted(total, "step") if series and series.steps < total else ""
@@ -373,7 +378,7 @@ def _by_calls(analysis: Analysis) -> Explanation:
         advice = [Advice("unblock", do, None, None, "")] if do else []
     else:
         fault = fault_in_words(findings, "" if diagnosed else NOT_DIAGNOSED)
-        advice = first_of([*correct_numbers(findings), *remedies_of(findings)])
+        advice = missing or first_of([*correct_numbers(findings), *remedies_of(findings)])
     step_ms, said = series.typical_ms if series else None, _after_end(analysis, fault)
     return Explanation(
         run=analysis.run.label,
@@ -426,7 +431,10 @@ def steps_in_words(steps: pl.DataFrame, step_ns: float, others: StepSeries | Non
 
 def _devices(analysis: Analysis) -> str:
     """Return the number of ranks, of the total if some left no record, and of GPUs, fewer if shared."""
-    manifest, gpu = analysis.run.manifest, common_model(analysis.run.manifest.gpus)
+    manifest = analysis.run.manifest
+    gpu = common_model(manifest.gpus)
+    if not gpu and len({*manifest.gpus}) == 1:  # a card whose figures are not known
+        gpu = manifest.gpus[0].removeprefix("NVIDIA ").removeprefix("GeForce ")
     ranks = counted(len(manifest.ranks), "rank")
     if len(manifest.ranks) < manifest.world_size and not manifest.is_pretended:
         ranks = f"{len(manifest.ranks):,} of {counted(manifest.world_size, 'rank')}"

@@ -66,7 +66,10 @@ def lines_of(verdict: Explanation) -> list[str]:
     """Return the verdict in lines, at most a screen of them."""
     parts = shares_of(verdict)
     half = -(-len(parts) // (2 if len(" | ".join(parts)) > WIDTH else 1))
-    lines = [verdict.job, *(" | ".join(part) for part in (parts[:half], parts[half:]) if part)]
+    lines = textwrap.wrap(
+        verdict.job, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    lines += [" | ".join(part) for part in (parts[:half], parts[half:]) if part]
     for label, text in paragraphs_of(verdict):
         indent = 2 if label in (TRY, THEN, "") else 0
         lines += textwrap.wrap(

@@ -17,6 +17,7 @@ from dpro.store import open_run
 from dpro.verdict.advice import WORTH
 from dpro.verdict.verdict import explain
 from tests.commands import dpro
+from tests.traces import event, write
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 LABELS = ("LIMIT", "FAULT", "TRY", "NOT", "UNSURE", "MORE")
@@ -69,6 +70,18 @@ def test_no_command_is_named_that_can_only_fail(traces):
     assert dpro("report", dumps).returncode == dpro("whatif", dumps).returncode == 1
 
 
+def test_what_to_record_is_advice_where_nothing_can_be_diagnosed(tmp_path):
+    trace = write(
+        tmp_path / "rank0.json", [event("overhead", "load", 10, 30), event("overhead", "train", 50, 20)]
+    )
+    said = dpro("explain", trace).stdout
+    assert "\nTRY    1 record operators, CUDA calls and kernels\n" in said
+    assert said.count("the run holds no work to replay") == 1
+    named = said.partition("MORE")[2].split("dpro ")[1:]
+    assert all(dpro(*command.split()).returncode == 0 for command in named)
+    assert not any(command.startswith("diagnose") for command in named)
+
+
 def test_a_path_in_place_of_a_command_is_explained():
     explained = dpro("explain", SAMPLES / "slow_rank")
     assert dpro(SAMPLES / "slow_rank").stdout == explained.stdout
@@ -79,6 +92,15 @@ def test_the_page_on_it_shows_what_it_prints(traces, monkeypatch):
     lines = dpro("explain", "torchrec_v100_4r_sleep1s_rank2").stdout.splitlines()
     page = (SAMPLES.parent / "docs" / "explain.md").read_text()
     assert "".join(f"    {line}\n" for line in lines) in page, "\n".join(lines)
+
+
+def test_the_page_on_findings_shows_what_is_printed():
+    said = " ".join(dpro("diagnose", SAMPLES / "slow_rank").stdout.split())
+    page = (SAMPLES.parent / "docs" / "diagnosis.md").read_text()
+    shown = page[page.index("    slow host work:") : page.index("The cost is")].replace("- …", "…").split("…")
+    places = [said.find(" ".join(part.split())) for part in shown]
+    assert places[0] == 0
+    assert places == sorted(places), said
 
 
 @pytest.fixture(scope="module")

@@ -194,6 +194,14 @@ def _two_jobs(folder: Path) -> Path:
     return folder
 
 
+def test_of_a_folder_around_another_the_file_is_named_that_can_be_given(tmp_path):
+    inner, outer = write_rank(tmp_path / "in" / "deeper", 0), write_rank(tmp_path / "in", 0)
+    done = dpro("import", tmp_path / "in", "-o", tmp_path / "run")
+    assert done.returncode == 1
+    choices = {done.stderr.rpartition("such as ")[2].strip()}
+    assert choices <= {f"{inner.parent} or {outer}", f"{outer} or {inner.parent}"}
+
+
 def _two_of_one_rank(folder: Path) -> Path:
     written = write_rank(folder, 0)
     shutil.copy(written, written.with_name(f"again-{written.name}"))
@@ -208,7 +216,7 @@ def _two_of_one_rank(folder: Path) -> Path:
         (_not_a_trace, "no trace found (1 file that is not a trace)"),
         (_empty_folder, "no trace found (no files)"),
         (lambda folder: folder / "nowhere", "no such file or folder"),
-        (_two_jobs, "both are rank 0; if each folder is a job of its own, give dpro one of them"),
+        (_two_jobs, "both are rank 0; if each is a job of its own, give dpro one of them"),
         (_two_of_one_rank, "both are rank 0; give dpro one of them, or import each as a separate run"),
     ],
 )

@@ -2,10 +2,12 @@
 
 import os
 import pty
+import shlex
 import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -318,23 +320,37 @@ def test_on_a_terminal_the_run_is_named_before_the_job_begins(tmp_path):
     assert text.split(b"\r\n") == [b"dpro: recording into run; once the job has ended: dpro run", b"1", b""]
 
 
-def test_the_end_of_a_job_of_which_nothing_was_recorded_says_why_on_its_terminal(tmp_path):
-    job = f"{sys.executable} -m dpro record -o run -- {sys.executable} -c 'raise SystemExit(3)'"
+def said_in_a_shell(command: str, folder: Path, until: bytes) -> list[bytes]:
+    """Return the lines on the terminal of a shell, which stays until the last word has come."""
     child, end = pty.fork()
     if child == 0:
-        os.chdir(tmp_path)
-        os.execv("/bin/sh", ["/bin/sh", "-c", f"{job}; echo exit $?; read key"])
+        os.chdir(folder)
+        os.execve("/bin/sh", ["/bin/sh", "-c", f"{command}; echo exit $?; read key"], environment())
     text = b""
-    while b"torch" not in text:
+    while until not in text:
         text += os.read(end, 1 << 16)
     os.write(end, b"\n")
     assert os.waitpid(child, 0)[1] == 0
     os.close(end)
-    first, *others = text.split(b"\r\n")
+    return text.split(b"\r\n")
+
+
+def test_the_end_of_a_job_of_which_nothing_was_recorded_says_why_on_its_terminal(tmp_path):
+    job = f"{sys.executable} -m dpro record -o run -- {sys.executable} -c 'raise SystemExit(3)'"
+    first, *others = said_in_a_shell(job, tmp_path, b"torch")
     assert first == b"dpro: recording into run; once the job has ended: dpro run"
     said, exited = sorted(others[:2])  # the shell goes on at once
     assert exited == b"exit 3"
     assert said.startswith(b"dpro: the job failed (exit code 3) before any of its processes was")
+
+
+def test_the_end_of_a_recorded_job_says_on_its_terminal_where_the_run_is_and_what_is_next(tmp_path):
+    job = script(tmp_path, "for _ in range(3):\n    train_step()")
+    options = "-o run --no-windows --telemetry-period 0"
+    command = f"{sys.executable} -m dpro record {options} -- {shlex.join(map(str, job))}"
+    lines = said_in_a_shell(command, tmp_path, b"next: dpro run\r\n")
+    assert sorted(lines[1:3]) == [b"dpro: recorded into run; next: dpro run", b"exit 0"]
+    assert (tmp_path / "run" / "manifest.json").is_file()
 
 
 def test_updates_of_several_optimizers_are_one_step(tmp_path):

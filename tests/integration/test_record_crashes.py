@@ -501,5 +501,7 @@ def test_ctrl_c_of_a_terminal_reaches_the_job_alone_and_the_run_is_whole(tmp_pat
     assert stdout == b"True\ninterrupted\n"
     assert stderr.rstrip().endswith(b"KeyboardInterrupt")
     run = opened(tmp_path / "run")
-    assert run.table(WORKERS)["exit_signal"].to_list() == [signal.SIGINT]
+    (worker,) = run.table(WORKERS).iter_rows(named=True)
+    assert (worker["exit_signal"], worker["error"]) == (signal.SIGINT, "KeyboardInterrupt")
+    assert worker["started_ns"] < worker["failed_ns"] < worker["left_ns"]
     assert run.table(STEPS).height >= 40

@@ -224,16 +224,17 @@ def _short(finding: Finding) -> str:
 
 
 def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
-    """Return what to do about a hang, with host and process of the ranks that may still be alive."""
+    """Return what to do about a hang, with the host of its ranks, and their process while that may live."""
     rows = workers.filter(pl.col("rank").is_in(list(finding.ranks)))
     over = pl.max_horizontal(pl.col("exit_code") + 1, "exit_signal", "failed_ns", "left_ns") > 0
     alive = rows.filter(~over)
     is_gone, rows = alive.is_empty() and not rows.is_empty(), alive if alive.height else rows
     processes = rows.filter(pl.col("pid") > 0).select("rank", "pid", "host").rows()
     look = _ALIVE.format(pid=processes[0][1] if processes else "PID")
-    places = "; ".join(
-        f"rank {rank}: pid {pid}{f' on {host}' if host else ''}" for rank, pid, host in processes
-    )
+    named = [
+        (rank, "" if is_gone else f"pid {pid}", f"on {host}" if host else "") for rank, pid, host in processes
+    ]
+    places = "; ".join(f"rank {rank}: {' '.join(filter(None, at))}" for rank, *at in named if any(at))
     of_cause = advice_on(finding) if finding.cause == CAUSE else _ADVICE.get(finding.cause)
     return (of_cause or _on_sides(finding) or _ADVICE[finding.class_]).format(
         who=finding.component,

@@ -19,7 +19,7 @@ from dpro.units import NS_PER_S
 from dpro.words import ranks_in_words
 
 MAIN_THREAD = "main-thread"  # kind of observation: where a main thread is
-MIN_COMPUTING = 0.25  # of the time: a waiting thread takes none, except while its process ends later
+MIN_COMPUTING = 0.25  # of the time: a waiting thread takes none, except while its process ends unrecorded
 MIN_SAMPLED_NS = 4 * NS_PER_S  # a shorter time says little about what a thread does
 MAX_CALLS = 3  # innermost calls of a stack that are quoted
 # Counters of a process (its main thread ran, or was ready to), and one of its host, written at each sample.
@@ -39,7 +39,8 @@ class Doing:
         calls: pattern of `file function` of the library calls that do this.
         verb: in the plural: `compile`; empty where it is not known.
         what: the words after the verb, with `{call}` for the function of the library that was called.
-        remedy: what to do where other ranks wait for it; empty where the calls of all ranks decide that.
+        remedy: what to do where other ranks wait for it, in any step, with the fields of
+            `evidence.py:advice_in_words`; empty where the calls of all ranks decide that.
         works: whether it goes on by itself, so that the others wait only as long as it takes.
     """
 
@@ -53,9 +54,8 @@ class Doing:
 COMPILE, GROUP, BUFFERS, COMPUTE, STUCK, UNKNOWN = "compile", "group", "buffers", "compute", "stuck", ""
 WITH_PEERS = (GROUP, BUFFERS, "collective", "fsdp")  # in these a thread waits for other ranks
 _LONGER = "or give `init_process_group` a longer `timeout`"
-_BEFORE = (
-    "do this before the others wait for it (before `init_process_group`, or once, with its result on disk), "
-    f"share it among all ranks, {_LONGER}"
+_SHORTEN = (
+    f"if it needs that long, do it once and keep its result on disk, share it among all ranks, {_LONGER}"
 )
 _FILES = r"(torch/serialization\.py|torch/distributed/checkpoint/\S*|/safetensors/\S*) \w*"
 _IN_LIBRARIES = {  # the first match counts
@@ -74,18 +74,18 @@ _IN_LIBRARIES = {  # the first match counts
         "`DataLoader(timeout=60)` it raises instead"),
     "load": Doing(
         _FILES + "load", "load", "a checkpoint",
-        f"see whether its file system is slow or does not answer; {_BEFORE}", works=True),
+        f"see whether its file system is slow or does not answer; {_SHORTEN}", works=True),
     "save": Doing(
         _FILES + "save", "save", "a checkpoint",
         "see whether its file system is slow or full; save in the background "
         f"(`torch.distributed.checkpoint.async_save`), {_LONGER}", works=True),
     "process": Doing(
         r"/(subprocess|multiprocessing/\w+|concurrent/futures/process)\.py ", "wait",
-        "for a process that it started", f"see what that process waits for; {_BEFORE}"),
+        "for a process that it started", f"see what that process waits for; {_SHORTEN}"),
     "thread": Doing(r"/(threading|queue|concurrent/futures/\w+)\.py ", "wait", "for another thread"),
     "network": Doing(
         r"/(socket|ssl|http/client)\.py ", "wait", "for data from the network",
-        f"see whether the server that it reads from answers; {_BEFORE}"),
+        f"see whether the server that it reads from answers; {_SHORTEN}"),
     BUFFERS: Doing(
         r"torch/nn/parallel/distributed\.py _sync_\w*buffers$", "wait", "in DDP's broadcast of buffers",
         "use `model.module` where not all ranks evaluate, or evaluate on all ranks"),
@@ -96,7 +96,7 @@ _IN_LIBRARIES = {  # the first match counts
     "backward": Doing(r"torch/autograd/\w+\.py (backward|grad)$", "wait", "in backward"),
 }  # fmt: skip
 _DOINGS = _IN_LIBRARIES | {
-    COMPUTE: Doing("", "compute", "", _BEFORE, works=True),
+    COMPUTE: Doing("", "compute", "", f"see what {{who}} {{does}}{{in_place}}; {_SHORTEN}", works=True),
     STUCK: Doing("", "be", "stuck"),
     UNKNOWN: Doing(""),
 }
@@ -228,11 +228,12 @@ def with_cpu_time(
     Args:
         now_ns: when the wait was last observed; -1 unknown.
     """
-    hosts = dict(workers.select("rank", "host").iter_rows())
+    hosts, ends = dict(workers.select("rank", "host").iter_rows()), _began_to_end(workers)
     explained = []
     for finding in findings:
         rank, since_ns = finding.ranks[0] if finding.ranks else -1, now_ns - finding.waited_ns
-        share = ran_share(counters, rank, hosts.get(rank, ""), since_ns) if finding.waited_ns else None
+        waits = since_ns, ends.get(rank)
+        share = ran_share(counters, rank, hosts.get(rank, ""), *waits) if finding.waited_ns else None
         if finding.class_ == "hang.host" and share is not None:
             said = "; it ran for {ran_share} of the time that its peers waited"
             seen = [
@@ -246,18 +247,35 @@ def with_cpu_time(
     return explained
 
 
-def ran_share(counters: pl.DataFrame, rank: int, host: str, since_ns: int) -> float | None:
-    """Return the share of the time since then in which a main thread ran or waited for a core; None unknown.
+def _began_to_end(workers: pl.DataFrame) -> dict[int, int]:
+    """Return when each rank began to end; from then on its main thread saves and closes, which is no work."""
+    gone = ((pl.col("exit_code") >= 0) | (pl.col("exit_signal") > 0)) & (pl.col("ended_ns") > 0)
+    left = (pl.when(pl.col(name) > 0).then(name) for name in ("failed_ns", "left_ns"))
+    began = workers.select("rank", at=pl.min_horizontal(*left, pl.when(gone).then("ended_ns"))).drop_nulls()
+    return dict(began.iter_rows())
+
+
+def ran_share(
+    counters: pl.DataFrame, rank: int, host: str, since_ns: int, until_ns: int | None = None
+) -> float | None:
+    """Return the share of a wait in which a main thread ran or waited for a core; None unknown.
+
+    Only whole intervals between samples within the wait count: others contain work from before or after.
 
     Args:
         counters: as from `needed_for_cpu_time`; a sample equal to the one before was not written.
+        until_ns: when the rank began to end; None if it lives.
     """
-    until_ns = counters.filter(host=host, counter=_SAMPLED)["time_ns"].max()
+    sampled = counters.filter(host=host, counter=_SAMPLED)["time_ns"].sort()
+    if until_ns is not None:
+        sampled = sampled.filter(sampled <= until_ns)
+    within: list[int] = sampled.filter(sampled >= since_ns).to_list()
     rows = counters.filter(pl.col("counter").is_in(_CPU_TIME), rank=rank).sort("time_ns")
-    if not isinstance(until_ns, int) or until_ns - since_ns < MIN_SAMPLED_NS or rows.is_empty():
+    if len(within) < 2 or within[-1] - since_ns < MIN_SAMPLED_NS or rows.is_empty():
         return None
     ran_s = 0.0
     for _, of_counter in rows.group_by("counter"):
-        before = of_counter.filter(pl.col("time_ns") <= since_ns)["value"]
-        ran_s += of_counter["value"][-1] - (before[-1] if before.len() else of_counter["value"][0])
-    return min(ran_s * NS_PER_S / (until_ns - since_ns), 1.0)
+        first, last = (of_counter.filter(pl.col("time_ns") <= at)["value"] for at in (within[0], within[-1]))
+        if last.len():
+            ran_s += float(last[-1]) - (first[-1] if first.len() else of_counter["value"][0])
+    return min(ran_s * NS_PER_S / (within[-1] - within[0]), 1.0)

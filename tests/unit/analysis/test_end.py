@@ -112,6 +112,12 @@ def test_a_hang_that_was_ended_by_ctrl_c_is_a_hang(tmp_path):
     )
 
 
+def test_ctrl_c_came_when_the_first_rank_was_interrupted_and_not_when_all_were_gone(tmp_path):
+    interrupted = {"exit_signal": 2, "error": "KeyboardInterrupt", "failed_at_s": 30}
+    end = end_of(written(tmp_path, {"exit_signal": 2}, interrupted))
+    assert "was ended at step 3, 00:17:10.000 UTC, by Ctrl-C" in end.sentence
+
+
 @pytest.mark.parametrize(
     ("number", "said"),
     [(15, "SIGTERM (schedulers"), (9, "SIGKILL (schedulers"), (1, "SIGHUP")],

@@ -97,6 +97,7 @@ def launches_of(kernels: list[tuple[str, float, float]], steps: int = 3) -> Tiny
         ([0], 1, [], [""], "1 rank"),
         ([0, 1], 2, ["NVIDIA H200"], ["", ""], "2 x H200"),
         ([0, 1], 2, ["NVIDIA H200"], ["a", "b"], "2 x H200"),
+        ([0], 1, ["NVIDIA GeForce RTX 4090 D"], ["a"], "1 x RTX 4090 D"),
         ([0, 1], 2, ["NVIDIA H200"], ["a", "a"], "2 ranks on 1 x H200"),
         ([0], 4, ["AMD Instinct MI300X"], [""], "1 of 4 ranks, MI300X"),
         ([0], 4, [], [""], "1 of 4 ranks"),

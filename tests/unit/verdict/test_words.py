@@ -83,6 +83,13 @@ def test_lines_wrap_at_words_within_the_screen():
     ]
 
 
+def test_a_long_first_line_wraps_at_words_too():
+    job = "h200_slow_host   2 x NVIDIA H200   usual step 72.2 ms (159 steps, 18 in depth; median)"
+    first, second, *_ = lines_of(verdict(job=job))
+    assert f"{first} {second.strip()}" == job
+    assert len(first) <= 80
+
+
 def test_what_comes_after_the_first_is_marked_as_that():
     first = Advice("launch", "launch less", 2.0, 3.0, "a line of code")
     fuse = Advice("fuse", "torch.compile", 1.02, 1.04, "a line of code")

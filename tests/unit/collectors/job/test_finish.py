@@ -256,7 +256,11 @@ def test_kills_for_lack_of_memory_are_said_as_the_diagnosis_reads_them(launch, m
     monkeypatch.setattr(sidecar, "ELSEWHERE_S", 0)
     job = SimpleNamespace(ended=lambda: True, status=0)
     sidecar.attend(
-        launch, job, lambda _: None, lambda ended, *how: finish(ended, READERS, *how), LastWord(quiet=True)
+        launch,
+        job,
+        lambda _: None,
+        lambda ended, *how: finish(ended, READERS, *how),
+        LastWord(launch.run, quiet=True),
     )
     [warning] = open_run(launch.run).manifest.warnings
     assert "killed 2 process(es) for lack of memory" in warning

@@ -166,6 +166,23 @@ def test_how_long_a_thread_ran_while_its_peers_waited(values, share):
     assert ran_share(samples(*SAMPLED, *values), 1, "a", START_NS) == share
 
 
+def test_work_before_the_wait_and_while_the_process_ends_is_not_of_the_wait():
+    rows = samples(*SAMPLED, (CPU, 1, 0.0, 2.0), (CPU, 1, 1.0, 2.9), (CPU, 1, 20.0, 9.0))
+    began_ns = START_NS + NS_PER_S // 2
+    assert ran_share(rows, 1, "a", began_ns, START_NS + 12 * NS_PER_S) == 0.0
+
+
+@pytest.mark.parametrize("end", ["left_ns", "failed_ns", "ended_ns"])
+def test_a_sleeping_rank_that_takes_long_to_end_is_stuck_and_does_not_compute(end):
+    finding = finding_of(main_threads([1], BUSY, "is"), main_threads([0, 2], BARRIER, "is"))
+    ended = {"rank": 1, "host": "a", "exit_signal": 2, end: START_NS + 10 * NS_PER_S}
+    workers = conform(WORKERS, pl.DataFrame([ended]))
+    rows = samples(*SAMPLED, (CPU, 1, 0.0, 1.0), (QUEUE, 1, 0.0, 1.0), (QUEUE, 1, 20.0, 9.0))
+    (explained,) = with_cpu_time([finding], rows, workers, START_NS + 20 * NS_PER_S)
+    assert verdict_in_words(explained).startswith("rank 1 is stuck in tokenize (job.py:6)")
+    assert "it ran for 0% of the time that its peers waited" in explained.evidence[0]
+
+
 def test_how_long_a_thread_ran_is_not_known_of_a_host_that_was_not_sampled_for_long():
     rows = samples((CPU, 1, 0.0, 2.0), *SAMPLED[:4])
     assert ran_share(rows, 1, "a", START_NS) is None
@@ -221,10 +238,12 @@ def worker(**facts: Any) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("end", [{"exit_signal": 15}, {"exit_code": 1}, {"failed_ns": 5}, {"left_ns": 5}])
-def test_py_spy_is_advised_of_a_living_process_alone(end):
+def test_py_spy_and_the_pid_are_advised_of_a_living_process_alone(end):
     finding = finding_of(main_threads([1], BUSY, "is"))
     assert "py-spy dump" in advice_in_words(finding, worker())
     assert "py-spy" not in advice_in_words(finding, worker(**end))
+    assert advice_in_words(finding, worker()).endswith("(rank 1: pid 77 on a)")
+    assert advice_in_words(finding, worker(**end)).endswith("(rank 1: on a)")
     placed = replace(finding, place=CodeLocation("tokenize", "job.py", 6))
     assert advice_in_words(placed, worker(**end)).startswith("see what rank 1 does in tokenize (job.py:6)")
 
@@ -237,6 +256,15 @@ def test_what_a_rank_does_decides_what_to_do(calls, advised):
     finding = finding_of(main_threads([1], calls, "is"))
     assert advised in advice_in_words(finding, worker())
     assert "py-spy" not in advice_in_words(finding, worker())
+
+
+def test_advice_on_a_rank_that_computes_holds_in_any_step_and_says_where_to_look():
+    seen = main_threads([1], BUSY, "is").then("; it ran {ran_share}", ran_share=0.9)
+    computes = replace(finding_of(seen), place=CodeLocation("tokenize", "job.py", 6))
+    assert advice_in_words(computes, worker()) == (
+        "see what rank 1 does in tokenize (job.py:6); if it needs that long, do it once and keep its result "
+        "on disk, share it among all ranks, or give `init_process_group` a longer `timeout`"
+    )
 
 
 @pytest.mark.parametrize(
