@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.whatif import TrustedDocument, WhatIf, WhatIfDocument
     from dpro.replay.whatif.predict import Prediction, Refusal
+    from dpro.replay.whatif.search import Interaction
     from dpro.selection import Ranges, RankChoice, Selection
     from dpro.store import Run
     from dpro.verdict.advice import Advice
@@ -392,16 +393,20 @@ def _print(
     more += [f"{refused} not answerable (--why-not)"] if refused and not listed.refused else []
     if more:
         out.print("; ".join(more))
-    for pair in document.interactions if listed.changes else ():
-        how = "more" if pair.together_ms > pair.apart_ms else "less"
-        saved = f"{pair.together_ms:.2f} ms) than in sum ({pair.apart_ms:.2f} ms"
-        out.print(f"  {' and '.join(pair.edits)} save {how} together ({saved})")
-    for line in document.widened:
+    pairs = document.interactions if listed.changes else []
+    for line in (*map(_together_in_words, pairs), *document.widened):
         out.print(line)
     if document.untried:
         out.print(f"not tried, since the budget was used up: {', '.join(document.untried)}")
     for line in refused_in_words(document.refused) if listed.refused else ():
         out.print(line)
+
+
+def _together_in_words(pair: Interaction) -> str:
+    """Return how much two changes save together, beside the sum of what each saves."""
+    how = "more" if pair.together_ms > pair.apart_ms else "less"
+    saved = f"{pair.together_ms:.2f} ms) than in sum ({pair.apart_ms:.2f} ms"
+    return f"  {' and '.join(pair.edits)} save {how} together ({saved})"
 
 
 def unpredicted_in_words(tries: Sequence[Advice]) -> str:

@@ -399,8 +399,8 @@ def _when_asked_for(view: RankView, work: Ints, lane: Ints, follows: Mapping[int
     """Return [W] ns when each piece of work was launched.
 
     Without a known launch, the previous known one on its lane is used, or a time before the window. In a
-    trace without launches, and on a lane without any whose work begins after what the window launched, such
-    as the migrations of managed memory, it is when the work ran.
+    trace without launches, it is when the work ran; also for what the driver copies by itself, such as the
+    migrations of managed memory, on a lane without launches, after the first work that the window launched.
 
     Args:
         follows: work on another stream that some work follows, as from `_unqueued`: when it ended.
@@ -408,7 +408,8 @@ def _when_asked_for(view: RankView, work: Ints, lane: Ints, follows: Mapping[int
     start, launched = view.start[work], view.launch[work] >= 0
     if not launched.any():
         return start
-    by_the_driver = ~np.isin(lane, lane[launched]) & (start >= start[launched].min())
+    copies = view.kind[work] != KIND["kernel"]
+    by_the_driver = copies & ~np.isin(lane, lane[launched]) & (start >= start[launched].min())
     called = view.start[np.maximum(view.launch[work], 0)]
     asked = np.where(launched, called, np.where(by_the_driver, start, -1))
     after = np.isin(work, [*follows])

@@ -65,7 +65,8 @@ def test_the_first_view_names_the_slow_rank(browser, sample):
     assert "rank 1" in said
     wait(browser, "return document.querySelector('#verdict-step-0 .ytick text')")
     labels = browser.find_elements("css selector", "#verdict-step-0 .ytick text")
-    assert [label.text for label in labels if "LIMIT" in label.text] == ["LIMIT rank 1"]
+    marked = [label.text for label in labels if "LIMIT" in label.text]
+    assert marked == ["LIMIT uneven ranks: rank 1", "LIMIT uneven ranks"]
     assert len(browser.find_elements("css selector", "#verdict-advice .card .gain")) == 2
     assert browser.find_elements("css selector", "#verdict-step-0 .modebar") == []
 

@@ -35,7 +35,7 @@ def written(last_word: LastWord, out: int) -> bytes:
 
 def test_a_line_is_written_once_and_the_pipe_closed():
     with piped() as out:
-        last_word = LastWord()
+        last_word = LastWord(Path("run"))
         last_word.say("nothing was recorded")
         last_word.say("again")
         assert written(last_word, out) == b"dpro: nothing was recorded\n"
@@ -44,7 +44,7 @@ def test_a_line_is_written_once_and_the_pipe_closed():
 
 def test_a_released_pipe_is_closed_and_gets_nothing():
     with piped() as out:
-        last_word = LastWord()
+        last_word = LastWord(Path("run"))
         last_word.release()
         last_word.say("nothing was recorded")
         assert written(last_word, out) == b""
@@ -54,7 +54,7 @@ def test_a_file_is_kept_since_no_reader_waits_for_it(tmp_path: Path):
     before = os.dup(2)
     log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 2)
-    last_word = LastWord()
+    last_word = LastWord(Path("run"))
     os.dup2(before, 2)
     last_word.release()
     last_word.say("no step")
@@ -70,13 +70,13 @@ def test_a_full_pipe_without_a_reader_is_not_waited_for():
             while os.write(2, bytes(1 << 12)):
                 pass
         os.set_blocking(2, True)
-        last_word = LastWord()
+        last_word = LastWord(Path("run"))
         last_word.say("nothing was recorded")
         assert last_word.descriptor == -1
 
 
 def test_a_quiet_recording_says_nothing():
     with piped() as out:
-        last_word = LastWord(quiet=True)
+        last_word = LastWord(Path("run"), quiet=True)
         last_word.say("nothing was recorded")
         assert written(last_word, out) == b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from dpro.collectors.inside import records
 from dpro.collectors.inside.files import EXIT, LAST, RAISED
 from dpro.collectors.inside.process.exits import Exits, describe_exception
 from dpro.collectors.inside.tracebacks import OURS
@@ -92,7 +94,9 @@ def test_secrets_of_a_message_are_masked_and_a_message_that_fails_is_none():
 
 
 def test_the_exception_becomes_columns_of_workers(tmp_path):
-    assert exception(tmp_path) == {"error": "", "failed_ns": -1}
+    assert exception(tmp_path, []) == {"error": "", "failed_ns": -1}
+    stopped = [records.Record(5, 0, signal.SIGINT, 0, records.ENDING)]
+    assert exception(tmp_path, stopped) == {"error": "KeyboardInterrupt", "failed_ns": 5}
     raised = {
         "time_ns": 7,
         "type": "ValueError",
@@ -100,7 +104,7 @@ def test_the_exception_becomes_columns_of_workers(tmp_path):
         "calls": ["a.py:1 f", "b.py:2 g"],
     }
     (tmp_path / RAISED).write_text(json.dumps(raised))
-    assert exception(tmp_path) == {"error": "ValueError: bad\na.py:1 f\nb.py:2 g", "failed_ns": 7}
+    assert exception(tmp_path, []) == {"error": "ValueError: bad\na.py:1 f\nb.py:2 g", "failed_ns": 7}
 
 
 def test_a_process_that_exited_before_sigterm_ended_by_its_exit_code(tmp_path):
