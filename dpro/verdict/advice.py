@@ -91,7 +91,7 @@ EVEN_SEQUENCES = "balance:over=sequences"
 LARGER = ("batch:factor=2", "batch:factor=4")
 MEASURED = 0.8  # least time of convolutions whose kernels cuDNN chose by measuring, as a share of now
 BEFORE_VOLTA = r"(?i)\b(tesla )?([kmp]\d+|p100|gtx (9|10)\d\d|titan xp?|quadro [kmp]\d+)\b"  # GPUs
-MORE_ROWS = (2.0, 8.0)  # rows that products with one row can take in about the same time: least, most
+MORE_ROWS = (2.0, 8.0)  # times as many rows that products with few take in about the same time: least, most
 MAINLY = 0.5  # of computing time: products that take more are what to change
 MOSTLY_IDLE = 0.3  # computing share of the step below which a larger batch costs little
 _DONE_ONCE = ("launch-one", "allocator")  # remedies of what a process does only once, at its start
@@ -928,17 +928,17 @@ def _rows(facts: JobFacts, limit: str) -> Iterator[Advice]:
     Within what a step of products with few rows takes, they multiply more rows. At worst all other kernels
     take as many times as long; at best, none.
     """
-    few = facts.kernels.filter(pl.col("name").str.contains(_FEW_ROWS))["name"].to_list()
-    products = facts.kernels.filter((pl.col("family") == "gemm") | pl.col("name").is_in(few))[
-        "name"
-    ].to_list()
+    has_few, is_product = pl.col("name").str.contains(_FEW_ROWS), pl.col("family") == "gemm"
+    few, products, others = (
+        facts.computing_kernels.filter(kind)["name"].to_list()
+        for kind in (has_few, has_few | is_product, ~has_few)
+    )
     share = facts.share_of(products)
     trains = kind_of_job(facts.job.graph).trains
     if limit != COMPUTE or trains or facts.share_of(few) < SURE_TO_SHOW or share < MAINLY:
         return
-    others = facts.computing_kernels.filter(~pl.col("name").is_in(few))["name"]
     least, most = MORE_ROWS
-    low = facts.gain_of_rows(least, others.to_list())
+    low = facts.gain_of_rows(least, others)
     do = f"larger batches: {facts.short_names[few[0]]} reads all weights for few rows; "
     do += f"products are {share:.0%} of compute"
     assumes = "gains are per sample or token, as more rows share what is read"
