@@ -259,8 +259,10 @@ class Analysis(Cached):
 
         if self.built.of_operations:
             return Context(self.run, operations=self._operation_graph)
-        slowdowns = slowdowns_of(self.trust)
-        recorded = Baseline(self.built.predictive, slowdowns) if self.trust.answerable else None
+        if not self.trust.answerable:
+            measured = self.built.graph if self.trust.comparable else None
+            return Context(self.run, operations=self._operation_graph, measured=measured)
+        recorded = Baseline(self.built.predictive, slowdowns_of(self.trust))
         return Context(self.run, recorded, self._operation_graph, breakdown=lambda: self.breakdown)
 
     @cached

@@ -242,7 +242,8 @@ def context_by_rank(
     from dpro.detect.context import Context
 
     if not condensed.trust.answerable:
-        yield Context(run, None, operations)
+        measured = condensed.joined.graph if condensed.trust.comparable else None
+        yield Context(run, operations=operations, measured=measured)
         return
     with condensed_job(run, condensed) as job:
         yield Context(run, Baseline(job), operations, breakdown=lambda: _breakdown_by_rank(run, condensed))

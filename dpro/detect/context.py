@@ -1,7 +1,8 @@
 """Data that the detectors of one run share, each computed on first use: tables, graph, own times, pauses.
 
-Takes a run, and the graph of its deep windows if its replay can be trusted. Provides what `run.py` passes to
-the detectors. Does not decide which findings exclude each other.
+Takes a run, and the graph of its deep windows: its replay if that can be trusted, or else its measured times
+if these can be compared. Provides what `run.py` passes to the detectors. Does not decide which findings
+exclude each other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ import polars as pl
 from dpro.detect.baseline import Baseline
 from dpro.detect.findings import Finding
 from dpro.detect.machine.oversubscribed import Crowd, crowds_of
-from dpro.detect.network.traffic import Traffic, traffic_of, traffic_of_calls, traffic_of_sends
+from dpro.detect.network.traffic import (
+    Traffic,
+    traffic_as_measured,
+    traffic_of,
+    traffic_of_calls,
+    traffic_of_sends,
+)
 from dpro.detect.pauses import LostTime, find_pauses
 from dpro.detect.pipeline_slowdown import OperationsAnalysis
 from dpro.detect.regression import Regression, regression_of
@@ -43,6 +50,7 @@ class Need(Enum):
     """Data of a run that a detector requires."""
 
     GRAPH = auto()  # deep windows whose replay fits
+    TRANSFERS = auto()  # deep windows whose measured times can be compared
     BREAKDOWN = auto()  # the breakdown of step times in deep windows
     OPERATIONS = auto()  # whole operations of a pipelined job
     ALWAYS_ON = auto()  # enough steps outside deep windows
@@ -72,6 +80,7 @@ class Context:
         recorded: Baseline | None = None,
         operations: tuple[Graph, OperationsAnalysis] | None = None,
         breakdown: Callable[[], pl.DataFrame] | None = None,
+        measured: Graph | None = None,
     ) -> None:
         """Take the run and its graphs; nothing is read or computed yet.
 
@@ -80,9 +89,12 @@ class Context:
             recorded: the graph of deep windows; None without one whose replay fits.
             operations: the graph of whole operations and its analysis; None where the run has none.
             breakdown: returns `step_breakdown` of the run; None where that is not known.
+            measured: without `recorded`, the graph whose replay does not fit if its measured times can be
+                compared.
         """
         self._run = run
         self._recorded = recorded
+        self._measured = measured
         self.operations = operations
         self.breakdown = breakdown
 
@@ -94,6 +106,7 @@ class Context:
         offers = {
             Need.OPERATIONS: self.operations is not None,
             Need.GRAPH: graph,
+            Need.TRANSFERS: graph or self._measured is not None,
             Need.BREAKDOWN: graph and self.breakdown is not None,
             Need.ALWAYS_ON: run is not None and self._enough_steps(run),
             Need.STEPS: run is not None,
@@ -139,7 +152,10 @@ class Context:
     @cached_property
     def traffic(self) -> Traffic:
         """Transfers in deep windows."""
-        return traffic_of(self.recorded)
+        if self._recorded is None:
+            assert self._measured is not None
+            return traffic_as_measured(self._measured)
+        return traffic_of(self._recorded)
 
     # Tables that are always recorded.
 

@@ -156,7 +156,7 @@ def run_detectors(context: Context, detectors: Iterable[Detector]) -> list[Findi
     for detector in detectors:
         if detector.needs <= context.has:
             new = [one for one in detector.find(context, explained) if not explained.covers(one)]
-            in_windows = not detector.needs.isdisjoint({Need.GRAPH, Need.OPERATIONS})
+            in_windows = not detector.needs.isdisjoint({Need.GRAPH, Need.TRANSFERS, Need.OPERATIONS})
             explained = explained.with_more(new, in_windows=in_windows)
     return list(explained.findings)
 
@@ -352,14 +352,15 @@ def _with_losses(context: Context, findings: list[Finding]) -> list[Finding]:
     return with_losses(findings, context.counters, context.workers, context.run)
 
 
-_GRAPH, _ALWAYS_ON = frozenset({Need.GRAPH}), frozenset({Need.ALWAYS_ON})
+_GRAPH, _TRANSFERS = frozenset({Need.GRAPH}), frozenset({Need.TRANSFERS})
+_ALWAYS_ON = frozenset({Need.ALWAYS_ON})
 
 IN_WINDOWS = (
     Detector("operations", _operations, frozenset({Need.OPERATIONS})),
     Detector("shared GPUs", lambda context, _: find_shared_gpus(context.run), frozenset({Need.STEPS})),
     Detector("work", _uneven_work_and_slow_ranks, _GRAPH),
     Detector("slow input", _slow_input, _GRAPH),
-    Detector("slow network", lambda context, _: diagnose_traffic(context.traffic), _GRAPH),
+    Detector("slow network", lambda context, _: diagnose_traffic(context.traffic), _TRANSFERS),
     Detector("idle GPUs", _idle_gpus, frozenset({Need.GRAPH, Need.BREAKDOWN})),
 )
 FROM_CALLS = (

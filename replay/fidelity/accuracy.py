@@ -398,6 +398,7 @@ class Trust:
         reasons: questions that the trace cannot answer, one line each.
         doubts: where it fits less well than a good replay, one line each.
         answerable: whether the replay fits well enough for detectors and predictions to start from it.
+        comparable: whether times of ranks as measured can be compared: nothing but the fit may be wrong.
         assumed: assumptions, one line each.
         rendezvous: collectives with missing ranks; None without any.
         figures: all figures on which predictions depend, each with its bars, worst first.
@@ -419,6 +420,7 @@ class Trust:
     reasons: tuple[str, ...]
     doubts: tuple[str, ...]
     answerable: bool
+    comparable: bool = True
     assumed: tuple[str, ...] = ()
     rendezvous: PartialCollectives | None = None
     figures: tuple[Criterion, ...] = ()
@@ -498,7 +500,7 @@ def judge(
     # The unexplained share measures late launches, so their number does not count as well.
     doubtful = 0.0 if built.of_operations else min_share_from_trace(facts.starts)
     no_fit = _refusals(error_pct, unexplained, doubtful, steps.height)
-    why_not = [*cut_in_words(manifest), *_no_work(built), *no_fit, *built.alignment.conflicts]
+    why_not = [*cut_in_words(manifest), *no_fit, *_no_work(built), *built.alignment.conflicts]
     missing, matching = extrapolate_missing_ranks(built, manifest), built.matching
     table = STEPS.empty() if built.graph.run is None else steps_of(built.graph.run)
     taken_out = _step_of(timeline) / _step_of(as_it_runs)
@@ -524,6 +526,7 @@ def judge(
         reasons=(*why_not, *missing.unknown, *_not_known(built, manifest)),
         doubts=tuple(_doubts(steps, error_pct, starts, unexplained)),
         answerable=not why_not,
+        comparable=steps.height > 0 and why_not == no_fit,
         assumed=(*missing.assumed, *_assumed(built, unexplained)),
         rendezvous=missing.rendezvous,
         figures=figures,

@@ -24,12 +24,15 @@ from dpro.replay.cost.fabric.placement import placed
 from dpro.replay.graph import EdgeKind, Graph, NodeKind
 from dpro.replay.mesh import axis_of_group, mesh_of_run
 from dpro.replay.steps import job_steps
+from dpro.replay.timeline import measured_step_times
 from dpro.replay.whatif.graph_ops.selected import hosts_of
 from dpro.replay.whatif.graph_ops.shared_fabric import with_links_apart
 from dpro.schema.members import num_members
 from dpro.store import Run
 
 MESSAGE = "message"
+_NO_WINDOWS = "deep windows would show how much of it other work hides"
+_NO_FIT = "the replay does not fit, so how much of it other work hides is not known"
 LIKE = ["op", "bytes", "num_ranks", "num_hosts"]  # equal in transfers that can be compared
 KEYS = [*LIKE, "members"]  # equal in transfers of one group
 
@@ -56,8 +59,8 @@ class Traffic:
         transfers: as from `recorded_transfers`.
         hosts: host of each rank, where known.
         healed: returns the savings of steps if transfers (`instance`) took this many `times` as long.
-        replayed: whether savings are replayed; else they are upper bounds, as other work may hide some of
-            them.
+        unsure: why savings are upper bounds, of which other work may hide some; empty where they are
+            replayed.
         run: which says where its ranks are; None without a run.
         apart: returns the transfers as they would be if connections of the job that share links between
             switches had a cable each; None where it is not known which do.
@@ -66,7 +69,7 @@ class Traffic:
     transfers: pl.DataFrame
     hosts: Mapping[int, str]
     healed: Callable[[pl.DataFrame], Healed]
-    replayed: bool
+    unsure: str = ""
     run: Run | None = None
     apart: Callable[[], pl.DataFrame | None] = lambda: None
 
@@ -77,24 +80,30 @@ class Traffic:
             like: the transfers that these would be as fast as, in words.
             steps_take: the steps in question, with their verb.
         """
-        if self.replayed:
+        if not self.unsure:
             faster = f"these transfers as fast as {like}"
             return observe_replay(faster, step_ns - saved_ns, step_ns, steps_take)
         return observe(
             "most-saved-by-faster-transfers",
             f"with these transfers as fast as {like}, a step of {{step_ns}} would save {{saved_ns}} at most: "
-            "deep windows would show how much of it other work hides",
+            "{why}",
             step_ns=step_ns,
             saved_ns=saved_ns,
+            why=self.unsure,
         )
 
 
 def traffic_of(baseline: Baseline) -> Traffic:
     """Return the traffic of a graph, with savings from its replay."""
-    graph = baseline.graph
-    saved = partial(replayed_with, baseline)
-    transfers, hosts, apart = recorded_transfers(graph), host_of(graph), partial(transfers_apart, graph)
-    return Traffic(transfers, hosts, saved, replayed=True, run=graph.run, apart=apart)
+    measured = traffic_as_measured(baseline.graph)
+    return replace(measured, healed=partial(replayed_with, baseline), unsure="")
+
+
+def traffic_as_measured(graph: Graph) -> Traffic:
+    """Return the traffic of a graph whose replay does not fit: transfers are measured, savings at most."""
+    transfers, apart = recorded_transfers(graph), partial(transfers_apart, graph)
+    saved = partial(max_savings, transfers, measured_step_times(graph))
+    return Traffic(transfers, host_of(graph), saved, _NO_FIT, graph.run, apart)
 
 
 def transfers_apart(graph: Graph) -> pl.DataFrame | None:
@@ -273,7 +282,7 @@ def traffic_of_calls(
     )
     transfers = transfers.sort("step", *KEYS, "transfer_ns").with_row_index("instance")
     transfers = transfers.with_columns(pl.col("instance").cast(pl.Int64))
-    return Traffic(transfers, hosts, partial(max_savings, transfers, job_steps(outside)), replayed=False)
+    return Traffic(transfers, hosts, partial(max_savings, transfers, job_steps(outside)), _NO_WINDOWS)
 
 
 def _messages(calls: pl.DataFrame) -> pl.DataFrame:
@@ -373,7 +382,7 @@ def traffic_of_sends(sends: pl.DataFrame, steps: pl.DataFrame, workers: pl.DataF
         .sort("step", "members", "bytes", "transfer_ns")
         .with_columns(instance=pl.int_range(pl.len()))
     )
-    return Traffic(transfers, hosts, partial(max_savings, transfers, job_steps(steps)), replayed=False)
+    return Traffic(transfers, hosts, partial(max_savings, transfers, job_steps(steps)), _NO_WINDOWS)
 
 
 def max_savings(transfers: pl.DataFrame, steps: pl.DataFrame, factor: pl.DataFrame) -> Healed:

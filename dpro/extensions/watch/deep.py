@@ -234,7 +234,8 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> Win
     """Diagnose some deep windows of a running job.
 
     Returns:
-        Findings, and what limits the job; neither if the replay does not fit the measured times.
+        Findings, and what limits the job. If the replay does not fit the measured times, only findings on the
+        network, which need no replay; not even these if times cannot be compared.
 
     Raises:
         DproError: the windows cannot be read, or there is nothing to replay.
@@ -259,8 +260,10 @@ def diagnose_windows(run: Path, windows: Sequence[int], readers: Readers) -> Win
             finish(launch, readers, None, {})
         opened = open_run(to)
         analysis = Analysis(opened)
-        if not analysis.trust.answerable:
-            return WindowFindings()
+        trust = analysis.trust
+        if not trust.answerable:
+            measured = analysis.built.graph if trust.comparable else None
+            return WindowFindings(findings=tuple(diagnose_graph(Context(opened, measured=measured))))
         findings = diagnose_graph(Context(opened, Baseline(analysis.built.predictive)))
         words = kind = ""
         with suppress(DproError):  # no whole step in the windows, for example: findings remain valid

@@ -28,7 +28,7 @@ def traffic(tmp_path_factory):
     for rank in range(4):
         job.op("a", 0, 1, rank)
         job.worker(rank, "n1", dp=rank // 2, tp=rank % 2)
-    of = partial(Traffic, pl.DataFrame(), {}, _nothing, replayed=True)
+    of = partial(Traffic, pl.DataFrame(), {}, _nothing)
     return of(run=job.write(tmp_path_factory.mktemp("run")))
 
 
@@ -45,7 +45,7 @@ def test_a_group_of_all_ranks_is_along_both_axes(traffic):
 def test_groups_along_several_axes_and_unknown_ranks_name_none(traffic):
     assert with_axis(SLOW, traffic, ["0,1", "0,2"]) == SLOW
     assert with_axis(SLOW, traffic, ["0,9"]) == SLOW
-    assert with_axis(SLOW, Traffic(pl.DataFrame(), {}, _nothing, replayed=True), ["0,1"]) == SLOW
+    assert with_axis(SLOW, Traffic(pl.DataFrame(), {}, _nothing), ["0,1"]) == SLOW
 
 
 def test_programs_get_the_axis_as_a_key_that_is_absent_where_there_is_none(traffic):

@@ -9,10 +9,17 @@ from itertools import combinations
 import polars as pl
 import pytest
 
+from dpro.analysis.analysis import Analysis
 from dpro.detect.baseline import Baseline
+from dpro.detect.findings import NETWORK
 from dpro.detect.network.traffic import traffic_of, transfers_of
 from dpro.detect.network.transfers import CROWDED, blame, compare_groups, find_slow_network
-from tests.unit.detect.jobs import MS, Work, equal_work, graph_of, noisy
+from dpro.replay.construction.graph_builder import build_graph
+from dpro.replay.fidelity import accuracy
+from dpro.replay.fidelity.accuracy import assess
+from dpro.replay.timeline import replay
+from dpro.store import open_run
+from tests.unit.detect.jobs import MS, Work, equal_work, graph_of, noisy, write_job
 
 FOUR = (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2)))  # all pairs of four ranks, in three rounds
 
@@ -70,6 +77,31 @@ def test_cost_is_what_the_steps_would_save(tmp_path):
     assert (slow["ranks"], slow["typical_ns"]) == ([1, 2], pytest.approx(10 * MS, rel=0.05))
     assert slow["transfer_ns"] == pytest.approx(30 * MS, rel=0.05)
     assert finding.confidence > 0.9
+
+
+def test_transfers_are_compared_where_the_replay_does_not_fit(tmp_path, monkeypatch):
+    monkeypatch.setattr(accuracy, "WORST_ANCHORED", -1.0)
+    slow, healthy = pairs(links={(1, 2): 3.0}), pairs()
+    analysis = Analysis(open_run(write_job(tmp_path / "slow", slow)))
+    assert not analysis.trust.answerable
+    found, why = analysis.verdict
+    (finding,) = (one for one in found if one.component_kind == "link")
+    assert (finding.class_, finding.component_id) == ("slow.link", "1 - 2")
+    assert any("at most: the replay does not fit" in one.text for one in finding.observations)
+    assert finding.cost_ns == pytest.approx(20 * MS, rel=0.1)
+    assert any("were taken from the trace" in reason for reason in why)
+    found, _ = Analysis(open_run(write_job(tmp_path / "healthy", healthy))).verdict
+    assert [one for one in found if one.class_ in NETWORK] == []
+
+
+def test_transfers_are_not_compared_where_clocks_contradict_each_other(tmp_path, monkeypatch):
+    run = open_run(write_job(tmp_path, pairs(links={(1, 2): 3.0})))
+    built = build_graph(run)
+    unclear = replace(built, alignment=replace(built.alignment, conflicts=("clocks differ",)))
+    trust = assess(unclear, replay(built.graph), run.manifest)
+    assert (trust.answerable, trust.comparable) == (False, False)
+    monkeypatch.setattr(Analysis, "trust", trust)
+    assert [one for one in Analysis(run).verdict[0] if one.class_ in NETWORK] == []
 
 
 @pytest.mark.parametrize(("hosts", "said"), [(["a", "b", "c", "d"], True), (["a"] * 4, False)])

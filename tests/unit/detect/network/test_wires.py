@@ -147,7 +147,7 @@ def test_what_became_slow_while_the_job_ran_is_named_on_the_wires(tmp_path: Path
     lasted = [200 * MS if step < 30 else 220 * MS for step in range(60)]
     steps = pl.DataFrame({"step": range(60), "duration_ns": lasted})
     hosts = {rank: f"h{rank}" for rank in range(HOSTS)}
-    traffic = Traffic(transfers, hosts, partial(max_savings, transfers, steps), replayed=False, run=graph.run)
+    traffic = Traffic(transfers, hosts, partial(max_savings, transfers, steps), "no windows", run=graph.run)
     (finding,) = find_slower_transfers(traffic)
     assert finding.evidence[0].startswith("since step 30")
     if known:
