@@ -27,7 +27,20 @@ class UsageError(DproError):
 
 
 class Unanswerable(DproError):
-    """A question that the run lacks the data for; the message says what to record."""
+    """A question that the run lacks the data for; the message says what to record.
+
+    Attributes:
+        what: what is missing; without `do`, the whole message.
+        do: what to do, or record; empty where it is not given by itself.
+    """
+
+    def __init__(self, what: str, do: str = "") -> None:
+        super().__init__(what, do)
+        self.what, self.do = what, do
+
+    def __str__(self) -> str:
+        """Return what is missing, then what to do."""
+        return f"{self.what}; {self.do}" if self.do else self.what
 
 
 class NothingToChange(Unanswerable):

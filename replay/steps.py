@@ -418,7 +418,7 @@ def step_breakdown(
     """
     spans = spans.filter(pl.col("duration_ns") >= 0).with_columns(END)
     if spans.height == 0:
-        raise Unanswerable("the run holds no spans: record at least one deep window, or import a trace")
+        raise Unanswerable("the run holds no spans", "record at least one deep window, or import a trace")
     spans = _marked(spans, collectives, "span_id", "is_comm")
     spans = _marked(spans, collectives, "launch_span_id", "is_launch")
     if members is None:

@@ -125,14 +125,15 @@ def why_unanswerable(run: Run, end: Callable[[], JobEnd]) -> Iterator[None]:
         yield
     except Unanswerable as error:
         if end().bad:
-            missing, why = str(error).partition(":")[0], why_no_window(run)
-            said = [capitalised(missing), *([why] if why else [])]
+            why = why_no_window(run)
+            said = [capitalised(error.what), *([why] if why else [])]
             diagnosed = end().ranks or run.num_rows(COLLECTIVES)  # without both, `dpro diagnose` fails, too
             more = ["`dpro diagnose` says what is known"] if diagnosed else end().can_say
             raise Unanswerable(f"{end().sentence} {'; '.join([*said, *more])}") from error
         reason = why_no_window(run) or _what_else_answers(run)
-        what = run.manifest.unrecorded or str(error)
-        raise Unanswerable(f"{what}; {reason}" if reason else what) from error
+        unrecorded = run.manifest.unrecorded
+        parts = [unrecorded or error.what, *([reason] if reason else [])]
+        raise Unanswerable("; ".join(parts), "" if unrecorded else error.do) from error
 
 
 def _what_else_answers(run: Run) -> str:

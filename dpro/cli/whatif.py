@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +21,7 @@ from dpro.cli.output import (
 from dpro.errors import UsageError
 from dpro.plugins import hooks_of
 from dpro.units import format_bytes
-from dpro.words import capitalised, one_line
+from dpro.words import capitalised, one_line, shortened
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
@@ -412,9 +411,7 @@ def _together_in_words(pair: Interaction) -> str:
 def unpredicted_in_words(tries: Sequence[Advice]) -> str:
     """Return which advice under TRY no edit predicts, in a line; empty if edits predict all."""
     without = [
-        f"{number} ({re.split('[:(;]|, ', advice.do)[0].strip()})"
-        for number, advice in enumerate(tries, 1)
-        if not advice.edit
+        f"{number} ({shortened(advice.do, 40)})" for number, advice in enumerate(tries, 1) if not advice.edit
     ]
     return f"No edit predicts TRY {', '.join(without)}." if without else ""
 

@@ -32,7 +32,7 @@ from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.detect.regression import LONGER_SINCE
 from dpro.detect.words import cost_verb, join_hangs, name_part
 from dpro.documents import Document, DocumentPart, finite
-from dpro.errors import DproError
+from dpro.errors import DproError, Unanswerable
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.fidelity.accuracy import cut_in_words, deep_and_usual, taken_out_in_words, without_spans
 from dpro.replay.phases import in_words
@@ -197,16 +197,16 @@ def explain(analysis: Analysis) -> Explanation:
             return _by_replay(facts)
     except DproError as error:
         verdict = _by_calls(analysis)
-        why = _without_label(analysis, error)
-        for advice in verdict.advice:
-            why = why.removesuffix(f"; {advice.do}")
-        reasons = dict.fromkeys([why, *verdict.unsure])
+        why, do = _why_and_what_to_do(analysis, error)
+        shown = any(advice.do == do for advice in verdict.advice)
+        reasons = dict.fromkeys([why if shown or not do else f"{why}; {do}", *verdict.unsure])
         return replace(verdict, unsure=list(reasons))
 
 
-def _without_label(analysis: Analysis, error: DproError) -> str:
-    """Return an error's message without the run, which is named above it."""
-    return str(error).removeprefix(f"{analysis.run.label}: ")
+def _why_and_what_to_do(analysis: Analysis, error: DproError) -> tuple[str, str]:
+    """Return an error's message without the run, which is named above it, and what to do if it says so."""
+    what, do = (error.what, error.do) if isinstance(error, Unanswerable) else (str(error), "")
+    return what.removeprefix(f"{analysis.run.label}: "), do
 
 
 def _by_replay(facts: JobFacts) -> Explanation:
@@ -359,9 +359,9 @@ def _by_calls(analysis: Analysis) -> Explanation:
     except DproError as error:
         if analysis.run.manifest.unrecorded and not analysis.run.manifest.ranks:
             raise  # no part of the job was recorded
-        why, _, do = (said := _without_label(analysis, error)).rpartition("; ")
-        missing = [Advice(RECORD_MORE, do, None, None, "")] if do.startswith("record ") else []
-        findings, unknown, diagnosed = [], [why if missing else said], False
+        why, do = _why_and_what_to_do(analysis, error)
+        missing = [Advice(RECORD_MORE, do, None, None, "")] if do else []
+        findings, unknown, diagnosed = [], [why], False
     series = step_time_document(analysis.steps)
     total = analysis.steps["step"].n_unique()
     of = counted(total, "step") if series and series.steps < total else ""

@@ -133,8 +133,9 @@ def build_graph(run: Run, report: Progress = ignore) -> Built:
     spans = run.table(SPANS, COLUMNS)
     if spans.height == 0:
         raise Unanswerable(
-            "the run holds no spans to replay: record at least one deep window "
-            "(`dpro record --skip S --every N --window-steps K`), or import a trace"
+            "the run holds no spans to replay",
+            "record at least one deep window (`dpro record --skip S --every N --window-steps K`), or import "
+            "a trace",
         )
     if consists_of_operations(spans):
         return build_operation_view(run)
@@ -236,8 +237,8 @@ def build_operation_view(run: Run) -> Built:
     operations = operations_of(run)
     if operations is None:
         raise Unanswerable(
-            "the run has no micro-batch forwards and backwards: record a pipeline-parallel job, or import a "
-            "trace of whole operations"
+            "the run has no micro-batch forwards and backwards",
+            "record a pipeline-parallel job, or import a trace of whole operations",
         )
     made = build_operations(run, operations)
     how = "moved onto one clock" if has_operations(run) else "one trace"
@@ -302,7 +303,8 @@ def refuse_no_work(num_nodes: int) -> None:
     if not num_nodes:
         raise Unanswerable(
             "the run holds no work to replay: its spans launch nothing, wait for nothing and communicate "
-            "nothing; record operators, CUDA calls and kernels"
+            "nothing",
+            "record operators, CUDA calls and kernels",
         )
 
 

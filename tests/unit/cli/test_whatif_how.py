@@ -61,7 +61,7 @@ def test_the_advice_that_no_edit_predicts_is_named_by_its_number():
         Advice("overlap", "overlap x with compute: by hand", 1.1, 1.5, "new code"),
     ]
     assert whatif.unpredicted_in_words(tries) == (
-        "No edit predicts TRY 1 (more cores), 3 (overlap x with compute)."
+        "No edit predicts TRY 1 (more cores, or fewer workers (a wait)), 3 (overlap x with compute: by hand)."
     )
     assert whatif.unpredicted_in_words(tries[1:2]) == ""
 
