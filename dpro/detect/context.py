@@ -26,7 +26,6 @@ from dpro.detect.network.traffic import (
 )
 from dpro.detect.pauses import LostTime, find_pauses
 from dpro.detect.pipeline_slowdown import OperationsAnalysis
-from dpro.detect.regression import Regression, regression_of
 from dpro.detect.significance import LATEST_STEPS, MIN_STEPS
 from dpro.detect.stragglers.from_calls import (
     NONE_AHEAD,
@@ -201,12 +200,6 @@ class Context:
         return crowds_of(self.steps, self.counters, self.workers)
 
     @cached_property
-    def slowdown(self) -> Regression | None:
-        """The step from which the whole job is slower than before; None if it is not."""
-        series = job_steps(self.steps)
-        return regression_of(series) if series.height else None
-
-    @cached_property
     def pauses(self) -> LostTime:
         """Time lost in only some of the steps."""
         return find_pauses(self.steps, self.counters, lambda: self.own_times)
@@ -215,6 +208,10 @@ class Context:
     def usual_own_times(self) -> pl.DataFrame:
         """Own times in usual steps, without pauses."""
         return usual_ones(self.own_times).filter(~pl.col("step").is_in(self.pauses.steps))
+
+    def own_times_and_steps(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Return own times in usual steps, and the job's steps."""
+        return self.usual_own_times, job_steps(self.steps)
 
     @cached_property
     def usual_steps(self) -> pl.DataFrame:

@@ -39,11 +39,11 @@ from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.causes import INPUT_PIPELINE, WAITING_CODE
 from dpro.detect.stragglers.from_calls import (
     NEGLIGIBLE,
-    came_with,
     find_jitter,
     find_late_gpus,
     find_late_ranks,
     on_gpus,
+    slowdown_with,
 )
 from dpro.detect.stragglers.phases import with_phases
 from dpro.detect.stragglers.replayed import find_masked
@@ -217,7 +217,7 @@ LARGER = 2.0  # times a rank's cost: if all ranks became slower by this at the s
 
 def _late_ranks(context: Context, explained: Explained) -> list[Finding]:
     late = [one for one in context.late_by_calls if not _is_part_of_slow_input(one, explained)]
-    late = [one for one in late if not _came_with_a_larger_slowdown(one, context)]
+    late = [one for one in late if not came_with_larger_slowdown(one, context.own_times_and_steps)]
     return _not_by_messages(late, context, explained)
 
 
@@ -230,17 +230,18 @@ def _is_part_of_slow_input(late: Finding, explained: Explained) -> bool:
     return late.cause == INPUT_PIPELINE and late.cost_ns <= of_all
 
 
-def _came_with_a_larger_slowdown(late: Finding, context: Context) -> bool:
+def came_with_larger_slowdown(late: Finding, read: Callable[[], tuple[pl.DataFrame, pl.DataFrame]]) -> bool:
     """Return whether a rank's code waits since the step at which the whole job became slower by far more.
 
     When the network becomes slow, hosts wait in their calls, though not all for as long.
+
+    Args:
+        read: returns own times of ranks, as from `own_time`, and steps, as from `job_steps`.
     """
-    slowdown = context.slowdown if late.cause == WAITING_CODE else None
-    return (
-        slowdown is not None
-        and slowdown.after_ns - slowdown.before_ns >= LARGER * late.cost_ns
-        and came_with(context.usual_own_times, late.ranks[0], slowdown.since)
-    )
+    if late.cause != WAITING_CODE:
+        return False
+    own_times, steps = read()
+    return slowdown_with(own_times, steps, late.ranks[0]) >= LARGER * late.cost_ns
 
 
 def _not_by_messages(late: list[Finding], context: Context, explained: Explained) -> list[Finding]:

@@ -197,22 +197,34 @@ def _together(team: Team, late: list[tuple[Excess, Finding]]) -> list[Finding]:
     ]  # fmt: skip
 
 
-def came_with(own_times: pl.DataFrame, rank: int, since: int) -> bool:
-    """Return whether a rank's excess of own time over others began, or at least doubled, at a step.
+def slowdown_with(own_times: pl.DataFrame, steps: pl.DataFrame, rank: int) -> float:
+    """Return by how much steps became longer when a rank's own time came to exceed others', in ns.
+
+    That is the step at which two levels of the excess fit best, by least squares; the later one must be at
+    least twice the earlier one. 0 without such a step.
 
     Args:
         own_times: as from `own_time`.
+        steps: the job's, as from `job_steps`.
     """
-    late, of_rank = pl.col("step") >= since, pl.col("rank") == rank
+    of_rank = pl.col("rank") == rank
     excess = (
         own_times.group_by("step")
         .agg(more=pl.col("own_ns").filter(of_rank).first() - pl.col("own_ns").filter(~of_rank).median())
         .drop_nulls()
+        .join(steps, on="step")
+        .sort("step")
     )
-    before, after = (excess.filter(side)["more"] for side in (~late, late))
-    if min(before.len(), after.len()) < SHORTEST_STRETCH:
-        return False
-    return float(np.median(before)) <= float(np.median(after)) / 2
+    more = excess["more"].to_numpy().astype(np.float64)
+    cuts = np.arange(SHORTEST_STRETCH, more.size - SHORTEST_STRETCH + 1)
+    if not cuts.size:
+        return 0.0
+    before = np.cumsum(more)[cuts - 1]
+    cut = int(cuts[np.argmax(before**2 / cuts + (more.sum() - before) ** 2 / (more.size - cuts))])
+    if np.median(more[:cut]) > np.median(more[cut:]) / 2:
+        return 0.0
+    durations = excess["duration_ns"].to_numpy()
+    return float(np.median(durations[cut:]) - np.median(durations[:cut]))
 
 
 def _uneven(team: Team, uneven: Uneven) -> list[Finding]:

@@ -25,13 +25,15 @@ from dpro.classify import operation
 from dpro.collectors.convert.calls import BACKENDS, with_group_ranks
 from dpro.collectors.inside.files import SHOWN
 from dpro.detect.findings import Finding
-from dpro.detect.run import LatestSteps, diagnose_calls
+from dpro.detect.run import LatestSteps, came_with_larger_slowdown, diagnose_calls
+from dpro.detect.stragglers.causes import WAITING_CODE
 from dpro.detect.stragglers.from_calls import HISTORY
 from dpro.detect.stragglers.own_time import MESSAGES, AlwaysOn, calls_of, on_one_clock, own_time
 from dpro.errors import InputError
 from dpro.extensions.watch.job import Job, ProcessTail, amounts_of, clock_samples_of, steps_of
 from dpro.ingest.flight_recorder import label, read_dump
 from dpro.members import count_of, members_text
+from dpro.replay.steps import job_steps
 from dpro.schema import COLLECTIVES, COUNTERS, conform
 from dpro.schema.members import with_texts
 from dpro.words import from_json
@@ -112,6 +114,11 @@ class LateWatch:
         self.state = LateState()
         self._calls, self._own_times = CallTable(), OwnTimes()
 
+    @property
+    def unclear(self) -> list[Finding]:
+        """`OwnTimes.unclear` of the last look."""
+        return self._own_times.unclear
+
     def look(self, job: Job) -> list[Finding] | None:
         """Return the findings of a look; None if none was due, or no call was new."""
         now_s, before = time.monotonic(), self.state
@@ -142,13 +149,20 @@ class LateWatch:
 
 
 class OwnTimes:
-    """Own times of a job's steps so far."""
+    """Own times of a job's steps so far.
+
+    Attributes:
+        unclear: ranks that are late since the whole job became slower by far more: no findings, but reasons
+            for a deep window.
+    """
 
     def __init__(self) -> None:
         self._own: pl.DataFrame | None = None
+        self.unclear: list[Finding] = []
 
     def look(self, now: LatestRecords) -> list[Finding]:
         """Return findings of the ranks that are late now, after adding the own times of the latest steps."""
+        before, self.unclear = {one.ranks for one in self.unclear}, []
         if now.steps.is_empty() or now.calls.is_empty():
             return []
         steps = now.steps.filter(pl.col("step") > pl.col("step").max() - MAX_AGAIN)
@@ -161,14 +175,20 @@ class OwnTimes:
         new = own_time(calls, aligned.steps).drop("start_ns").join(
             steps.select("rank", "step", "start_ns"), on=["rank", "step"], maintain_order="left"
         )  # fmt: skip
-        self._own = new if self._own is None else _merge_own_times(self._own, new)
-        ranks = self._own["rank"].unique().sort().to_list()
-        return diagnose_calls(
+        own = self._own = new if self._own is None else _merge_own_times(self._own, new)
+        ranks = own["rank"].unique().sort().to_list()
+        found = diagnose_calls(
             LatestSteps(
-                self._own, calls, now.calls, steps, now.workers, now.amounts,
+                own, calls, now.calls, steps, now.workers, now.amounts,
                 tables=lambda late: now.tables(_with_peers(late, ranks)), messages_unseen=now.messages,
             )
         )  # fmt: skip
+        for one in found:
+            # Once unclear, it stays so while it lasts: the steps before it are forgotten.
+            known = one.cause == WAITING_CODE and one.ranks in before
+            if known or came_with_larger_slowdown(one, lambda: (own, job_steps(now.steps))):
+                self.unclear.append(one)
+        return [one for one in found if one not in self.unclear]
 
 
 def look_since(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

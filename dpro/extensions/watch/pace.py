@@ -41,11 +41,6 @@ class Pace:
         if not any(begin < end_ns and end > begin_ns for _, begin, end in tail.windows):
             self._parts.append((int(new[0, 0]), (end_ns - begin_ns) / len(new), begin_ns, end_ns))
 
-    @property
-    def step_ns(self) -> int:
-        """Mean step time of the latest part, in ns; 0 before the first."""
-        return round(self._parts[-1][1]) if self._parts else 0
-
     def slowdown(self, least: float = SLOWER) -> Regression | None:
         """Return the change since which steps are slower; None if there is none in the last ten minutes.
 

@@ -15,17 +15,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dpro.collectors.attach import SentRequest, outcome_in_words
+from dpro.detect.findings import Finding
 from dpro.detect.findings_log import BEGINS, Notice
 from dpro.errors import InputError
 from dpro.extensions.watch.job import Job, ProcessTail
 from dpro.extensions.watch.pace import ANOTHER, Pace, has_window_since
-from dpro.units import ms
+from dpro.units import format_duration
 
 SLOWER_S = 10.0  # between two checks whether the job slows down; two in a row must show it
-BESIDE = 20  # steps: a reason that begins so soon after a window is shown by it, or caused
+BESIDE = 10  # steps: a reason that begins so soon after a window is shown by it, or caused
+REPORTED = 10  # steps after which a rank that turned late is reported
 PATIENCE_S = 300.0  # how long a request may wait for its window
 AGAIN_S = 600.0  # until a reason that ended and begins again gets another window
-SLOWER = "the job"  # the reason without a finding
+SLOWER, UNCLEAR = "the job", "late ranks"  # reasons without a finding
 
 
 class _Sent(NamedTuple):
@@ -61,11 +63,12 @@ class WindowRequests:
         self._is_suspected = False  # one check has shown a slowdown
         self.slower_since_ns = 0
 
-    def look(self, job: Job, notices: Sequence[Notice]) -> bool:
+    def look(self, job: Job, notices: Sequence[Notice], unclear: Sequence[Finding]) -> bool:
         """Request a window for reasons that have had none, or follow the pending request.
 
         Args:
             notices: of late ranks, since the last look.
+            unclear: ranks that are late now without being findings.
 
         Returns:
             Whether one was requested now.
@@ -73,13 +76,18 @@ class WindowRequests:
         now_s = time.monotonic()
         first = min(job.tails.values(), key=lambda tail: tail.process.rank)
         self._pace.read(first)
+        latest = first.steps[-REPORTED - BESIDE :]
+        late_ns = int(latest[0, 1]) if len(latest) else 0
         for notice in notices:
             about = notice.finding.title
             if notice.event == BEGINS:
-                late_ns = first.last_update_ns - BESIDE * self._pace.step_ns
                 self._add(about, f"{notice.finding.component} is late", first, late_ns)
             else:
                 self._drop(about)
+        if unclear:
+            self._add(UNCLEAR, f"{unclear[0].component} is late, and all steps take longer", first, late_ns)
+        else:
+            self._drop(UNCLEAR)
         if now_s - self._looked_s > SLOWER_S:
             self._looked_s = now_s
             self._look_at_pace(first)
@@ -99,9 +107,9 @@ class WindowRequests:
         if slower is None:
             self._drop(SLOWER)
         elif self._is_suspected:
-            before, after = ms(slower.before_ns), ms(slower.after_ns)
-            words = f"steps take {after:.3g} ms since step {slower.since}, {before:.3g} before"
-            since_ns = slower.after.begin_ns - BESIDE * round(slower.after_ns)
+            before, after = format_duration(slower.before_ns), format_duration(slower.after_ns)
+            words = f"steps take {after} since step {slower.since}, {before} before"
+            since_ns = slower.after.begin_ns - BESIDE * round(slower.before_ns)
             self._add(SLOWER, words, first, since_ns)
         self._is_suspected = slower is not None
 

@@ -88,7 +88,7 @@ class Watcher:
             yield from self._look_deep()
             yield from self._look_at_memory()
             yield from self._look_at_numbers()
-            if self._requests is not None and self._requests.look(self.job, late):
+            if self._requests is not None and self._requests.look(self.job, late, self.late.unclear):
                 self.deep.hurry()
 
     def end(self) -> list[Notice]:

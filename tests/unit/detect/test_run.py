@@ -9,7 +9,6 @@ import pkgutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -208,7 +207,9 @@ def test_no_ranks_code_is_named_for_a_wait_that_came_with_a_far_larger_slowdown_
     ]
     late = Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, cost_ms * 1e6, (), cause)
     context = Known(late=[late])
-    context.__dict__["slowdown"] = SimpleNamespace(since=20, before_ns=100e6, after_ns=200e6)
+    times = [{"rank": 0, "step": step, "start_ns": step * 10**9, "window": -1} for step in steps]
+    longer = [row | {"duration_ns": (200 if row["step"] >= 20 else 100) * 10**6} for row in times]
+    context.__dict__["steps"] = pl.DataFrame(longer)
     context.__dict__["usual_own_times"] = pl.DataFrame(rows)
     assert found("late ranks", context) == [late] * kept
 

@@ -8,13 +8,15 @@ import numpy as np
 import polars as pl
 import pytest
 
+from dpro.detect.findings import Finding
 from dpro.detect.significance import MIN_COST
-from dpro.detect.stragglers.causes import NEARLY_AS_LATE
+from dpro.detect.stragglers.causes import CPU, NEARLY_AS_LATE, WAITING_CODE
 from dpro.detect.stragglers.excess import Excess, Team, late_columns
 from dpro.detect.stragglers.from_calls import (
     HOSTS_ONLY,
     cannot_show,
     finding_of,
+    slowdown_with,
     team_of,
 )
 from dpro.detect.stragglers.own_time import (
@@ -100,12 +102,50 @@ def test_a_rank_that_costs_nothing_now_is_said_to():
     assert finding.confidence <= 0.5
 
 
-def test_a_watcher_raises_no_alarm_at_what_costs_nothing():
-    collectives, steps, counters, workers = tables(nearly_as_late())
+def watched(job: Job, longer_by: float = 0.0) -> tuple[list[Finding], list[Finding]]:
+    """What a watcher finds, and what is unclear to it, of a job on one host whose training threads are idle.
+
+    Args:
+        longer_by: share by which all steps are longer from step 20 on.
+    """
+    collectives, steps, counters, _ = tables(job)
+    ranks = steps["rank"].unique().sort()
+    workers = conform(WORKERS, pl.DataFrame({"rank": ranks, "host": ["a"] * len(ranks)}))
     calls = calls_of(collectives).rename({"time_ns": "enqueued_ns"})
+    idle = steps.select("rank", host=pl.lit("a"), time_ns="start_ns", counter=pl.lit(CPU), value=pl.lit(1e6))
+    longer = pl.col("duration_ns") * (1 + longer_by)
+    steps = steps.with_columns(duration_ns=pl.when(pl.col("step") < 20).then("duration_ns").otherwise(longer))
+    counters = pl.concat([counters, conform(COUNTERS, idle)])
     latest = {STEPS.name: steps, PASSES.name: PASSES.empty(), COUNTERS.name: counters}
-    now = LatestRecords(calls, steps, workers, CLOCK_SAMPLES.empty(), counters, False, lambda _: latest)
-    assert OwnTimes().look(now) == []
+    none = CLOCK_SAMPLES.empty()
+    times = OwnTimes()
+    found = times.look(LatestRecords(calls, steps, workers, none, counters, False, lambda _: latest))
+    return found, times.unclear
+
+
+def test_a_watcher_raises_no_alarm_at_what_costs_nothing():
+    assert watched(nearly_as_late()) == ([], [])
+
+
+@pytest.mark.parametrize(("longer_by", "named"), [(0.0, ["1"]), (0.3, [])])
+def test_a_watcher_blames_no_rank_for_a_wait_that_came_when_all_became_slower_by_more(longer_by, named):
+    """Rank 1 waits 4 ms more since step 20, in no code that is known; all may take 12 ms more since then."""
+    job = noisy(data_parallel(4, 40), 3, 0.01)
+    job.factors[1, 20:] *= 1.1
+    found, unclear = watched(job, longer_by)
+    assert [one.component_id for one in found] == named
+    assert [one.component_id for one in unclear] == ([] if named else ["1"])
+    assert {one.cause for one in (*found, *unclear)} == {WAITING_CODE}
+
+
+def test_steps_are_compared_from_where_a_rank_became_late():
+    steps = pl.DataFrame({"step": range(20), "duration_ns": [100] * 12 + [160] * 8})
+    own = {"step": [*range(20)] * 3, "rank": [0] * 20 + [1] * 20 + [2] * 20}
+    since = pl.DataFrame(own | {"own_ns": [50] * 20 + [50] * 12 + [70] * 8 + [50] * 20})
+    assert slowdown_with(since, steps, 1) == 60
+    always = pl.DataFrame(own | {"own_ns": [50] * 20 + [70] * 20 + [50] * 20})
+    assert slowdown_with(always, steps, 1) == 0
+    assert slowdown_with(since.filter(pl.col("step") < 14), steps, 1) == 0  # too few since then
 
 
 def test_how_much_longer_a_rank_takes_is_never_less_than_nothing():

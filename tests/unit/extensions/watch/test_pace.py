@@ -34,7 +34,6 @@ def test_slowdown_is_seen_at_any_speed_and_outlasts_what_is_remembered_of_steps(
     slower = pace.slowdown()
     assert abs(slower.since - count) <= max(MANY, 500 // step_ms)
     assert slower.after_ns / slower.before_ns == pytest.approx(1.5, rel=0.05)
-    assert pace.step_ns == pytest.approx(1.5 * step_ms * MS, rel=0.2)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from dpro.collectors.attach import Answers
@@ -45,7 +47,8 @@ class PlayedJob:
         self.now_s, self.trains, self.slower = 1000.0, True, None
         self.windows: list[tuple[int, int, int]] = []
         process = SimpleNamespace(rank=0)
-        first = SimpleNamespace(process=process, windows=self.windows, last_update_ns=5000 * MS)
+        steps = np.array([[step, step * 10 * MS, 10 * MS, -1] for step in range(500)])
+        first = SimpleNamespace(process=process, windows=self.windows, steps=steps)
         self.tails = {"rank 0": first}
 
     def send(self, _run: object, kind: str, **facts: object) -> object:
@@ -63,16 +66,22 @@ class PlayedJob:
 def job(monkeypatch: pytest.MonkeyPatch) -> PlayedJob:
     played = PlayedJob()
     monkeypatch.setattr(requesting, "SentRequest", played.send)
-    pace = SimpleNamespace(read=lambda _: None, slowdown=lambda *_: played.slower, step_ns=10 * MS)
+    pace = SimpleNamespace(read=lambda _: None, slowdown=lambda *_: played.slower)
     monkeypatch.setattr(requesting, "Pace", lambda: pace)
     monkeypatch.setattr(requesting, "time", SimpleNamespace(monotonic=lambda: played.now_s))
     return played
 
 
-def look(requests: WindowRequests, job: PlayedJob, *notices: Notice, after_s: float = 1.0) -> list[str]:
+def look(
+    requests: WindowRequests,
+    job: PlayedJob,
+    *notices: Notice,
+    after_s: float = 1.0,
+    unclear: Sequence[Finding] = (),
+) -> list[str]:
     """What is said after a look some time after the last."""
     job.now_s += after_s
-    requests.look(job, notices)
+    requests.look(job, notices, unclear)
     said, job.said[:] = [*job.said], []
     return said
 
@@ -87,6 +96,17 @@ def test_rank_that_turns_late_gets_one_window_within_the_budget(job, tmp_path):
     job.given[1] = {"rank": 1, **TAKEN}
     assert look(requests, job) == ["rank 1 is late: steps 20 to 21 were recorded in depth, as window 4"]
     assert look(requests, job, after_s=1000) == []
+    assert len(job.sent) == 1
+
+
+def test_rank_of_which_it_is_unclear_why_it_is_late_gets_a_window_once(job, tmp_path):
+    requests, unclear = WindowRequests(tmp_path, job.said.append), [noticed(BEGINS).finding]
+    assert look(requests, job, unclear=unclear) == []
+    assert len(job.sent) == 1
+    job.given = dict.fromkeys((0, 1), TAKEN)
+    [said] = look(requests, job, unclear=unclear)
+    assert said.startswith("rank 1 is late, and all steps take longer: steps 20 to 21 were recorded")
+    look(requests, job, unclear=unclear)
     assert len(job.sent) == 1
 
 
@@ -168,17 +188,17 @@ def test_job_that_slows_down_gets_a_window_once_two_looks_show_it(job, tmp_path)
     assert not job.sent
     assert requests.slower_since_ns == SLOWER.after.begin_ns
     job.now_s += 11
-    assert requests.look(job, [])  # it asks now
-    assert not requests.look(job, [])
+    assert requests.look(job, [], [])  # it asks now
+    assert not requests.look(job, [], [])
     assert len(job.sent) == 1
     job.given = dict.fromkeys((0, 1), TAKEN)
     [said] = look(requests, job)
-    assert said.startswith("steps take 20 ms since step 100, 10 before: steps 20 to 21 were recorded")
+    assert said.startswith("steps take 20 ms since step 100, 10 ms before: steps 20 to 21 were recorded")
     look(requests, job, after_s=11)
     assert len(job.sent) == 1
 
 
-@pytest.mark.parametrize(("end_ns", "count"), [(599 * MS, 1), (601 * MS, 0), (1500 * MS, 0)])
+@pytest.mark.parametrize(("end_ns", "count"), [(899 * MS, 1), (901 * MS, 0), (1500 * MS, 0)])
 def test_slow_steps_that_follow_a_window_or_that_one_shows_get_none(job, tmp_path, end_ns, count):
     requests = WindowRequests(tmp_path, job.said.append)
     job.slower = SLOWER

@@ -46,6 +46,7 @@ class PlayedWatch:
         self.found: list[Finding] | None = None
         self.error: Exception | None = None
         self.since_ns, self.hurries = 0, 0
+        self.unclear: list[Finding] = []
 
     def look(self, _: object, since_ns: int = 0) -> list[Finding] | None:
         self.since_ns = since_ns
@@ -123,7 +124,7 @@ def test_a_job_that_begins_again_ends_all_findings_and_is_looked_at_again(watche
 def test_late_ranks_are_a_reason_to_ask_for_a_window_and_what_windows_show_is_none(watcher):
     asked = []
     watcher._requests = SimpleNamespace(
-        look=lambda _, notices: asked.append(events(notices)),
+        look=lambda _, notices, unclear: asked.append(events(notices)),
         forget=lambda: asked.append("forgotten"),
         slower_since_ns=0,
     )
