@@ -39,6 +39,7 @@ THE_HOST = "the host"
 MIN_IDLE = 0.25  # of nearly every step in which GPUs do nothing, averaged over ranks
 MIN_SAVED = 0.25  # of nearly every step that free hosts save, beyond what other findings explain
 MAX_PARTS = 3  # listed parts of the host's time on the critical path
+NOTABLY = 1.05  # times what free hosts save: if hosts take more, that is said
 NANOSECONDS = ("duration_ns", "compute_ns", "copy_ns", "exposed_comm_ns", "host_bound_ns", "idle_ns")
 
 
@@ -141,7 +142,7 @@ def _observe_hosts(baseline: Baseline, usual: Bools, saved: Ints) -> list[Observ
             free_launches_ns=float(launched[usual].mean()),
         )
     observations = [free]
-    observations += _observe_host_work(baseline, baseline.steps[usual])
+    observations += _observe_host_work(baseline, baseline.steps[usual], float(saved.mean()))
     if graph.run is not None and (graph.run.table(SPANS, ["kind"])["kind"] == "python").any():
         observations.append(
             observe("python-stacks", "Python stacks were recorded, which itself slows the host down")
@@ -149,8 +150,12 @@ def _observe_hosts(baseline: Baseline, usual: Bools, saved: Ints) -> list[Observ
     return observations
 
 
-def _observe_host_work(baseline: Baseline, steps: Ints) -> Iterator[Observation]:
-    """Yield the work of hosts on the critical path of some steps, per step, longest first."""
+def _observe_host_work(baseline: Baseline, steps: Ints, saved_ns: float) -> Iterator[Observation]:
+    """Yield the work of hosts on the critical path of some steps, per step: the sum, and the longest parts.
+
+    Args:
+        saved_ns: what hosts that take no time would save per step.
+    """
     spent = [_host_work(baseline, steps, *stretch) for stretch in baseline.critical_stretches()]
     parts = (
         pl.concat(spent)
@@ -161,6 +166,14 @@ def _observe_host_work(baseline: Baseline, steps: Ints) -> Iterator[Observation]
         .agg(pl.col("ns").sum(), pl.col("name").first())
         .sort(["ns", "cause"], descending=[True, False])
     )
+    if (total := float(parts["ns"].sum()) / steps.size) >= NOTABLY * saved_ns:
+        yield observe(
+            "host-work-in-all",
+            "{waited_ns} of a step's critical path are the host's; without it other work would fill "
+            "{filled_ns} of that",
+            waited_ns=total,
+            filled_ns=total - saved_ns,
+        )
     for what, ns, name in parts.head(MAX_PARTS).iter_rows():
         sentence = "{waited_ns} of a step's critical path are the host's, in {what}"
         waited = observe("host-work", sentence, waited_ns=ns / steps.size, what=what)
