@@ -11,21 +11,22 @@ advice is among dpro's, by kind; the intervals of gains for advice of one
 kind overlap; dpro gives no advice that the expert warns of.
 
 `--leave-one-out` asks whether constants are overfitted to the traces on which they were set. Each constant is
-tried at half to twice its value on all traces. Each trace is then judged with the value that is right for
-most of the others (the middle of such values). Checks: the limit and the first advice are right with it; and
-for each constant, the number of right traces at each value.
+tried at half and twice its value on all traces, and between where that changes what is right. Each trace is
+then judged with the value that is right for most of the others (the middle of such values). Checks: the limit
+and the first advice are right with it; and for each constant, the number of right traces at each value.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from numpy.typing import NDArray
 from dpro.analysis.analysis import Analysis
 from dpro.cli.analysis import analyse
 from dpro.errors import DproError
-from dpro.verdict import advice, facts, ledger, limits
+from dpro.verdict import advice, facts, ledger, limits, verdict
 from dpro.verdict.verdict import Explanation, explain
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -56,9 +57,10 @@ WARNINGS = {
 }
 
 FACTORS = (0.5, 0.71, 1.0, 1.41, 2.0)  # of each constant
+BOUNDS, BETWEEN = (0.5, 2.0), {0.71: 0.5, 1.41: 2.0}
 LEFT_OUT = ("limit", "first advice")  # checks that constants decide
 WITHIN = 5.0  # %: how much lower the share of right traces may be with one left out
-DECIDING = (advice, facts, ledger, limits)  # modules whose constants decide a verdict
+DECIDING = (advice, facts, ledger, limits)  # modules whose constants decide a verdict; those of advice first
 NOT_FITTED = (
     "MAX_ADVICE", "MAX_GAIN", "NOTHING_LEFT", "FREE", "LONGEST", "NS_PER_MS", "NO_SPAN", "NO_STEP", "ON_GPU",
 )  # fmt: skip
@@ -120,16 +122,46 @@ def scaled(value: float, factor: float) -> float:
 
 def right_at(analysis: Analysis, expert: dict[str, Any]) -> Iterator[tuple[str, list[tuple[bool, ...]]]]:
     """Yield for each constant whether a trace's limit and its first advice are right, at each factor."""
-    for name, value in constants().items():
-        modules, rows = [module for module in DECIDING if hasattr(module, name)], []
-        for factor in FACTORS:
+
+    def right() -> tuple[bool, ...]:
+        checks = graded(explain.__wrapped__(analysis), expert)  # type: ignore[attr-defined]
+        return tuple(checks[check][0][0] for check in LEFT_OUT)
+
+    with ledgers_kept():
+        now = right()
+        for name, value in constants().items():
+            modules, rows = [module for module in DECIDING if hasattr(module, name)], {1.0: now}
+            for factor in (*BOUNDS, *BETWEEN):
+                if factor in BETWEEN and rows[BETWEEN[factor]] == now:
+                    rows[factor] = now
+                    continue
+                for module in modules:
+                    setattr(module, name, scaled(value, factor))
+                rows[factor] = right()
             for module in modules:
-                setattr(module, name, scaled(value, factor))
-            checks = graded(explain.__wrapped__(analysis), expert)  # type: ignore[attr-defined]
-            rows.append(tuple(checks[check][0][0] for check in LEFT_OUT))
-        for module in modules:
-            setattr(module, name, value)
-        yield name, rows
+                setattr(module, name, value)
+            yield name, [rows[factor] for factor in FACTORS]
+
+
+@contextmanager
+def ledgers_kept() -> Iterator[None]:
+    """Compute the ledger of a job once for all values of constants that only decide about advice."""
+    made: dict[tuple[object, ...], list[ledger.LedgerRow]] = {}
+
+    def entries_of(of: facts.JobFacts) -> list[ledger.LedgerRow]:
+        graph = of.job.graph
+        columns = graph.nodes.duration, graph.edges.source, graph.edges.target, graph.edges.lag
+        values = [vars(module).get(name) for module in DECIDING[1:] for name in constants()]
+        key = (*values, *(hashlib.blake2b(column.tobytes()).digest() for column in columns))
+        if key not in made:
+            made[key] = ledger.entries_of(of)
+        return made[key]
+
+    verdict.entries_of = entries_of
+    try:
+        yield
+    finally:
+        verdict.entries_of = ledger.entries_of
 
 
 def middle_of_best(count: Sequence[int]) -> int:
