@@ -175,20 +175,20 @@ class OwnTimes:
         new = own_time(calls, aligned.steps).drop("start_ns").join(
             steps.select("rank", "step", "start_ns"), on=["rank", "step"], maintain_order="left"
         )  # fmt: skip
-        own = self._own = new if self._own is None else _merge_own_times(self._own, new)
-        ranks = own["rank"].unique().sort().to_list()
-        found = diagnose_calls(
+        own_times = self._own = new if self._own is None else _merge_own_times(self._own, new)
+        ranks = own_times["rank"].unique().sort().to_list()
+        findings = diagnose_calls(
             LatestSteps(
-                own, calls, now.calls, steps, now.workers, now.amounts,
+                own_times, calls, now.calls, steps, now.workers, now.amounts,
                 tables=lambda late: now.tables(_with_peers(late, ranks)), messages_unseen=now.messages,
             )
         )  # fmt: skip
-        for one in found:
+        for one in findings:
             # Once unclear, it stays so while it lasts: the steps before it are forgotten.
-            known = one.cause == WAITING_CODE and one.ranks in before
-            if known or came_with_larger_slowdown(one, lambda: (own, job_steps(now.steps))):
+            was_unclear = one.cause == WAITING_CODE and one.ranks in before
+            if was_unclear or came_with_larger_slowdown(one, lambda: (own_times, job_steps(now.steps))):
                 self.unclear.append(one)
-        return [one for one in found if one not in self.unclear]
+        return [one for one in findings if one not in self.unclear]
 
 
 def look_since(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
