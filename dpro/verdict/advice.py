@@ -51,9 +51,10 @@ from dpro.verdict.limits import (
     HOST,
     IMBALANCE,
     INPUT,
+    INTO_DEVICE,
     SYNCHRONISATION,
     PromptLaunches,
-    before_first_launch,
+    before_input,
     host_work_before_slow_launch,
     outside_operators,
 )
@@ -75,7 +76,6 @@ SHOWN = 0.1  # least time of a part that is named, as a share of the longest par
 SURE_TO_SHOW = 0.08  # least share of computing time for which a family of kernels is worth a line
 CASTING = 0.75  # most of their time that other kernels take on half the bytes: others cast in addition
 LARGE_COPY = 1 << 18  # bytes above which a copy takes its time for the bytes rather than for the call
-INTO_DEVICE = r"(?i)memcpy.*(HtoD|HostToDevice)"
 IN_MEMORY = ("elementwise", "memory", "reduction", "normalisation")  # families that take their time for bytes
 KEPT_IN_FP32 = (
     r"(?i)softmax|layer_?norm|group_?norm|rms_?norm|loss|nll|\b(exp|log|pow)\w*_kernel"  # by autocast
@@ -549,7 +549,7 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if gain < 1.1:
         return
     crowded = any(finding.cause == CROWDED for finding in facts.findings)
-    prepared = _work_by_name(facts, before_first_launch)
+    prepared = _work_by_name(facts, before_input)
     if facts.first_call and prepared.sort("took_ns")["name"].last() == facts.first_call[0]:
         return  # later steps do not repeat a first call
     in_workers = prepared["name"].str.contains("_MultiProcessingDataLoaderIter").any()

@@ -215,7 +215,8 @@ def limit_of_entries(
     """Return the limit of a job: the largest part of its step except compute, if that is large; else compute.
 
     If devices and hosts work side by side, little may be left for the host after the work of the devices. If
-    the step were as long with free devices, the host is the limit nevertheless. Stages of a pipeline wait for
+    the step were as long with free devices, the host is the limit nevertheless, unless these work for nearly
+    all of it. Stages of a pipeline wait for
     each other: there, the largest share other than compute is the limit, however small.
 
     Args:
@@ -230,4 +231,5 @@ def limit_of_entries(
     others = {limit: share for limit, share in shares.items() if limit not in (COMPUTE, UNEXPLAINED)}
     most = next(filter(gains, sorted(others, key=others.__getitem__, reverse=True)), COMPUTE)
     is_large = others.get(most, 0.0) >= (0.0 if of_operations else LARGE)
-    return most if is_large or not gains(COMPUTE) else COMPUTE
+    has_room = shares.get(COMPUTE, 0.0) <= 1 - LARGE
+    return most if is_large or (has_room and not gains(COMPUTE)) else COMPUTE

@@ -42,6 +42,8 @@ COMPILATION, CHECKPOINT, COLLECTION = "compilation", "checkpoint", "collection" 
 
 ALLOCATING = r"(?i)^(cuda|hip)(Malloc|Free)(Async)?$"  # calls of the runtime
 FREE = 1e6  # times the bandwidth, so that transfers take no time
+INTO_DEVICE = r"(?i)memcpy.*(HtoD|HostToDevice)"
+BATCH_NS = 10_000  # least time of a copy that moves a batch; of arguments and sizes it takes 1 to 3 us
 SLOW_LAUNCH_NS = 500_000  # host time before one launch, above which it does more than launching
 
 
@@ -130,11 +132,16 @@ def copies_of(graph: Graph) -> Bools:
 
 
 def input_of(graph: Graph) -> Bools:
-    """Return [N] a mask of the host's work in a step before its first launch, and of loading input."""
-    before = before_first_launch(graph)
+    """Return [N] a mask of loading input, and of what hosts do before a step's first launch or its batch."""
+    before = before_input(graph)
     with suppress(DproError):
         before = before | loading_of(graph)
     return before
+
+
+def before_input(graph: Graph) -> Bools:
+    """Return [N] a mask of what hosts do before a step's first launch, or for long before copying a batch."""
+    return before_first_launch(graph) | before_batches(graph)
 
 
 def outside_operators(graph: Graph) -> Bools:
@@ -395,6 +402,19 @@ def host_before_launches(graph: Graph) -> pl.DataFrame:
         calls = calls.join(began, on=["rank", "window"], how="left", maintain_order="left")
         is_first &= (pl.col("start_ns") <= pl.col("measured_start")).fill_null(True)
     return calls.with_columns(is_first=is_first).drop("start_ns", "rank", "measured_start", strict=False)
+
+
+def before_batches(graph: Graph) -> Bools:
+    """Return [N] a mask of what threads do outside operators for long before copying a batch to a device."""
+    nodes, edges = graph.nodes, graph.edges
+    moved = np.array([bool(re.search(INTO_DEVICE, name)) for name in graph.names])[nodes.name]
+    moved &= (nodes.kind == NodeKind.COPY) & (nodes.duration >= BATCH_NS)
+    by = (edges.kind == EdgeKind.LAUNCH) & moved[edges.target]
+    slow = host_before_launches(graph).filter(pl.col("took_ns") >= SLOW_LAUNCH_NS)["launch"].to_numpy()
+    following = next_launches(graph)
+    waits = np.isin(following, np.intersect1d(edges.source[by], slow)) & outside_operators(graph)
+    waits[waits] = nodes.lane[waits] == nodes.lane[following[waits]]
+    return waits
 
 
 def host_work_before_slow_launch(kernel: str | None, graph: Graph) -> Bools:

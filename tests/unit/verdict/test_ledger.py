@@ -85,9 +85,12 @@ def test_host_is_the_limit_where_free_devices_save_nothing_though_they_work_most
 
 
 def test_compute_that_gains_nothing_when_free_is_no_limit_beside_something_that_does():
-    parts = entries(host=0.1, compute=0.9)
+    parts = entries(host=0.1, input=0.1, compute=0.8)
     assert limit_of_entries(parts, False, lambda limit: limit != COMPUTE) == HOST
     assert limit_of_entries(parts, False, lambda _: True) == COMPUTE
+    # Devices that work nearly all the time leave no room for another limit.
+    nearly_all = entries(host=0.1, input=0.05, compute=0.85)
+    assert limit_of_entries(nearly_all, False, lambda limit: limit != COMPUTE) == COMPUTE
 
 
 def what_hosts_do() -> TinyRun:

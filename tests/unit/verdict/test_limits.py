@@ -15,6 +15,7 @@ from dpro.verdict.limits import (
     HOST,
     IMBALANCE,
     INPUT,
+    before_batches,
     before_first_launch,
     counterfactuals,
 )
@@ -106,6 +107,27 @@ def test_work_before_the_first_launch_of_a_step_is_its_input(tmp_path):
     before = before_first_launch(graph)
     assert graph.nodes.duration[before].sum() == pytest.approx(3 * 600 * US, rel=0.05)
     assert gains_of(with_preparation(), tmp_path)[INPUT] == pytest.approx(1000 / 400, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("copy_us", "lane", "share"), [(50, 10, 0.6), (3, 10, 0.0), (50, 11, 0.0)], ids=["batch", "size", "other"]
+)
+def test_waiting_long_before_a_batch_is_copied_in_a_step_is_input(tmp_path, copy_us, lane, share):
+    """A thread does nothing that is known for 600 of 1,000 us, and then copies what the next kernels need."""
+    run = TinyRun()
+    for step in range(3):
+        at = 1000.0 * step
+        run.call(at, at + 10, 10 * step)
+        run.kernel("gemm", at + 12, at + 250, 10 * step)
+        run.span("python", "poll", at + 10, at + 610, pid=10, tid=10)
+        run.call(at + 610, at + 615, 10 * step + 1, name="cudaMemcpyAsync", tid=lane)
+        end = at + 617 + copy_us
+        run.span("memcpy", "Memcpy HtoD", at + 617, end, 0, stream=7, device=0, correlation=10 * step + 1)
+        run.op("log", at + 615, at + 1000)
+        run.step(step, at, at + 1000)
+    graph = run.build(tmp_path).graph
+    waited_us = graph.nodes.duration[before_batches(graph)].sum() / US / 3000
+    assert waited_us == pytest.approx(share, abs=0.02)
 
 
 @pytest.mark.parametrize("launched", ["kernel", "copy"])
