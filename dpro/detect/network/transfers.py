@@ -37,6 +37,7 @@ DEVIATIONS = 5.0  # least distance from the median of the other groups, in their
 MIN_DEVIATION = 0.02  # of logarithms: a lower spread of groups is raised to this
 LENGTH_TO_DEVIATION = 0.7413  # a normal distribution's middle half is 2 x 0.6745 deviations long
 MIN_SLOW_SHARE = 0.9  # least share of a suspect's groups that are slow
+FAINT = 0.25  # of the largest excess: groups below it have another cause
 MAX_LINES = 3  # of evidence
 CROWDED = observe("may-be-crowded", "broken or congested: flows that meet there look the same")
 CROWDED_BY_OTHERS = observe(
@@ -148,20 +149,27 @@ def _compare_on_wires(transfers: pl.DataFrame, wires: Wires) -> pl.DataFrame:
 def _on_wires(
     traffic: Traffic, transfers: pl.DataFrame, wires: Wires | None, doubt: Observation
 ) -> tuple[list[Finding], set[str]]:
-    """Return findings about cables, ports and switches, and the groups (`members`) that they explain."""
+    """Return findings about cables, ports and switches, and the groups (`members`) that they explain.
+
+    Groups that are slow by far less than others have another cause, so they vote after these are explained.
+    """
     if wires is None:
         return [], set()
     groups = _compare_on_wires(transfers, wires)
-    slow = groups.filter("slow")
+    longer = pl.col("excess").exp() - 1
+    faint = groups.filter("slow").filter(longer < FAINT * longer.max())
     findings: list[Finding] = []
     explained: set[str] = set()
-    for blamed, members in blame_wires(groups, wires):
-        suspects = [Suspect(part.words, part.kind, part.name) for part in blamed.suspects]
-        explained_slow = slow.filter(pl.col("members").is_in(sorted(members)))
-        shared = [*blamed.observations("groups", "are slow"), doubt]
-        finding = _describe(traffic, suspects, explained_slow, shared, blamed.verdict.confidence)
-        findings += [finding] if finding else []
-        explained |= members if finding else set()
+    for voting in (groups.join(faint, on=KEYS, how="anti"), groups)[faint.is_empty() :]:
+        voters = voting.filter(~pl.col("members").is_in(sorted(explained)))
+        slow = voters.filter("slow")
+        for blamed, members in blame_wires(voters, wires):
+            suspects = [Suspect(part.words, part.kind, part.name) for part in blamed.suspects]
+            explained_slow = slow.filter(pl.col("members").is_in(sorted(members)))
+            shared = [*blamed.observations("groups", "are slow"), doubt]
+            finding = _describe(traffic, suspects, explained_slow, shared, blamed.verdict.confidence)
+            findings += [finding] if finding else []
+            explained |= members if finding else set()
     return findings, explained
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -77,11 +78,13 @@ def crossing(part: str) -> dict[tuple[int, ...], float]:
     return found
 
 
-def found(tmp_path: Path, part: str, *, known: bool = True) -> list[Finding]:
+def found(
+    tmp_path: Path, part: str, *, known: bool = True, beside: Mapping[tuple[int, ...], float] | None = None
+) -> list[Finding]:
     base = equal_work(HOSTS, 6, num_collectives=len(ROUNDS))
     work = Work(
         base.data, base.gap, base.compute, base.tail, transfer=10.0, transfer_sigma=0.03, groups=ROUNDS,
-        links=crossing(part), hosts=[f"h{host}" for host in range(HOSTS)],
+        links=crossing(part) | dict(beside or {}), hosts=[f"h{host}" for host in range(HOSTS)],
     )  # fmt: skip
     graph = graph_of(tmp_path, work)
     put_fabric(tmp_path, known=known)
@@ -99,6 +102,12 @@ def found(tmp_path: Path, part: str, *, known: bool = True) -> list[Finding]:
 def test_the_part_that_slow_pairs_cross_is_named(tmp_path: Path, part: str, named: tuple[str, ...]) -> None:
     said = [(each.class_, each.component_kind, each.component_id) for each in found(tmp_path, part)]
     assert said == ([named] if named else [])
+
+
+def test_a_pair_that_is_slightly_slow_does_not_vote_on_what_makes_others_far_slower(tmp_path: Path) -> None:
+    # Pair 2, 3 shares its leaf with all that cross the cable, which are twice as slow.
+    (finding,) = found(tmp_path, "l1-s1", beside={(2, 3): 1.18})
+    assert (finding.component_kind, finding.component_id) == ("cable", "l1 - s1")
 
 
 def test_the_finding_says_who_votes_who_is_next_and_what_it_costs(tmp_path: Path) -> None:
