@@ -86,11 +86,13 @@ HAS_FP64 = r"P100|V100|A100|A30\b|A800|H100|H200|H800|H20\b|B200|MI\d{2,3}"  # G
 FUSED_ATTENTION = (0.35, 0.12)  # time of a fused kernel as a share of unfused attention's: most, least
 FUSED_WITH = 7  # kernels at most, with the softmax, between the two matmuls of unfused attention
 WRITTEN_WITH = 16  # the same, where the softmax is written out
-NEWER_ATTENTION = (0.75, 0.5)  # time of FlashAttention 3 on Hopper as a share of version 2's: most, least
+# Time of FlashAttention 2 as a share of version 1's, and of 3 on Hopper of 2's: most, least (their papers).
+NEWER_ATTENTION = (0.75, 0.5)
 EVEN_SEQUENCES = "balance:over=sequences"
 LARGER = ("batch:factor=2", "batch:factor=4")
 MEASURED = 0.8  # least time of convolutions whose kernels cuDNN chose by measuring, as a share of now
 BEFORE_VOLTA = r"(?i)\b(tesla )?([kmp]\d+|p100|gtx (9|10)\d\d|titan xp?|quadro [kmp]\d+)\b"  # GPUs
+BEFORE_AMPERE = BEFORE_VOLTA + r"|\b(v100|t4|titan|rtx 20\d\d|quadro)"
 MORE_ROWS = (2.0, 8.0)  # times as many rows that products with few take in about the same time: least, most
 MAINLY = 0.5  # of computing time: products that take more are what to change
 MOSTLY_IDLE = 0.3  # computing share of the step below which a larger batch costs little
@@ -814,16 +816,14 @@ def _attention(facts: JobFacts, limit: str) -> Iterator[Advice]:
             "a line of code",
             _ROUGH,
         )
-    older = [
-        name
-        for name in computing["name"]
-        if re.search(r"flash_(fwd|bwd)\w*kernel", name) and "sm90" not in name
-    ]
-    if facts.share_of(older) >= SURE_TO_SHOW and _is_hopper(facts):
+    for version, kernels, runs_newer in _VERSIONS:
+        older = [name for name in computing["name"] if re.search(kernels, name) and "sm90" not in name]
+        if facts.share_of(older) < SURE_TO_SHOW or not runs_newer(facts):
+            continue
         low, high = (facts.gain_of_faster(dict.fromkeys(older, factor)) for factor in NEWER_ATTENTION)
         yield Advice(
             "attention",
-            f"FlashAttention 3: {short_kernel(older[0])} is FlashAttention 2, "
+            f"FlashAttention {version + 1}: {short_kernel(older[0])} is FlashAttention {version}, "
             f"{facts.share_of(older):.0%} of compute",
             low,
             high,
@@ -874,6 +874,19 @@ def _is_hopper(facts: JobFacts) -> bool:
     if facts.gpu:
         return bool(re.search(r"H100|H200|GH200|H800|H20", facts.gpu))
     return bool(facts.kernels["name"].str.contains(r"sm90|nvjet").any())
+
+
+def _is_ampere_or_later(facts: JobFacts) -> bool:
+    if facts.gpu:
+        return not re.search(BEFORE_AMPERE, facts.gpu)
+    return bool(facts.kernels["name"].str.contains(r"ampere|sm[89]\d").any())
+
+
+# FlashAttention's versions before the latest: their kernels, and whether a GPU runs the next one.
+_VERSIONS: Sequence[tuple[int, str, Callable[[JobFacts], bool]]] = (
+    (1, r"fmha_(fwd|bwd)\w*loop", _is_ampere_or_later),
+    (2, r"flash_(fwd|bwd)\w*kernel", _is_hopper),
+)
 
 
 def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:

@@ -472,6 +472,34 @@ def test_attention_is_its_softmax_and_what_runs_from_one_product_to_the_other(tm
     assert attention.gain_high == pytest.approx(1000 / (1000 - 880 * 0.88), rel=0.02)
 
 
+FLASH1 = "void pytorch_fmha::fmha_fwd_loop_kernel<FMHA_kernel_traits<256, 64, 16, 1, 4, 8u, __nv_bfloat16>>"
+FLASH2 = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64, 64, 4>>(flash::Params)"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "gpu", "newer"),
+    [
+        (FLASH1, "NVIDIA A100-SXM4-80GB", "FlashAttention 2: fmha_fwd_loop_kernel is FlashAttention 1, 60%"),
+        (FLASH1, "NVIDIA H100 80GB HBM3", "FlashAttention 2: fmha_fwd_loop_kernel is FlashAttention 1, 60%"),
+        (FLASH1, "Tesla T4", None),
+        (FLASH2, "NVIDIA A100-SXM4-80GB", None),
+        (FLASH2, "NVIDIA H100 80GB HBM3", "FlashAttention 3: flash_fwd_kernel is FlashAttention 2, 60%"),
+    ],
+)
+def test_attention_has_the_latest_version_that_the_gpu_runs(tmp_path, kernel, gpu, newer):
+    run = launches_of([(kernel, 5, 600), ("ampere_bf16_s16816gemm_bf16_128x64", 5, 400)] * 3)
+    recorded = run.write(tmp_path / "run")
+    manifest = dataclasses.replace(recorded.manifest, gpus=[gpu])
+    advice = explain(Analysis(dataclasses.replace(recorded, manifest=manifest))).advice
+    advised = [one for one in advice if one.kind == "attention"]
+    assert [one.do.split(" of compute")[0] for one in advised] == ([newer] if newer else [])
+    for one in advised:  # of 60% a quarter to a half goes
+        assert (one.gain_low, one.gain_high) == (
+            pytest.approx(1 / 0.85, rel=0.02),
+            pytest.approx(1 / 0.7, rel=0.02),
+        )
+
+
 @pytest.mark.parametrize(("gpu", "least"), [("", 1.0), ("NVIDIA A100-SXM4-80GB", 1.0), ("Tesla T4", 5.0)])
 def test_matmuls_in_fp64_are_advised_to_be_in_fp32_for_sure_where_a_gpu_has_no_units_for_it(
     tmp_path, gpu, least
