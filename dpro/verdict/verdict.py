@@ -258,7 +258,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         together=together,
         then=then,
         tempting=_tempting(facts, limit, advice),
-        unsure=[*_why_no_limit(facts, limit, untold), *_unsure(facts, usual)],
+        unsure=[*_why_no_limit(facts, limit, untold), *_kept_busy(facts, limit), *_unsure(facts, usual)],
         account=_account(facts, entries, limit, fault, advice),
     )
 
@@ -341,6 +341,13 @@ def _why_no_limit(facts: JobFacts, limit: Limit | None, untold: NoLimit | None) 
     some = copies if facts.lacks_kernels else little
     lacking = some if facts.device_work_ns else none
     return [untold.why if untold else lacking if facts.lacks_device_work else NOT_RECORDED]
+
+
+def _kept_busy(facts: JobFacts, limit: Limit | None) -> list[str]:
+    """Return a line where devices limit a job whose replay would be no shorter without their work."""
+    if limit is None or limit.kind != COMPUTE or facts.gain_of_devices >= WORTH:
+        return []
+    return ["a host thread counts as busy all the time, but may wait: what faster kernels gain is not known"]
 
 
 def _advice_after(facts: JobFacts, limit: Limit | None, ranked: Sequence[Advice]) -> Advice | None:

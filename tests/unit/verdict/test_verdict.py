@@ -472,6 +472,30 @@ def test_attention_is_its_softmax_and_what_runs_from_one_product_to_the_other(tm
     assert attention.gain_high == pytest.approx(1000 / (1000 - 880 * 0.88), rel=0.02)
 
 
+def beside_a_thread(gpu_us: int, thread: int) -> TinyRun:
+    """Steps of 1,000 us: a kernel, and a copy by a thread that does nothing known in between."""
+    run = TinyRun()
+    for step in range(5):
+        at = 1000 * step
+        run.op("aten::mm", at, at + 12)
+        run.call(at + 5, at + 10, step)
+        run.kernel("ampere_bf16_s16816gemm_bf16_128x64", at + 12, at + 12 + gpu_us, step)
+        run.call(at + 12, at + 15 + gpu_us, 100 + step, name="cudaStreamSynchronize")
+        run.call(at + 970, at + 975, 200 + step, name="cudaMemcpyAsync", tid=thread)
+        copy = {"stream": 9, "device": 0, "correlation": 200 + step}
+        run.span("memcpy", "Memcpy DtoD", at + 977, at + 979, 0, **copy)
+        run.step(step, at, at + 1000)
+    return run
+
+
+def test_what_faster_kernels_gain_is_not_known_beside_a_thread_that_may_only_wait(tmp_path):
+    doubt = "a host thread counts as busy all the time"
+    for name, thread, is_doubtful in (("other", 77, True), ("main", 10, False)):
+        verdict = explained(beside_a_thread(950, thread), tmp_path / name)
+        assert verdict.limit.kind == "compute"
+        assert any(line.startswith(doubt) for line in verdict.unsure) is is_doubtful
+
+
 FLASH1 = "void pytorch_fmha::fmha_fwd_loop_kernel<FMHA_kernel_traits<256, 64, 16, 1, 4, 8u, __nv_bfloat16>>"
 FLASH2 = "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 64, 64, 4>>(flash::Params)"
 
