@@ -407,7 +407,7 @@ def host_before_launches(graph: Graph) -> pl.DataFrame:
 def before_batches(graph: Graph) -> Bools:
     """Return [N] a mask of what threads do outside operators for long before copying a batch to a device."""
     nodes, edges = graph.nodes, graph.edges
-    moved = np.array([bool(re.search(INTO_DEVICE, name)) for name in graph.names])[nodes.name]
+    moved = np.array([bool(re.search(INTO_DEVICE, name)) for name in graph.names], np.bool_)[nodes.name]
     moved &= (nodes.kind == NodeKind.COPY) & (nodes.duration >= BATCH_NS)
     by = (edges.kind == EdgeKind.LAUNCH) & moved[edges.target]
     slow = host_before_launches(graph).filter(pl.col("took_ns") >= SLOW_LAUNCH_NS)["launch"].to_numpy()
