@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from dpro.cli.analysis import analyse, layout_option, network_option, ranks_option, run_argument, steps_option
+from dpro.cli.analysis import analyse, layout_option, network_option, run_argument, steps_option
 from dpro.cli.completion import edits as complete_edits
 from dpro.cli.output import (
     console,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dpro.analysis.answers.whatif import TrustedDocument, WhatIf, WhatIfDocument
     from dpro.replay.whatif.predict import Prediction, Refusal
     from dpro.replay.whatif.search import Interaction
-    from dpro.selection import Ranges, RankChoice, Selection
+    from dpro.selection import Ranges, Selection
     from dpro.store import Run
     from dpro.verdict.advice import Advice
 
@@ -126,7 +126,7 @@ def _list(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None
     help="Matmul times on a device: a table (docs/devices.md), or a run recorded there with --shapes.",
 )
 @steps_option
-@ranks_option
+@click.option("--ranks", hidden=True)
 @json_option
 @click.pass_context
 def whatif(
@@ -143,7 +143,7 @@ def whatif(
     network_table: str | None,
     device_tables: tuple[str, ...],
     steps: Ranges,
-    ranks: RankChoice,
+    ranks: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:

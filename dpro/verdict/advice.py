@@ -594,6 +594,9 @@ def _hides_input(facts: JobFacts, gain: float) -> bool:
     return bool(lead_ns >= (1 - 1 / gain) * facts.step_ns)
 
 
+_RANGES = {NO_SPAN: "code outside any recorded range", "dpro::backward": "the backward pass"}  # in words
+
+
 def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
     """Return the two names that take longest in some work of the host, per step and rank.
 
@@ -604,8 +607,7 @@ def _longest_names(work: pl.DataFrame, rank_steps: int) -> str:
         "took_ns", descending=True
     )
     shown = ", ".join(
-        f"{'code outside any recorded range' if name == NO_SPAN else CodeLocation.of(name).in_words} takes "
-        f"{format_duration(took_ns / rank_steps)}"
+        f"{_RANGES.get(name) or CodeLocation.of(name).in_words} takes {format_duration(took_ns / rank_steps)}"
         for name, took_ns in longest.select("name", "took_ns").head(2).iter_rows()
     )
     return f": {shown}" if shown else ""

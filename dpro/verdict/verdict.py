@@ -235,10 +235,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         steps = f"{recorded} a step as recorded ({counted(facts.ends.height, 'step')})"
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
     blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
-    several = len(analysis.run.manifest.ranks) > 1
-    standing = "no rank stands out: all wait for their hosts"
-    waits = standing if several else "no part stands out: the rank waits for its host"
-    hosts = waits if len(faults) < len(facts.findings) else ""
+    hosts = "".join(map(_waiting_for_hosts, (one for one in facts.findings if one not in faults)))
     fits = hosts if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
     why_not = NOT_DIAGNOSED if blind else fits or _doubtful_fault(facts.doubtful_findings)
     fault = _after_end(analysis, fault_in_words(faults, why_not, analysis.trust.answerable))
@@ -261,6 +258,13 @@ def _by_replay(facts: JobFacts) -> Explanation:
         unsure=[*_why_no_limit(facts, limit, untold), *_kept_busy(facts, limit), *_unsure(facts, usual)],
         account=_account(facts, entries, limit, fault, advice),
     )
+
+
+def _waiting_for_hosts(finding: Finding) -> str:
+    """Return that ranks wait for their hosts, by the finding that says so: at most one does."""
+    several = "no rank stands out: all wait for their hosts"
+    who = several if len(finding.ranks) > 1 else "no part stands out: the rank waits for its host"
+    return f"{who}, {_cost_of_step(finding)}"
 
 
 def _account(

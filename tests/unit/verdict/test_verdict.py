@@ -25,7 +25,16 @@ from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import EDITS, parse_edit
 from dpro.store import CUT, open_run
-from dpro.verdict.advice import Advice, advise, advise_of_findings, first_of, partly, remedies_of, worth_after
+from dpro.verdict.advice import (
+    Advice,
+    _longest_names,
+    advise,
+    advise_of_findings,
+    first_of,
+    partly,
+    remedies_of,
+    worth_after,
+)
 from dpro.verdict.facts import JobFacts, place_of
 from dpro.verdict.ledger import LIMIT_OF, LedgerRow, cause_of_finding, entries_of
 from dpro.verdict.limits import (
@@ -1472,4 +1481,9 @@ def test_the_gain_of_a_limit_is_as_uncertain_as_that_of_the_edit_that_removes_it
 
 def test_the_host_of_a_single_rank_is_not_said_to_be_that_of_all():
     fault = explain(Analysis(open_run(ROOT / "sample_traces" / "h200_input"))).fault
-    assert fault == "no part stands out: the rank waits for its host."
+    assert fault == "no part stands out: the rank waits for its host, 74.2 ms a step."
+
+
+def test_ranges_of_the_recorder_have_names_that_a_user_knows():
+    work = pl.DataFrame({"name": ["dpro::backward", "train.py(9): prepare"], "took_ns": [41e6, 30e6]})
+    assert _longest_names(work, 1) == ": the backward pass takes 41 ms, prepare (train.py:9) takes 30 ms"
