@@ -141,8 +141,10 @@ def test_help_is_a_command_too():
 
 @pytest.mark.parametrize("command", ["report", "whatif", "export", "diff"])
 def test_steps_and_ranks_are_shown_by_example(command):
-    assert after(command, "--steps", "") == after(command, "--ranks", "") == ["3", "3-8", "3,5,7-9"]
+    assert after(command, "--steps", "") == ["3", "3-8", "3,5,7-9"]
     assert after(command, "--steps", "3-") == ["3-8"]
+    of_ranks = [] if command == "whatif" else ["3", "3-8", "3,5,7-9"]  # it refuses them
+    assert after(command, "--ranks", "") == of_ranks
 
 
 def test_the_version_has_the_short_option_that_other_tools_have():

@@ -142,7 +142,7 @@ def test_idle_gpus_have_the_verdict_of_the_whole_graph(tmp_path):
         run.call(begin, free, 99, rank, name="cudaDeviceSynchronize")
     (finding,), _ = assert_same(run.write(tmp_path / "run"), tmp_path / "shares")
     assert finding.component_id == "the host"
-    assert "aten::index" in finding.evidence[2]
+    assert "aten::index" in finding.evidence[3]
 
 
 @pytest.mark.slow
