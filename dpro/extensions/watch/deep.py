@@ -80,6 +80,7 @@ class DeepState:
         diagnosed: the latest window that was diagnosed, -1 for none.
         due_s: earliest time of the next look, unless its window was asked for.
         asked_after: the latest window before one that was asked for; None where none was.
+        first: the first window of the last look: those before one that was asked for show another job.
     """
 
     phase: DeepWatchPhase = DeepWatchPhase.WAITING
@@ -88,6 +89,12 @@ class DeepState:
     diagnosed: int = -1
     due_s: float = 0.0
     asked_after: int | None = None
+    first: int = 0
+
+    @property
+    def was_asked_for(self) -> bool:
+        """Whether the newest window was."""
+        return self.asked_after is not None and self.newest > self.asked_after
 
 
 def next_state(state: DeepState, newest: int, now_s: float) -> DeepState:
@@ -102,11 +109,13 @@ def next_state(state: DeepState, newest: int, now_s: float) -> DeepState:
         state = replace(state, newest=newest, newest_s=now_s)
     if newest <= state.diagnosed:
         return replace(state, phase=DeepWatchPhase.WAITING)
-    was_asked_for = state.asked_after is not None and newest > state.asked_after
-    if now_s < max(0.0 if was_asked_for else state.due_s, state.newest_s + SETTLED_S):
+    if now_s < max(0.0 if state.was_asked_for else state.due_s, state.newest_s + SETTLED_S):
         return replace(state, phase=DeepWatchPhase.SETTLING)
-    asked_after = None if was_asked_for else state.asked_after
-    return replace(state, phase=DeepWatchPhase.LOOKING, diagnosed=newest, asked_after=asked_after)
+    asked_after, first = state.asked_after, 0
+    if asked_after is not None and state.was_asked_for:
+        asked_after, first = None, asked_after + 1
+    looking = DeepWatchPhase.LOOKING
+    return replace(state, phase=looking, diagnosed=newest, asked_after=asked_after, first=first)
 
 
 def after_look(state: DeepState, now_s: float, took_s: float) -> DeepState:
@@ -148,7 +157,8 @@ class DeepWatch:
         self.state = next_state(self.state, max(saved, default=-1), time.monotonic())
         if self.state.phase is DeepWatchPhase.LOOKING:
             try:
-                self._child = self._begin(tails, sorted(saved, reverse=True))
+                chosen = [window for window in saved if window >= self.state.first]
+                self._child = self._begin(tails, sorted(chosen, reverse=True))
             finally:
                 if self._child is None:
                     self.state = replace(self.state, phase=DeepWatchPhase.WAITING)
@@ -156,7 +166,8 @@ class DeepWatch:
 
     def hurry(self) -> None:
         """Have the next window looked at without delay, since it was asked for."""
-        self.state = replace(self.state, asked_after=self.state.newest)
+        if not self.state.was_asked_for:  # else that one has come, and is looked at first
+            self.state = replace(self.state, asked_after=self.state.newest)
 
     def close(self) -> None:
         """Kill the process of a running look."""

@@ -89,6 +89,15 @@ def test_a_window_that_was_saved_before_the_request_waits_until_a_look_is_due():
     assert next_state(state, 4, 200.0).phase is DeepWatchPhase.SETTLING
 
 
+def test_another_request_does_not_delay_the_window_that_was_asked_for_before_it(tmp_path):
+    watch = DeepWatch(tmp_path)
+    watch.state = DeepState(newest=3, diagnosed=3, due_s=900.0)
+    watch.hurry()
+    watch.state = next_state(watch.state, 4, 200.0)
+    watch.hurry()  # for another reason, while the calls of window 4 are to come
+    assert next_state(watch.state, 4, 200.0 + SETTLED_S).phase is DeepWatchPhase.LOOKING
+
+
 @pytest.fixture
 def looks(tmp_path, monkeypatch) -> DeepWatch:
     """Looks that a stand-in for the command answers, with its arguments as evidence."""
@@ -139,6 +148,13 @@ def test_windows_from_before_the_job_slowed_down_or_took_other_paths_are_left_ou
     paths.touch()
     assert looks.look(tails) is None  # both are older than the file
     os.utime(paths, ns=(40, 40))
+    assert found_by(looks, tails)[0].evidence == ("--window", "2")
+
+
+def test_windows_from_before_a_request_are_left_out_since_something_changed_after_them(looks, tmp_path):
+    tails = [tail(tmp_path, 0, 1, 2), tail(tmp_path, 1, 1, 2)]
+    looks.state = DeepState(newest=1, diagnosed=1, due_s=900.0)
+    looks.hurry()
     assert found_by(looks, tails)[0].evidence == ("--window", "2")
 
 
