@@ -112,8 +112,8 @@ def next_state(state: DeepState, newest: int, now_s: float) -> DeepState:
     if now_s < max(0.0 if state.was_asked_for else state.due_s, state.newest_s + SETTLED_S):
         return replace(state, phase=DeepWatchPhase.SETTLING)
     asked_after, first = state.asked_after, 0
-    if asked_after is not None and state.was_asked_for:
-        asked_after, first = None, asked_after + 1
+    if asked_after is not None and newest > asked_after:
+        first, asked_after = asked_after + 1, None
     looking = DeepWatchPhase.LOOKING
     return replace(state, phase=looking, diagnosed=newest, asked_after=asked_after, first=first)
 
