@@ -366,6 +366,14 @@ def next_launches(graph: Graph) -> Ints:
     return launch
 
 
+def host_ns_before(graph: Graph) -> Floats:
+    """Return [N] ns of what hosts do before each launch and since the last, on all threads of a rank."""
+    following = next_launches(graph)
+    counted = following >= 0
+    total = np.bincount(following[counted], graph.nodes.duration[counted], graph.num_nodes)
+    return total.astype(np.float64)
+
+
 def host_before_launches(graph: Graph) -> pl.DataFrame:
     """Return what the host does between one launch and the next, on all threads of a rank.
 
@@ -375,9 +383,7 @@ def host_before_launches(graph: Graph) -> pl.DataFrame:
         launched before the window is not the first of a step.
     """
     nodes, edges = graph.nodes, graph.edges
-    following = next_launches(graph)
-    counted = np.flatnonzero(following >= 0)
-    took_ns = np.bincount(following[counted], nodes.duration[counted], graph.num_nodes)
+    took_ns = host_ns_before(graph)
     by = edges.kind == EdgeKind.LAUNCH
     launch, first_edge = np.unique(edges.source[by], return_index=True)
     kernel = nodes.name[edges.target[by][first_edge]]
@@ -390,7 +396,7 @@ def host_before_launches(graph: Graph) -> pl.DataFrame:
             "took_ns": took_ns[launch],
         }
     )
-    calls = rows.filter(pl.Series(np.isin(launch, following[counted]))).sort("start_ns")
+    calls = rows.filter(pl.Series(np.isin(launch, next_launches(graph)))).sort("start_ns")
     is_first = pl.int_range(pl.len()).over("rank", "window", "step") == 0
     if not _has_steps(graph):
         older = is_one_of(nodes.kind, GPU_KINDS)
@@ -410,9 +416,9 @@ def before_batches(graph: Graph) -> Bools:
     moved = np.array([bool(re.search(INTO_DEVICE, name)) for name in graph.names], np.bool_)[nodes.name]
     moved &= (nodes.kind == NodeKind.COPY) & (nodes.duration >= BATCH_NS)
     by = (edges.kind == EdgeKind.LAUNCH) & moved[edges.target]
-    slow = host_before_launches(graph).filter(pl.col("took_ns") >= SLOW_LAUNCH_NS)["launch"].to_numpy()
+    slow = edges.source[by & (host_ns_before(graph)[edges.source] >= SLOW_LAUNCH_NS)]
     following = next_launches(graph)
-    waits = np.isin(following, np.intersect1d(edges.source[by], slow)) & outside_operators(graph)
+    waits = np.isin(following, slow) & outside_operators(graph)
     waits[waits] = nodes.lane[waits] == nodes.lane[following[waits]]
     return waits
 

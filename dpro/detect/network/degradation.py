@@ -188,7 +188,7 @@ def _describe(traffic: Traffic, change: LevelShift) -> Finding | None:
     since = transfers.filter(pl.col("step") >= change.since)
     steps, saved, base = traffic.healed(since.join(faster, on=KEYS))
     late = steps >= change.since
-    grown = np.inf if not traffic.unsure else np.median(base[late]) - np.median(base[~late])
+    grown = np.median(base[late]) - np.median(base[~late]) if traffic.unsure else np.inf
     saved, base = saved[late], base[late]
     cost = min(float(saved.mean()), float(grown))  # steps do not wait for more than they grew by
     if cost < MIN_COST_OF_SLOW * base.mean():

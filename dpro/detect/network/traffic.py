@@ -95,8 +95,9 @@ class Traffic:
 
 def traffic_of(baseline: Baseline) -> Traffic:
     """Return the traffic of a graph, with savings from its replay."""
-    measured = traffic_as_measured(baseline.graph)
-    return replace(measured, healed=partial(replayed_with, baseline), unsure="")
+    graph = baseline.graph
+    saved, apart = partial(replayed_with, baseline), partial(transfers_apart, graph)
+    return Traffic(recorded_transfers(graph), host_of(graph), saved, run=graph.run, apart=apart)
 
 
 def traffic_as_measured(graph: Graph) -> Traffic:

@@ -160,7 +160,8 @@ def _on_wires(
     faint = groups.filter("slow").filter(longer < FAINT * longer.max())
     findings: list[Finding] = []
     explained: set[str] = set()
-    for voting in (groups.join(faint, on=KEYS, how="anti"), groups)[faint.is_empty() :]:
+    rounds = [groups] if faint.is_empty() else [groups.join(faint, on=KEYS, how="anti"), groups]
+    for voting in rounds:
         voters = voting.filter(~pl.col("members").is_in(sorted(explained)))
         slow = voters.filter("slow")
         for blamed, members in blame_wires(voters, wires):
