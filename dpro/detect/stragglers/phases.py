@@ -21,7 +21,7 @@ from dpro.detect.observations import Observation
 LATE = "longer-work"  # kind of the first observation of findings from calls
 MOST = 0.6  # least share of a rank's excess in the phase that is named
 ALL = 0.95  # share of the excess that is worded as all of it
-MIN_STEPS = 5  # in which a rank must be compared
+MIN_STEPS = 5  # fewest steps in which a rank is compared
 PHASES = {  # phase: its name as a location in the code
     "before": "the forward pass or what precedes it",
     "backward": "the backward pass",
@@ -120,10 +120,15 @@ def _lateness(finding: Finding) -> Observation | None:
 def _excess(
     rank: int, lateness: Observation, times: pl.DataFrame, meeting: Collection[str]
 ) -> dict[str, float]:
-    """Return how much longer than its peers a rank is in each known phase, in ns per step."""
+    """Return how much longer than its peers a rank is in each known phase, in ns per step.
+
+    The steps of the finding are compared, and earlier ones where few of their passes are recorded.
+    """
     values = lateness.values
     longer_ns, last, count = (float(values[name]) for name in ("longer_ns", "last_step", "steps"))  # type: ignore[arg-type]
-    latest = times.filter(pl.col("step").is_between(last - count + 1, last))
+    until = times.filter(pl.col("step") <= last)
+    enough = pl.col("step").rank(descending=True).over("rank") <= MIN_STEPS
+    latest = until.filter((pl.col("step") > last - count) | enough)
     typical = latest.group_by("rank").agg(pl.len(), *(pl.col(phase).median() for phase in PHASES))
     typical = typical.filter(pl.col("len") >= MIN_STEPS)
     late, peers = typical.filter(pl.col("rank") == rank), typical.filter(pl.col("rank") != rank)

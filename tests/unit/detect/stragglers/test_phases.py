@@ -46,8 +46,8 @@ def tables_of(longer, calls_in=("backward",), on_device=False):
     )
 
 
-def late_rank(longer_ms):
-    values = {"longer_ns": longer_ms * MS, "steps": 10, "last_step": 12}
+def late_rank(longer_ms, steps=10):
+    values = {"longer_ns": longer_ms * MS, "steps": steps, "last_step": 12}
     lateness = observe("longer-work", "rank 1 takes {longer_ns} more", **values)
     return Finding("slow.host", "rank", "1", (1,), 0.2, 0.9, longer_ms * MS, (lateness,))
 
@@ -71,6 +71,14 @@ def test_late_rank_is_late_in_the_phase_that_takes_longer_though_steps_are_equal
 def test_phase_that_takes_most_is_named_with_how_much_that_is():
     finding = placed({"before": 8, "backward": 32})
     assert finding.evidence == ("rank 1 takes 40 ms more; 32 ms of it in the backward pass",)
+
+
+def test_steps_whose_passes_are_recorded_seldom_are_compared_as_far_back_as_needed():
+    passes, steps, calls = tables_of({"backward": 30})
+    seldom = passes.filter(pl.col("step") % 2 == 0)  # 2, 4, ..., 12: five of them, without the first
+    finding = late_rank(30, steps=4)
+    [answer] = with_phases([finding], seldom, steps, calls, on_gpus=False, ahead=())
+    assert answer.place == CodeLocation(PHASES["backward"])
 
 
 def test_lateness_that_is_spread_over_the_step_is_in_no_phase():
