@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dpro.arrays import Bools, Ints
-from dpro.replay.construction.cpu_threads import ThreadSegments, bursts, thread_segments, top_level
+from dpro.replay.construction.cpu_threads import (
+    ThreadSegments,
+    bursts,
+    merge_intervals,
+    thread_segments,
+    top_level,
+)
 from dpro.replay.construction.dependencies import WORK, Dependencies, join, links
 from dpro.replay.construction.rank_view import KIND, Names, RankView
 from dpro.replay.graph import EdgeKind
@@ -115,6 +122,42 @@ def hand_over(view: RankView, threads: Threads, tid: int, recorded: Dependencies
         end=np.append(done, idle_to),
         links=join([given, returned]),
     )
+
+
+# A thread that calls nothing for this long waits, unless it drives the loop.
+PAUSE_NS = 1_000_000
+
+
+def pauses(view: RankView, threads: Threads, tid: int, waits: Sequence[CpuWaits]) -> CpuWaits:
+    """Return the pauses of a thread that neither drives the loop nor is waited for, such as a data loader.
+
+    What ends a pause is not in a trace: a free buffer, a request. It is inferred that the thread resumes when
+    the loop is as far as it was then: the main thread, the one that runs backward, or, while these wait, the
+    device.
+
+    Args:
+        waits: those of the other threads.
+    """
+    segments = threads.segments[tid]
+    quiet = (segments.span < 0) | np.isin(view.kind[segments.span], QUIET)
+    idle = quiet & (segments.end - segments.start >= PAUSE_NS)
+    idle[-1] = False  # the thread does nothing afterwards
+    start, end = segments.start[idle], segments.end[idle]
+    work = np.flatnonzero(view.on_gpu)
+    work = work[np.argsort(view.end[work], kind="stable")]
+    ended = np.append(-1, work)[np.searchsorted(view.end[work], end, side="right")]
+    source, at, until = np.full(end.size, WORK), ended, np.where(ended >= 0, view.end[ended], -1)
+    for driver in (*threads.helpers, view.main_tid):
+        of_driver = [wait.tid == driver for wait in waits]
+        waits_from, waits_to = merge_intervals(
+            np.concatenate([wait.start[m] for wait, m in zip(waits, of_driver)]),
+            np.concatenate([wait.end[m] for wait, m in zip(waits, of_driver)]),
+        )
+        works = np.searchsorted(waits_from, end, side="left") == np.searchsorted(waits_to, end, side="left")
+        source[works], at[works], until[works] = driver, end[works], end[works]
+    real = until > start
+    given = links(EdgeKind.HANDOVER, (source[real], at[real]), (tid, until[real]), True)
+    return CpuWaits(np.full(int(real.sum()), tid), start[real], until[real], given)
 
 
 # A thread that waited for a collective continues within this time of its end, or within this share of its

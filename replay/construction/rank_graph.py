@@ -24,6 +24,7 @@ from dpro.replay.construction.cpu_waits import (
     Threads,
     ended_when_notified,
     hand_over,
+    pauses,
     threads_of,
     waits_for_collectives,
 )
@@ -86,6 +87,8 @@ def build_rank_graph(
         waits_for_collectives(view, threads, names),
         _waits_in_calls(view, blocked),
     ]
+    beside = threads.segments.keys() - {view.main_tid, *threads.helpers}
+    waits += [pauses(view, threads, tid, waits) for tid in sorted(beside)]
     released = _released(view, blocked)
     given = [*(wait.links for wait in waits), handed]
     pieces = {tid: _cut(view, threads, tid, waits, given, released) for tid in threads.segments}

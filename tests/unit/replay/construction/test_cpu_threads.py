@@ -9,7 +9,7 @@ from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import EdgeKind, NodeKind
 from dpro.replay.timeline import replay
-from tests.builders import BACKWARD, COMPUTE, MAIN, US, Seen, TinyRun
+from tests.builders import BACKWARD, COMM, COMPUTE, MAIN, US, Seen, TinyRun
 
 
 def _backward() -> TinyRun:
@@ -117,6 +117,65 @@ def test_a_thread_that_launches_while_the_main_one_waits_for_a_device_is_not_wha
     run.call(301, 604, -1, name="cudaDeviceSynchronize")
     seen = Seen(run.build(tmp_path / "r").graph)
     assert not len(seen.edges(EdgeKind.HANDOVER))
+
+
+LOADER = 40
+
+
+def _loader(resumes: float, *inside: str) -> TinyRun:
+    """The main thread launches two kernels and waits for them; a thread beside it copies two batches.
+
+    main     launches 0-20    waits 20-3,000                  updates 3,000-4,500
+    device       forward 30-1,500, backward 1,500-3,000
+    loader   copies 100-110   pauses until `resumes`, copies for 10
+    device          120-200
+
+    Args:
+        resumes: in microseconds.
+        inside: names of annotations around the pause.
+    """
+    run = TinyRun()
+    run.step(0, 0, 4_500)
+    for number, at in enumerate((0, 10)):
+        run.call(at, at + 10, number)
+    run.kernel("forward", 30, 1_500, 0)
+    run.kernel("backward", 1_500, 3_000, 1)
+    run.call(20, 3_000, 2, name="cudaDeviceSynchronize")
+    run.op("update", 3_000, 4_500)
+    for name in inside:
+        run.mark(name, 110, resumes, tid=LOADER)
+    for number, at, batch in ((3, 100, "first"), (4, resumes, "second")):
+        run.call(at, at + 10, number, name="cudaMemcpyAsync", tid=LOADER)
+        run.kernel(batch, at + 20, at + 100, number, stream=COMM, kind="memcpy")
+    return run
+
+
+@pytest.mark.parametrize("inside", [(), ("queue.get",)])
+def test_thread_beside_the_loop_resumes_when_the_loop_is_as_far_as_it_was_then(tmp_path, inside):
+    seen = Seen(_loader(3_600, *inside).build(tmp_path / "r").graph)
+    assert seen.misses() == 0
+    assert seen.lasting("backward", -1_000).start("second") == 2_620
+    assert seen.lasting("backward", 500).start("second") == 4_120
+
+
+def test_thread_beside_a_loop_that_waits_resumes_when_the_device_is_as_far_as_it_was_then(tmp_path):
+    seen = Seen(_loader(1_800).build(tmp_path / "r").graph)
+    assert seen.misses() == 0
+    assert seen.lasting("forward", -1_000).start("second") == 820
+    assert seen.lasting("backward", -1_000).start("second") == 1_820
+
+
+def test_short_pause_of_a_thread_beside_the_loop_is_its_own_work(tmp_path):
+    seen = Seen(_loader(900).build(tmp_path / "r").graph)
+    assert not seen.edges(EdgeKind.HANDOVER)
+    assert seen.lasting("forward", -1_000).start("second") == 920
+
+
+def test_pause_of_the_thread_that_drives_the_loop_is_its_own_work(tmp_path):
+    run = _loader(3_600)
+    run.op("next epoch", 7_000, 7_100)
+    run.step(1, 4_500, 7_100)
+    assert Seen(run.build(tmp_path / "r").graph).lasting("update", -1_000).start("next epoch") == 6_000
 
 
 def test_time_in_no_span_is_kept_as_work_of_its_own(tmp_path):
