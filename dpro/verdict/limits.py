@@ -411,8 +411,13 @@ def host_before_launches(graph: Graph) -> pl.DataFrame:
 
 
 def before_batches(graph: Graph) -> Bools:
-    """Return [N] a mask of what threads do outside operators for long before copying a batch to a device."""
+    """Return [N] a mask of what threads do outside operators for long before copying a batch to a device.
+
+    Batches come anew in each step: of a single one it is not known what its copies are.
+    """
     nodes, edges = graph.nodes, graph.edges
+    if np.unique(nodes.step[nodes.step >= 0]).size < 2:
+        return np.zeros(nodes.step.size, np.bool_)
     moved = np.array([bool(re.search(INTO_DEVICE, name)) for name in graph.names], np.bool_)[nodes.name]
     moved &= (nodes.kind == NodeKind.COPY) & (nodes.duration >= BATCH_NS)
     by = (edges.kind == EdgeKind.LAUNCH) & moved[edges.target]

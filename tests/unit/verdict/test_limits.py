@@ -110,12 +110,14 @@ def test_work_before_the_first_launch_of_a_step_is_its_input(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("copy_us", "lane", "share"), [(50, 10, 0.6), (3, 10, 0.0), (50, 11, 0.0)], ids=["batch", "size", "other"]
+    ("copy_us", "lane", "steps", "share"),
+    [(50, 10, 3, 0.6), (3, 10, 3, 0.0), (50, 11, 3, 0.0), (50, 10, 1, 0.0)],
+    ids=["batch", "size", "other", "once"],
 )
-def test_waiting_long_before_a_batch_is_copied_in_a_step_is_input(tmp_path, copy_us, lane, share):
+def test_waiting_long_before_a_batch_is_copied_in_each_step_is_input(tmp_path, copy_us, lane, steps, share):
     """A thread does nothing that is known for 600 of 1,000 us, and then copies what the next kernels need."""
     run = TinyRun()
-    for step in range(3):
+    for step in range(steps):
         at = 1000.0 * step
         run.call(at, at + 10, 10 * step)
         run.kernel("gemm", at + 12, at + 250, 10 * step)
@@ -126,8 +128,8 @@ def test_waiting_long_before_a_batch_is_copied_in_a_step_is_input(tmp_path, copy
         run.op("log", at + 615, at + 1000)
         run.step(step, at, at + 1000)
     graph = run.build(tmp_path).graph
-    waited_us = graph.nodes.duration[before_batches(graph)].sum() / US / 3000
-    assert waited_us == pytest.approx(share, abs=0.02)
+    waited = graph.nodes.duration[before_batches(graph)].sum() / US / (1000 * steps)
+    assert waited == pytest.approx(share, abs=0.02)
 
 
 @pytest.mark.parametrize("launched", ["kernel", "copy"])
