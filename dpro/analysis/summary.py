@@ -16,7 +16,7 @@ from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import step_time_in_words
 from dpro.detect.findings import Finding
 from dpro.detect.hang.evidence import verdict_in_words
-from dpro.detect.words import summarise
+from dpro.detect.words import join_hangs, summarise
 from dpro.replay.fidelity.accuracy import COPIED, SURE, Criterion, Trust
 from dpro.replay.whatif.edit import EFFORTS
 from dpro.replay.whatif.predict import Prediction
@@ -94,8 +94,9 @@ def health_info(
 
 def _worst_hang(findings: Sequence[Finding]) -> str:
     """Return the surest cause of a hang in words, and the number of further ones."""
-    more = len(findings) - 1
-    return capitalised(verdict_in_words(findings[0])) + (f"; {more} more below" if more else "")
+    hangs = join_hangs(findings)
+    more = len(hangs) - 1
+    return capitalised(verdict_in_words(hangs[0])) + (f"; {more} more below" if more else "")
 
 
 _TEXT, _NUMBER = pl.String(), pl.Float64()

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.verdicts import BARS, VERDICTS, graded
 from dpro.analysis import graphs
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.summary import health_info
 from dpro.cli.analysis import analyse
 from dpro.store import open_run
 from dpro.verdict.advice import WORTH
@@ -162,10 +163,13 @@ def test_a_rank_without_steps_is_named_beside_the_others(tmp_path, empty_cache, 
 
 
 def test_a_job_that_hangs_is_explained_by_what_hangs(traces):
-    verdict = explain(Analysis(_dumps(traces / "flight_recorder" / "lock_gil_1st")))
+    analysis = Analysis(_dumps(traces / "flight_recorder" / "lock_gil_1st"))
+    verdict = explain(analysis)
     assert verdict.limit is None
     assert verdict.faulty_ranks == [9, 14]  # the ranks that were hit
-    assert verdict.fault.startswith("The job is stuck. Ranks 9, 14: their host code has not reached the call")
+    short = health_info(*analysis.verdict, None)[1]
+    for sentence in (verdict.fault, short):
+        assert sentence.startswith("The job is stuck. Ranks 9, 14: their host code has not reached the call")
     assert verdict.advice[0].do.startswith("see what ranks 9, 14 do")
 
 
