@@ -56,7 +56,7 @@ class Account(DocumentPart, frozen=True):
         left_out: number of unusual steps in deep windows, which are not averaged.
         samples: samples per step over all recorded ranks; null where unknown.
         tokens: tokens per step over all recorded ranks; null where unknown.
-        entries: the step by cause; empty without deep windows.
+        entries: the step by cause; empty without deep windows, and where their replay does not fit.
         limit: what limits the step, as in `explain`; empty where the run does not show it.
         fault: the ranks or parts at fault, in words.
         faulty_ranks: ranks that findings name.

@@ -214,7 +214,8 @@ def _step_waterfalls(loaded: Loaded, link: Link) -> list[Any]:
         entries = _entries(explained)
         drawn += [html.H3(html.Strong(name))] if len(taken) > 1 else []
         if entries.is_empty():
-            drawn += [message("Where its step goes is not known.")] if len(taken) > 1 else []
+            unknown = len(taken) > 1 or explained.step_ms
+            drawn += [message("Where its step goes is not known.")] if unknown else []
             continue
         figure = entry_figure(entries, link.theme, longest_ms)
         whole = f"The usual step takes {format_ms(float(entries['ms'].sum()))} as the job runs"

@@ -149,7 +149,7 @@ def _nothing_found(diagnosis: Diagnosis, limits: str) -> str:
                 "No slow rank or component found in its steps and calls; what its deep windows show is not "
                 "known, since their replay does not fit."
             )
-        return "Not diagnosed: the replay does not fit the trace."
+        return "Not diagnosed: the replay does not fit the trace. `dpro RUN` shows what would help."
     if diagnosis.end.early:
         return "No slow rank or component found before that."
     where = "" if diagnosis.basis == REPLAY else " in its steps and calls"

@@ -87,6 +87,7 @@ UNKNOWN = 0.5  # of computing time: with more in kernels of unknown kind, advice
 UNLIKE = 1.5  # times as long: beyond this, a limit of steps in deep windows may not be that of the others
 SIMILAR = 0.1  # relative difference up to which steps in deep windows and the others count as equally long
 FAR = 3.0  # times as long: beyond this, windows slow down steps by more than can be corrected
+SAME_CHANGE = 0.01  # relative difference of gains up to which an advised change ends the limit
 EASY = ("a setting", "a line of code")  # efforts of advice that is worth combining
 SHORT_NAMES = {
     "waiting for others": "waiting",
@@ -226,6 +227,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
     usual = facts.usual.height
     ranked = [*correct_numbers(facts.findings), *ranked]
     step_ms, advice = ms(facts.step_ns), first_of(ranked, record_steps(facts)) or record_code(facts)
+    limit = _as_advised(facts, limit, advice) if limit else None
     together = best_together(facts, advice) if analysis.trust.answerable else None
     others = deep_and_usual(analysis.steps)
     if analysis.trust.answerable:
@@ -235,6 +237,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         steps = f"{recorded} a step as recorded ({counted(facts.ends.height, 'step')})"
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
     blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
+    divided = analysis.trust.answerable and not blind
     hosts = "".join(map(_waiting_for_hosts, (one for one in facts.findings if one not in faults)))
     fits = hosts if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
     why_not = NOT_DIAGNOSED if blind else fits or _doubtful_fault(facts.doubtful_findings)
@@ -245,7 +248,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         step_ms=step_ms,
         steps=usual,
         left_out=facts.ends.height - usual,
-        shares={} if blind or not analysis.trust.answerable else _shares(facts),
+        shares=_shares(facts) if divided else {},
         limit=limit,
         alternatives={kind: round(gain, 3) for kind, gain in facts.gains_by_limit().items()},
         phase=in_words(analysis.phases) if analysis.condensed is None else "",
@@ -256,7 +259,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         then=then,
         tempting=_tempting(facts, limit, advice),
         unsure=[*_why_no_limit(facts, limit, untold), *_kept_busy(facts, limit), *_unsure(facts, usual)],
-        account=_account(facts, entries, limit, fault, advice),
+        account=_account(facts, entries if divided else (), limit, fault, advice),
     )
 
 
@@ -270,7 +273,11 @@ def _waiting_for_hosts(finding: Finding) -> str:
 def _account(
     facts: JobFacts, entries: Sequence[LedgerRow], limit: Limit | None, fault: str, advice: Sequence[Advice]
 ) -> Account:
-    """Return the figures that all answers about the run share."""
+    """Return the figures that all answers about the run share.
+
+    Args:
+        entries: of its ledger; empty where the replay does not show where the step goes.
+    """
     as_it_is, usual = facts.predict(), facts.usual.height
     inputs, _ = inputs_of_step(facts.analysis)
     gains = {}
@@ -547,6 +554,17 @@ def _interval_of_limit(facts: JobFacts, limit: Limit) -> tuple[float, float]:
     return min(max(low, 1.0), limit.gain), max(high, limit.gain)
 
 
+def _as_advised(facts: JobFacts, limit: Limit, advice: Sequence[Advice]) -> Limit:
+    """Give a limit the interval of the advised change that ends it, if one does: one change has one gain."""
+    for one in advice:
+        if not one.edit or one.gain_low is None or one.gain_high is None:
+            continue
+        if abs(facts.predict(one.edit).speedup / limit.gain - 1) <= SAME_CHANGE:
+            low, high = min(one.gain_low, limit.gain), max(one.gain_high, limit.gain)
+            return replace(limit, gain_low=low, gain_high=high)
+    return limit
+
+
 def _limit_without_cause(facts: JobFacts, entries: Sequence[LedgerRow]) -> Limit | None:
     """Return what takes most of the usual step, by its ledger; None if most was not recorded."""
     if facts.lacks_device_work:
@@ -600,7 +618,9 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     if both is not None and abs(both[1].typical_ns / facts.step_ns - 1) > SIMILAR:
         another = f"{_deep_and_others(facts.step_ns, both[1])}: these figures are for the former"
     reasons = {
-        f"the replay does not fit, so do not rely on these figures: {why}": not (trust.answerable or cut),
+        f"the replay does not fit, so do not rely on these figures: {why}": not (
+            trust.answerable or cut or facts.lacks_device_work
+        ),
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         f"no steps are known for {ranks_in_words(stepless)}": len(stepless) > 0,
         **dict.fromkeys(without_spans(facts.job.graph, manifest), True),

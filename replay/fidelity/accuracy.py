@@ -24,7 +24,7 @@ from dpro.replay.construction.lags import UNEXPLAINED_NS
 from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.missing_ranks import PartialCollectives, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
-from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind
+from dpro.replay.graph import GPU_KINDS, EdgeKind, Graph, NodeKind, is_one_of
 from dpro.replay.steps import StepSeries, series_outside, steps_of
 from dpro.replay.timeline import (
     Timeline,
@@ -577,9 +577,15 @@ def cut_in_words(manifest: Manifest) -> list[str]:
 
 
 def _no_work(built: Built) -> list[str]:
-    """Return a line if neither operators nor work of devices was recorded; empty if any was."""
-    work = np.isin(built.graph.nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME, NodeKind.TRANSFER, *GPU_KINDS))
-    return [] if work.any() or not built.graph.num_nodes else ["neither operators nor GPU work was recorded"]
+    """Return a line if the work that takes the time was not recorded; empty if it was."""
+    nodes = built.graph.nodes
+    if not nodes.kind.size or is_one_of(nodes.kind, (NodeKind.TRANSFER, *GPU_KINDS)).any():
+        return []
+    if not is_one_of(nodes.kind, (NodeKind.CPU, NodeKind.RUNTIME)).any():
+        return ["neither operators nor GPU work was recorded"]
+    launches = [code for code, name in enumerate(built.graph.names) if "launch" in name.lower()]
+    launched = (nodes.kind == NodeKind.RUNTIME) & np.isin(nodes.name, launches)
+    return ["hosts launch GPU work, but none was recorded"] if launched.any() else []
 
 
 def _refusals(error_pct: float, unexplained: float, anchored: float, steps: int) -> list[str]:

@@ -94,6 +94,8 @@ def test_faces_of_a_run_do_not_contradict_each_other(source):
         assert "limits the job" in report.verdict
     if not document.answerable:
         assert any("does not fit" in line for line in verdict.unsure)
+        assert not verdict.shares
+        assert not verdict.account.entries
         assert "heal" not in [advice.kind for advice in verdict.advice]
     most = max([*verdict.alternatives.values(), 1.0])
     for advice in verdict.advice:
@@ -108,3 +110,13 @@ def test_faces_of_a_run_do_not_contradict_each_other(source):
             if row.edits == [advice.edit]:
                 assert row.speedup_low == pytest.approx(advice.gain_low)
                 assert min(row.speedup_high or NOTHING_LEFT, NOTHING_LEFT) == pytest.approx(advice.gain_high)
+    gains = {row.edits[0]: row.speedup for row in document.predictions if len(row.edits) == 1}
+    limit = verdict.limit
+    ending = [
+        advice
+        for advice in verdict.advice
+        if limit and gains.get(advice.edit) == pytest.approx(limit.gain, rel=0.009)
+    ]
+    if ending and ending[0].gain_low <= limit.gain <= ending[0].gain_high:
+        assert (limit.gain_low, limit.gain_high) == (ending[0].gain_low, ending[0].gain_high)
+    assert ending or source != SAMPLES[0]

@@ -1174,6 +1174,8 @@ def test_calls_that_launch_work_which_was_not_recorded_name_no_limit_and_say_wha
     assert verdict.limit is None
     assert kinds(verdict) == ["record-more"]
     assert "no work of devices was recorded" in verdict.unsure[0]
+    assert not verdict.shares
+    assert not verdict.account.entries
 
 
 def test_of_devices_that_only_filled_memory_as_the_process_started_no_limit_is_named(tmp_path):

@@ -26,7 +26,7 @@ from dpro.replay.fidelity.accuracy import (
 from dpro.replay.timeline import replay
 from dpro.schema import STEPS, conform
 from dpro.units import NS_PER_MS as MS_NS
-from tests.builders import cpu_job
+from tests.builders import TinyRun, cpu_job
 
 
 def _figures(copied: float = 0.0, windows: float | None = 1.0, **other: float) -> tuple[Criterion, ...]:
@@ -109,3 +109,19 @@ def test_a_trust_has_a_grade_and_its_figures_as_json(tmp_path):
     assert document["grade"] == trust.grade
     assert len(document["figures"]) == 7
     assert dataclasses.replace(trust, answerable=False).grade == "poor"
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_nothing_is_predicted_of_devices_whose_work_was_not_recorded(tmp_path, recorded):
+    run = TinyRun()
+    for step in range(3):
+        at = step * 100
+        run.op("aten::mul", at, at + 90)
+        run.call(at + 10, at + 20, step)
+        if recorded:
+            run.kernel("mul", at + 22, at + 80, step)
+        run.step(step, at, at + 100)
+    built = run.build(tmp_path / "r")
+    trust = assess(built, replay(built.graph), built.graph.run.manifest)
+    assert trust.answerable == recorded
+    assert trust.reasons == (() if recorded else ("hosts launch GPU work, but none was recorded",))
