@@ -413,7 +413,7 @@ def host_before_launches(graph: Graph) -> pl.DataFrame:
 def before_batches(graph: Graph) -> Bools:
     """Return [N] a mask of what threads do outside operators for long before copying a batch to a device.
 
-    Batches come anew in each step: of a single one it is not known what its copies are.
+    Each step has its own batch: of a single step it is not known what its copies are.
     """
     nodes, edges = graph.nodes, graph.edges
     if np.unique(nodes.step[nodes.step >= 0]).size < 2:
