@@ -121,9 +121,11 @@ def healing_in_words(analysis: Analysis, finding: Finding) -> str:
     if healed_in_part(done, finding.cost_ns):
         return f"{capitalised(healed_in_part_in_words(done, finding.cost_ns))}."
     cost, saved = (format_duration(ns) for ns in (finding.cost_ns, done.gain_ns))
-    said = f"Fixing it saves {saved} of the usual step of {format_duration(done.base_ns)}"
-    whole, usual = analysis.baseline.height, durations_of(analysis.baseline).height
-    if whole == usual or abs(finding.cost_ns - done.gain_ns) < NEAR * finding.cost_ns:
+    is_near = abs(finding.cost_ns - done.gain_ns) < NEAR * finding.cost_ns
+    said = (
+        f"Fixing it saves {cost if is_near else saved} of the usual step of {format_duration(done.base_ns)}"
+    )
+    if is_near or analysis.baseline.height == durations_of(analysis.baseline).height:
         return f"{said}."
     return f"{said}; its cost, {cost}, is a mean over all recorded steps, including unusual ones."
 

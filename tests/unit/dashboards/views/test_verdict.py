@@ -14,6 +14,7 @@ from plotly.utils import PlotlyJSONEncoder
 from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.step_time import step_names_in_words
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
+from dpro.dashboards.account import healing_in_words
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
@@ -28,6 +29,7 @@ from dpro.dashboards.views.verdict import (
 )
 from dpro.replay.fidelity.accuracy import criterion
 from dpro.schema import STEPS, conform
+from dpro.units import format_duration
 from dpro.verdict.words import limit_of_run
 from tests.builders import TinyRun, cpu_job
 
@@ -93,6 +95,13 @@ def test_a_slow_rank_is_the_first_thing_that_is_said(slow):
     table = finding_info(slow.verdict[0])
     assert table.row(0, named=True)["ranks"] == [1]
     assert table["cost_ms_per_step"][0] > 0
+
+
+def test_saving_about_as_much_as_a_rank_costs_is_one_number(slow):
+    finding = slow.verdict[0][0]
+    costs_more = dataclasses.replace(finding, cost_ns=1.01 * finding.cost_ns)
+    for one in (finding, costs_more):
+        assert f"Fixing it saves {format_duration(one.cost_ns)} of the" in healing_in_words(slow, one)
 
 
 def test_what_was_found_does_not_say_again_what_is_said_in_short_and_of_the_replay(slow, even, monkeypatch):
