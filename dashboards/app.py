@@ -35,6 +35,7 @@ from dpro.dashboards.page import (
     empty,
     in_browser,
     message,
+    with_code,
     write_by_script,
 )
 from dpro.dashboards.runs import OfferedRun, Runs, ShownRun, StillOpening, runs_of
@@ -293,7 +294,7 @@ def page_of(runs: Runs, search: str, before: Mapping[str, Any]) -> dict[str, Any
     if head != before.get("head"):
         short, whole = _names_of_run(run)
         surrounding = {"run": short, "run_title": whole, "runs": _pickers(runs, link)}
-        surrounding["nav"], surrounding["more"] = map(write_by_script, _navigation(reasons))
+        surrounding["nav"], surrounding["more"] = map(write_by_script, with_code(_navigation(reasons)))
     # Sections of another run begin again: what they show must not stand under its name until they are filled.
     same = all(shown[name] == before.get(name, -1) for name in ("asked", "content", "of"))
     return page | surrounding | {"shown": shown, "content": no_update if same else content()}
@@ -389,7 +390,7 @@ def _register_section(app: Dash, runs: Runs, view: View, name: str, fill: Filler
             asked = replace(link, steps=(), ranks=(), time_ms=None) if name in view.whole else link
             return fill(runs.loaded(link.run), asked)
 
-        return write_by_script(answer(view.name, now[-1], work, message))
+        return write_by_script(with_code(answer(view.name, now[-1], work, message)))
 
 
 def _register_refresh(app: Dash, runs: Runs) -> None:

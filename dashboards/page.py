@@ -26,6 +26,7 @@ from dpro.errors import DproError
 from dpro.replay.mesh import Mesh, named_axes, places_along
 
 MAX_ROWS = 60  # in a table
+_LITERAL = ("Code", "Pre", "Textarea", "Markdown")  # components whose texts are shown as they are
 Filler = Callable[[Loaded, Link], Any]
 Tabler = Callable[[Loaded, Link], pl.DataFrame]
 
@@ -238,6 +239,21 @@ def large_table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers_fr
     head = html.Tr([html.Th(cell, className="number" * (n >= numbers_from)) for n, cell in enumerate(header)])
     values: Any = {"data-rows": json.dumps(rows), "data-numbers": str(numbers_from)}
     return html.Table([html.Thead(head), html.Tbody(**values)])
+
+
+def with_code(content: Any) -> Any:
+    """Show as code what texts have between backticks; code itself and what users type stay as they are."""
+    if isinstance(content, str):
+        parts = content.split("`")
+        whole = len(parts) == 1 or len(parts) % 2 == 0  # a single backtick is none of ours
+        return (
+            content if whole else [html.Code(part) if n % 2 else part for n, part in enumerate(parts) if part]
+        )
+    if isinstance(content, list | tuple):
+        return [with_code(part) for part in content]
+    if isinstance(content, Component) and hasattr(content, "children") and content._type not in _LITERAL:
+        content.children = with_code(content.children)
+    return content
 
 
 def write_by_script(content: Any) -> Any:

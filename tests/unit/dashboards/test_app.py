@@ -25,7 +25,7 @@ from dpro.dashboards.command import load
 from dpro.dashboards.guard import MAX_BODY_BYTES, cookie_of, hash_of
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
-from dpro.dashboards.page import MAX_ROWS, table, write_by_script
+from dpro.dashboards.page import MAX_ROWS, table, with_code, write_by_script
 from dpro.dashboards.runs import ShownRun
 from dpro.errors import UsageError
 from dpro.ingest.importer import import_sources
@@ -137,7 +137,7 @@ def written(component) -> list[Any]:
 def in_menu(page) -> list[Any]:
     """The links in the menu, each of which has its reason."""
     listed = written(page["more"]["children"][1]) if page["more"]["children"] else []
-    assert all(why for _, _, (why,) in listed[1::2])
+    assert all(why for _, _, why in listed[1::2])
     return [link for _, _, (link,) in listed[::2]]
 
 
@@ -454,6 +454,22 @@ def test_a_table_has_as_many_rows_as_a_browser_can_bear_and_says_how_many_it_lea
     body = table(["name", "count"], [[f"kernel {number}", number] for number in range(1000)]).children[1]
     assert len(body.children) == MAX_ROWS + 1
     assert body.children[-1].children.children == f"{1000 - MAX_ROWS} more: the CSV has them"
+
+
+def test_what_texts_have_between_backticks_is_shown_as_code():
+    text = components.Li("see `dmesg | grep -i xid`, and the other")
+    single, typed = components.P("a ` b"), components.Pre("`as it is`")
+    shown = with_code(components.Div([text, single, typed, "`dpro try` measures it"]))
+    said, alone, kept, last = shown.children
+    assert [part if isinstance(part, str) else part.children for part in said.children] == [
+        "see ",
+        "dmesg | grep -i xid",
+        ", and the other",
+    ]
+    assert isinstance(said.children[1], components.Code)
+    assert (alone.children, kept.children) == ("a ` b", "`as it is`")
+    assert [type(part) for part in last] == [components.Code, str]
+    assert with_code(shown) is shown
 
 
 def test_what_has_no_identity_is_one_component_whose_parts_the_script_writes_as_text():
