@@ -239,9 +239,12 @@ def _draw_entries(figure: go.Figure, entries: pl.DataFrame, theme: str, longest_
     for row, left_ms in enumerate([step_ms, *entries["left_ms"][:-1]]):  # connect each bar to the next
         line = {"color": soft, "width": 1, "dash": "dot"}
         figure.add_shape(type="line", x0=left_ms, x1=left_ms, y0=row + 0.33, y1=row + 0.67, line=line)
-    labels = ["<br>".join(map(escaped, textwrap.wrap(name, _LABEL))) for name in names]
+    marked = [f"LIMIT {name}" if limit else name for name, limit in zip(names, limits)]
+    labels = ["<br>".join(map(escaped, textwrap.wrap(name, _LABEL))) for name in marked]
     mark = f'<b><span style="color:{bad}">LIMIT</span>'
-    labels = [f"{mark} {label}</b>" if limit else label for label, limit in zip(labels, limits)]
+    labels = [
+        f"{mark}{label.removeprefix('LIMIT')}</b>" if limit else label for label, limit in zip(labels, limits)
+    ]
     figure.update_xaxes(range=[0, longest_ms or step_ms or 1.0], visible=False, fixedrange=True)
     figure.update_yaxes(
         tickvals=list(range(len(names))), ticktext=labels, range=[len(names) - 0.5, -0.5], fixedrange=True,

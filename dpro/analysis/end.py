@@ -125,11 +125,15 @@ def end_of(evidence: RunEvidence) -> JobEnd:
     workers, status = evidence.workers, evidence.run.manifest.exit_status
     ended = workers.filter((pl.col("exit_code") >= 0) | (pl.col("exit_signal") > 0))
     rows = evidence.run.rows()
-    if ended.height and ended.height == workers.height and (ended["exit_code"] == 0).all() and not status:
-        step = _seen(_last_step(evidence))
-        steps = evidence.steps["step"].n_unique()
-        completed = f"The job completed after {steps:,} steps." if steps else "The job completed."
-        return replace(NOT_WATCHED, how=COMPLETED, step=step, sentence=completed)
+    ended_well = ended.height == workers.height > 0 and (ended["exit_code"] == 0).all()
+    if ended_well and (status or 0) <= 0:
+        step, steps = _seen(_last_step(evidence)), evidence.steps["step"].n_unique()
+        after = f" after {steps:,} steps" if steps else ""
+        if not status:
+            return replace(NOT_WATCHED, how=COMPLETED, step=step, sentence=f"The job completed{after}.")
+        by = signal_name(-status)  # it may have asked the ranks to end, or come once they had
+        said = f"All ranks ended without an error{after}; {by} ended their launcher."
+        return replace(NOT_WATCHED, how=ENDED, step=step, by=by, sentence=said)
     if not _recorded(workers) and not rows[PROCESS_GROUPS.name]:
         why = evidence.run.manifest.unrecorded
         if why and status:  # the job failed before any rank was recorded

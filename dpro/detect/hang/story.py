@@ -13,9 +13,10 @@ import polars as pl
 
 from dpro.detect.hang.case import Case, is_frozen
 from dpro.detect.hang.evidence import name_of
+from dpro.detect.hang.operations import Operation
 from dpro.units import NS_PER_S, format_duration
 
-MAX_AWAITED = 2  # operations listed per cause
+MAX_AWAITED = 2  # operations listed per cause, besides the first
 DAY_NS = 24 * 3600 * NS_PER_S
 APART_NS = 1e6  # how far apart calls are is shown above this
 
@@ -56,9 +57,17 @@ def _last_steps(case: Case) -> Iterator[_Event]:
         yield _Event(time_ns, tuple(ranks), f"step {step:,} ends, the last step")
 
 
+def _awaited(case: Case) -> list[Operation]:
+    """Return the operations that most ranks wait in, and the first of each cause, from which times count."""
+    listed: dict[int, Operation] = {}
+    for root in case.roots:
+        first = [one for one in root.operations if one.since_ns == root.since_ns >= 0][:1]
+        listed |= {id(one): one for one in (*root.operations[:MAX_AWAITED], *first)}
+    return [*listed.values()]
+
+
 def _waits(case: Case) -> Iterator[_Event]:
-    operations = {id(one): one for root in case.roots for one in root.operations[:MAX_AWAITED]}
-    for operation in operations.values():
+    for operation in _awaited(case):
         times = [call.enqueued_ns for call in operation.unfinished.values() if call.enqueued_ns > 0]
         apart = max(times, default=0) - min(times, default=0)
         later = f"; the last of them {format_duration(apart)} later" if apart > APART_NS else ""
@@ -70,8 +79,7 @@ def _waits(case: Case) -> Iterator[_Event]:
 
 
 def _last_calls_of_absent(case: Case) -> Iterator[_Event]:
-    awaited = [one for root in case.roots for one in root.operations[:MAX_AWAITED]]
-    absent = {rank: one for one in reversed(awaited) for rank in one.absent}
+    absent = {rank: one for one in reversed(_awaited(case)) for rank in one.absent}
     last = {rank: (time_ns, call) for rank, time_ns, call in last_calls(case).iter_rows()}
     for rank, operation in absent.items():
         number = case.progress.issued.get((rank, operation.key), -1)

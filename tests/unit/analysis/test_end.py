@@ -84,6 +84,14 @@ def test_a_job_that_ended_well_has_no_first_line(tmp_path):
     assert (end.how, end.early, end.sentence) == (COMPLETED, False, "The job completed after 3 steps.")
 
 
+def test_job_whose_ranks_ended_well_did_not_fail_though_a_signal_ended_its_launcher(tmp_path):
+    end = end_of(written(tmp_path / "r", {"exit_code": 0}, {"exit_code": 0}, status=-1))
+    said = "All ranks ended without an error after 3 steps; SIGHUP ended their launcher."
+    assert (end.how, end.bad, end.sentence) == (ENDED, False, said)
+    failed = end_of(written(tmp_path / "s", {"exit_code": 0}, {"exit_code": 0}, status=3))
+    assert failed.how == FAILED
+
+
 def test_the_first_line_of_a_failed_job_is_the_exception_of_the_rank_that_was_first(tmp_path):
     end = end_of(written(tmp_path, BUG, LOST))
     assert (end.how, end.hung, end.ranks, end.step) == (FAILED, False, [0], 3)

@@ -35,6 +35,14 @@ def test_ranks_that_came_late_to_what_never_ends_are_said_to():
     assert wait.endswith("from now on; the last of them 9 ms later")
 
 
+def test_the_first_wait_is_listed_though_more_ranks_are_in_others():
+    job = Job(7)
+    for waiting in ((5,), (3, 4), (0, 1, 2)):
+        job.call(waiting, (*waiting, 6), OPEN)
+    waits = [ranks for ranks, what in events(job) if "from now on" in what]
+    assert waits == [[5], [3, 4], [0, 1, 2]]
+
+
 def test_the_last_call_of_each_rank_is_said_with_whether_it_finished():
     job = Job(2)
     job.call((0, 1), (0, 1))
