@@ -159,7 +159,9 @@ def curve_sentence(curve: Curve) -> str:
     if curve.break_even is None or curve.then is None:
         return f"{part}: not a limit; {FASTER[curve.part]} would not help"
     most = curve.base_ms / curve.step_ms[-1]
+    less = " (less where hosts sleep)" if curve.part == "host" else ""  # a trace does not tell that from work
     then = PART_WORDS[curve.then]
     return (
-        f"{part}: x{most:.2f} at most; once it is {curve.break_even:.1f} times as fast, the limit is {then}"
+        f"{part}: x{most:.2f} at most{less}; once it is {curve.break_even:.1f} times as fast, "
+        f"the limit is {then}"
     )
