@@ -294,10 +294,11 @@ def page_of(runs: Runs, search: str, before: Mapping[str, Any]) -> dict[str, Any
     if head != before.get("head"):
         short, whole = _names_of_run(run)
         surrounding = {"run": short, "run_title": whole, "runs": _pickers(runs, link)}
-        surrounding["nav"], surrounding["more"] = map(write_by_script, with_code(_navigation(reasons)))
+        parts = (write_by_script(with_code(part)) for part in _navigation(reasons))
+        surrounding["nav"], surrounding["more"] = parts
     # Sections of another run begin again: what they show must not stand under its name until they are filled.
     same = all(shown[name] == before.get(name, -1) for name in ("asked", "content", "of"))
-    return page | surrounding | {"shown": shown, "content": no_update if same else content()}
+    return page | surrounding | {"shown": shown, "content": no_update if same else with_code(content())}
 
 
 def notes_on_selection(loaded: Loaded, link: Link) -> str:

@@ -250,7 +250,7 @@ def with_code(content: Any) -> Any:
             content if whole else [html.Code(part) if n % 2 else part for n, part in enumerate(parts) if part]
         )
     if isinstance(content, list | tuple):
-        return [with_code(part) for part in content]
+        return [part for child in content for part in _flat_children(with_code(child))]
     if isinstance(content, Component) and hasattr(content, "children") and content._type not in _LITERAL:
         content.children = with_code(content.children)
     return content
