@@ -159,7 +159,7 @@ def curve_sentence(curve: Curve) -> str:
     if curve.break_even is None or curve.then is None:
         return f"{part}: not a limit; {FASTER[curve.part]} would not help"
     most = curve.base_ms / curve.step_ms[-1]
-    less = " (less where hosts sleep)" if curve.part == "host" else ""  # a trace does not tell that from work
+    less = " (less where hosts sleep)" if curve.part == "host" else ""  # a trace does not distinguish the two
     then = PART_WORDS[curve.then]
     return (
         f"{part}: x{most:.2f} at most{less}; once it is {curve.break_even:.1f} times as fast, "
