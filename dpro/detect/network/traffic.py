@@ -96,15 +96,20 @@ class Traffic:
 def traffic_of(baseline: Baseline) -> Traffic:
     """Return the traffic of a graph, with savings from its replay."""
     graph = baseline.graph
-    saved, apart = partial(replayed_with, baseline), partial(transfers_apart, graph)
-    return Traffic(recorded_transfers(graph), host_of(graph), saved, run=graph.run, apart=apart)
+    return _traffic(graph, recorded_transfers(graph), partial(replayed_with, baseline))
 
 
 def traffic_as_measured(graph: Graph) -> Traffic:
     """Return the traffic of a graph whose replay does not fit: transfers are measured, savings at most."""
-    transfers, apart = recorded_transfers(graph), partial(transfers_apart, graph)
-    saved = partial(max_savings, transfers, measured_step_times(graph))
-    return Traffic(transfers, host_of(graph), saved, _NO_FIT, graph.run, apart)
+    transfers = recorded_transfers(graph)
+    return _traffic(graph, transfers, partial(max_savings, transfers, measured_step_times(graph)), _NO_FIT)
+
+
+def _traffic(
+    graph: Graph, transfers: pl.DataFrame, healed: Callable[[pl.DataFrame], Healed], unsure: str = ""
+) -> Traffic:
+    """Return a graph's transfers, with how their savings are computed, and why these are upper bounds."""
+    return Traffic(transfers, host_of(graph), healed, unsure, graph.run, partial(transfers_apart, graph))
 
 
 def transfers_apart(graph: Graph) -> pl.DataFrame | None:
