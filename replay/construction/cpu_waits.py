@@ -124,6 +124,15 @@ def hand_over(view: RankView, threads: Threads, tid: int, recorded: Dependencies
     )
 
 
+def stretches_of(tid: int, waits: Sequence[CpuWaits]) -> tuple[Ints, Ints]:
+    """Return [W] starts and ends of a thread's waits, in ns; they may touch or overlap."""
+    of_thread = [wait.tid == tid for wait in waits]
+    return (
+        np.concatenate([wait.start[mine] for wait, mine in zip(waits, of_thread)]),
+        np.concatenate([wait.end[mine] for wait, mine in zip(waits, of_thread)]),
+    )
+
+
 # A thread that calls nothing for this long waits, unless it drives the loop.
 PAUSE_NS = 1_000_000
 
@@ -148,11 +157,7 @@ def pauses(view: RankView, threads: Threads, tid: int, waits: Sequence[CpuWaits]
     ended = np.append(-1, work)[np.searchsorted(view.end[work], end, side="right")]
     source, at, until = np.full(end.size, WORK), ended, np.where(ended >= 0, view.end[ended], -1)
     for driver in (*threads.helpers, view.main_tid):
-        of_driver = [wait.tid == driver for wait in waits]
-        waits_from, waits_to = merge_intervals(
-            np.concatenate([wait.start[m] for wait, m in zip(waits, of_driver)]),
-            np.concatenate([wait.end[m] for wait, m in zip(waits, of_driver)]),
-        )
+        waits_from, waits_to = merge_intervals(*stretches_of(driver, waits))
         works = np.searchsorted(waits_from, end, side="left") == np.searchsorted(waits_to, end, side="left")
         source[works], at[works], until[works] = driver, end[works], end[works]
     real = until > start

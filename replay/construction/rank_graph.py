@@ -25,6 +25,7 @@ from dpro.replay.construction.cpu_waits import (
     ended_when_notified,
     hand_over,
     pauses,
+    stretches_of,
     threads_of,
     waits_for_collectives,
 )
@@ -151,13 +152,7 @@ def _cut(
     calls = view.calls
     handed = [dependencies.source_at[dependencies.source_thread == tid] for dependencies in given]
     cuts = [released[calls[view.tid[calls] == tid]], view.step_start, [view.steps_end], *handed]
-    of_thread = [wait.tid == tid for wait in waits]
-    return cut_thread(
-        threads.segments[tid],
-        np.concatenate(cuts),
-        np.concatenate([wait.start[m] for wait, m in zip(waits, of_thread)]),
-        np.concatenate([wait.end[m] for wait, m in zip(waits, of_thread)]),
-    )
+    return cut_thread(threads.segments[tid], np.concatenate(cuts), *stretches_of(tid, waits))
 
 
 def _launches(view: RankView, work: Ints, released: Ints) -> Dependencies:
