@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np  # noqa: F401  Polars would import it from Rust, where Ctrl-C becomes a panic
 import polars as pl
 
 from dpro.errors import InternalError, first_line
+
+# With its first array, Polars imports NumPy and looks up its version from Rust, where Ctrl-C becomes a panic.
+pl.Series([0]).to_numpy()
 
 MAX_SHOWN = 60  # characters of an invalid text that a message repeats
 _COLUMN_ERRORS = (pl.exceptions.SchemaError, pl.exceptions.ColumnNotFoundError, pl.exceptions.DuplicateError)

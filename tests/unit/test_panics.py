@@ -75,3 +75,19 @@ def test_a_process_that_can_open_no_more_files_reads_without_holding_back(monkey
 def test_only_panics_are_panics():
     assert is_panic(PanicException())
     assert not any(map(is_panic, (KeyboardInterrupt(), ValueError(), SystemExit())))
+
+
+def test_the_first_array_of_polars_runs_no_python_in_rust_where_ctrl_c_is_a_panic():
+    script = """
+import dpro.table
+import numpy.lib
+import polars
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+numpy.lib.NumpyVersion.__init__ = interrupt
+print(polars.Series(["word"]).to_numpy())
+"""
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "['word']\n"
