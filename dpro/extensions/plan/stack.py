@@ -300,19 +300,19 @@ def _tokens(part: WorkSequence, backward: bool) -> tuple[Ints, Floats]:
 
 
 def _pattern(work: WorkSequence, step: int, backward: bool, attention: list[int]) -> Ints:
-    """Return the tokens of one layer in a step, found with each product weighted by its usual duration.
+    """Return the tokens of one layer in a step, found with each product weighted by its undisturbed duration.
 
-    Usual durations are over all steps, since in one step a product of microseconds may wait milliseconds for
-    its core.
+    That is the lower quartile over all steps: a product of microseconds may wait milliseconds for its core,
+    on a busy machine in most steps.
 
     Raises:
         Unanswerable: no stretch repeats, or those that do have too small a share of the products.
     """
     rows, took = _tokens(work, backward)
     products = pl.DataFrame({"token": work.token[rows], "took": took})
-    usual = products.select(pl.col("took").quantile(0.5, "lower").over("token"))["took"].to_numpy()
+    undisturbed = products.select(pl.col("took").quantile(0.25, "lower").over("token"))["took"].to_numpy()
     of_step = work.step[rows] == step
-    tokens, weight = work.token[rows][of_step], usual[of_step]
+    tokens, weight = work.token[rows][of_step], undisturbed[of_step]
     pattern = find_pattern(tokens, weight, attention)
     way = "backward" if backward else "forward"
     if not pattern.size:
