@@ -94,6 +94,16 @@ def parts(content: Any) -> Iterator[dict[str, Any]]:
         yield from parts(content.get("props", content).get("children"))
 
 
+def said_by(content: Any) -> str:
+    """The text of a component, commands between backticks."""
+    if isinstance(content, list):
+        return "".join(map(said_by, content))
+    if isinstance(content, str):
+        return content
+    said = said_by(content["props"]["children"])
+    return f"`{said}`" if content["type"] == "Code" else said
+
+
 def is_drawn(figure: dict[str, Any]) -> bool:
     """Whether anything of a figure can be seen."""
     values = [trace.get(axis) for trace in figure["data"] for axis in "xyz"]
@@ -106,7 +116,7 @@ def test_a_view_shows_something_or_says_why_not(app, view):
     page = navigate(app, f"?view={view.name}")
     if view.title in dimmed(page):
         sentences = [each for each in parts(page["content"]["children"]) if each["type"] == "P"]
-        (said,) = (each["props"]["children"] for each in sentences)
+        (said,) = (said_by(each) for each in sentences)
         assert len(said) > 30
         assert said[:1].isupper()
         assert said.endswith((".", "`"))
