@@ -602,7 +602,7 @@ def _tempting(facts: JobFacts, limit: Limit | None, advice: Sequence[Advice]) ->
     why = "most of that time is waiting; " if waiting > moving / 2 else ""
     return [
         f"tune communication: it is {moving / whole:.0%} of GPU time, but {why}free transfers give "
-        f"x{gain:.2f}"
+        f"x{gain:.2f} now"
     ]
 
 

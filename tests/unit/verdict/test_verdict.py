@@ -968,7 +968,9 @@ def test_what_gains_only_once_the_limit_is_gone_comes_after_it(tmp_path):
     assert verdict.limit.kind == HOST
     assert verdict.alternatives[COMMUNICATION] < 1.02
     assert not {"transfer", "overlap"} & {*kinds(verdict)}
-    assert verdict.tempting == ["tune communication: it is 80% of GPU time, but free transfers give x1.00"]
+    assert verdict.tempting == [
+        "tune communication: it is 80% of GPU time, but free transfers give x1.00 now"
+    ]
     # Without a host it takes 20 to begin and end, 100 are computed, and 400 moved: 30% of them or all can go.
     assert verdict.then.kind == "transfer"
     assert verdict.then.gain_low == pytest.approx(1 / (1 - 0.3 * 400 / 520), rel=0.03)
