@@ -1,7 +1,7 @@
 """Starts the ranks of a job as a batch system does: `python ranks.py NUM SCRIPT ARGUMENT…`.
 
 Torchrun imports torch first, which takes longer than most jobs of tests. Like torchrun, this ends the other
-ranks when one fails, and exits with 1 then.
+ranks a moment after one failed, and exits with 1 then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
+
+NOTICED_S = 0.1  # torchrun looks this often which ranks have failed
 
 
 def main() -> int:
@@ -32,6 +35,7 @@ def main() -> int:
         ended.returncode = os.waitstatus_to_exitcode(status)
         if ended.returncode and not failed:
             failed = True
+            time.sleep(NOTICED_S)
             for other in ranks:
                 with suppress(ProcessLookupError):
                     os.kill(other, signal.SIGTERM)  # `terminate` would wait for it, and `os.wait` find none

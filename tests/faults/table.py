@@ -135,7 +135,7 @@ def _of_hosts() -> Iterator[FaultJob]:
     for num_ranks, ms in ((2, 130), (4, 40)):
         yield FaultJob(
             f"serialised, {num_ranks} ranks", "serialised", f"--ms {ms} --steps 40", num_ranks, (),
-            LATE, (num_ranks - 1) * ms, "in turn", 6, measured=False,
+            LATE, (num_ranks - 1) * ms, "take turns", 6, measured=False,
         )  # fmt: skip
 
 
