@@ -27,7 +27,7 @@ from typing import Any
 from dpro.errors import InputError
 from dpro.plugins import load, places
 
-VERSION = 4  # raise when a name changes class: stored shares by class must not be mixed across versions
+VERSION = 5  # raise when a name changes class: stored shares by class must not be mixed across versions
 
 COMMUNICATION = "communication"
 OTHER = "other"
@@ -135,30 +135,31 @@ _COMPUTE = (
         r"flash|fmha|attention|attn|\bmla\b|paged_kv|kv_index|sdpa|merge_state|rotary|(?<![a-z])rope"
         r"|compute_dot_do_o|convert_dq_to|(?<![a-z])(mha|gqa|mqa)(?![a-z])|kv_?cache|reshape_and_cache"
         # Replacements of attention: state-space models, and linear attention.
-        r"|selective_(scan|state)|chunk_(scan|state|cumsum|gla|fwd|bwd|scaled_dot)|delta_rule|(?<![a-z])wkv",
+        r"|selective_(scan|state)|chunk_(scan|state|cumsum|gla|fwd|bwd|scaled_dot)|delta_(rule|net)|ssm_scan"
+        r"|(?<![a-z])wkv",
     ),
     (
         "embedding",
         r"embedding|embs?_|indexing_backward|index_?(select|add|put|copy|fill)"
         r"|permute_(\dD|indices|pooled|embedding)|bounds_check_indices|linearize_index|offsets_range|lookup"
         r"|sum_and_scatter|partial_segments"
-        r"|jagged|recat|gather_kernel|scatter_gather|index_elementwise|_scatter_|krn_partial"
+        r"|jagged|recat|(get|set)_rows|gather_kernel|scatter_gather|index_elementwise|_scatter_|krn_partial"
         r"|compute_grad_weight",
     ),
     (
         "convolution",
         r"conv(?!ert)|dgrad|wgrad|fprop|winograd|scudnn|cask_cudnn|Im2Col|col2im|igemm|miopenSp3Asm"
-        r"|ImplicitGemm|kern_precompute_indices",
+        r"|ImplicitGemm|kern_precompute_indices|cudnn::computeOffsets",
     ),
     (
         "normalisation",
-        r"batch_?norm|layer_?norm|rms_?norm|group_?norm|\bbn_|norm_fwd|norm_bwd|RowwiseMoments"
+        r"(batch|layer|rms|group|l2)_?norm|\bbn_|norm_fwd|norm_bwd|RowwiseMoments"
         r"|GammaBeta|ComputeInternalGradients|ComputeFusedParams|ComputeBackwardFused|bn_fw|bn_bw"
         r"|cuComputeGradInput",
     ),
     (
         "gemm",
-        r"(?<!fb)gemm|gemv|nvjet|cutlass|cublas|Cijk_|splitKreduce|split_?k_?reduce|wgmma|matmul"
+        r"(?<!fb)gemm|gemv|mul_mat|nvjet|cutlass|cublas|Cijk_|splitKreduce|split_?k_?reduce|wgmma|matmul"
         r"|_mm_kernel|bmm|epilogue::impl|dot_kernel|reduce_1Block_kernel|XXT_kernel|ba_plus_cAA"
         r"|fused_moe_kernel|^Custom_Cijk|^triton_tem\w*mm|wvSplitK|marlin|machete|gptq|awq|exllama"
         r"|^dot(\.\d+)*$",
@@ -175,12 +176,13 @@ _COMPUTE = (
     ),
     (
         "memory",
-        r"CatArray|copy|memcpy|memset|transpose|nchwToNhwc|nhwcToNchw|FillFunctor|fill|pad"
+        r"CatArray|concat|copy|(?<![a-z])cpy_|memcpy|memset|transpose|nchwToNhwc|nhwcToNchw|FillFunctor|fill|pad"
         r"|roll_cuda|flip|tensorTransform|convertTensor|batched_transpose|amd_rocclr",
     ),
     (
         "elementwise",
-        r"elementwise|vectorized|unrolled|pointwise|distribution|dropout|CUDAFunctor|Functor"
+        r"elementwise|unary|bin_bcast|scale_f(16|32)|EigenMetaKernel|vectorized|unrolled|pointwise"
+        r"|distribution|dropout|CUDAFunctor|Functor"
         r"|activation|quant|FP8|cast|scalePackedTensor|op_tensor|OpTensor|act_and_mul|silu|gelu|swiglu"
         r"|geglu|upsample|SubTensorOp|triu|tril|^loop_(\w+_)?fusion(_\d+)*$",
     ),
