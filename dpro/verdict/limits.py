@@ -40,7 +40,7 @@ INPUT, SYNCHRONISATION, COPIES, BUBBLE = "input", "synchronisation", "memory-cop
 ALLOCATOR = "allocator"  # part of the host's work
 COMPILATION, CHECKPOINT, COLLECTION = "compilation", "checkpoint", "collection"  # work that no step needs
 
-ALLOCATING = r"(?i)^(cuda|hip)(Malloc|Free)(Async)?$"  # calls of the runtime
+ALLOCATING = r"(?i)^(cuda|hip)(Malloc|Free)(Async|Pitch|Array|3D|3DArray|Managed)?$"  # calls of the runtime
 FREE = 1e6  # times the bandwidth, so that transfers take no time
 INTO_DEVICE = r"(?i)memcpy.*(HtoD|HostToDevice)"
 BATCH_NS = 10_000  # least time of a copy that moves a batch; of arguments and sizes it takes 1 to 3 us

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange
 from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, is_one_of, once
+from dpro.replay.steps import LOADS
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import scaled
@@ -25,6 +27,9 @@ from dpro.replay.whatif.rankwise import CountedEdit, Counts, RankwiseEdit
 
 LAUNCHES = "calls that launch GPU work"
 MAX_WAITS = 2  # waiting calls with candidates of their own
+# A host whose own code runs for this long between a wait and the next launch works with the result, as an
+# environment or a post-processing does; a loop that logs its loss launches again within a millisecond.
+USED_NS = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -185,17 +190,25 @@ class NoSync(RankwiseEdit):
     summary = "stop selected calls from waiting for the GPU"
     example = "no-sync:within=aten::item"
     needs = "calls that wait for GPU work"
-    assumes = "the host does not need the awaited result, or reads it some steps later"
+    assumes = (
+        "the host does not need the awaited result, or reads it some steps later; it needs what its own code "
+        "works with for 5 ms before it launches again, unless `within` names the call"
+    )
     source = "the graph without the edges from GPU work to these CPU calls; streams keep their order"
     effort = "code"
-    within: str = key("pattern for the waiting call, or an operator or range around it; default: all", "")
+    within: str = key(
+        "pattern for the waiting call, or an operator or range around it; default: all not needed", ""
+    )
     doubt: float = 0.1
 
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
-        """Return the calls in which the host waits longest for the GPU."""
-        if not _waits_for_gpu(facts.graph).any():
+        """Return the calls in which the host waits longest; all that it can do without, if it needs some."""
+        waits_for_gpu = _waits_for_gpu(facts.graph)
+        if not waits_for_gpu.any():
             raise NothingToChange("no call in the run makes the CPU wait for the GPU")
+        if _used(facts.graph, waits_for_gpu).any():
+            return [cls()]
         waits = gpu_waits(facts.graph, facts.timeline.end).group_by("name").agg(pl.col("waited_ns").sum())
         longest = waits.filter(pl.col("waited_ns") > 0).sort(["waited_ns", "name"], descending=[True, False])
         return [cls(within=name) for name in longest["name"].head(MAX_WAITS)] or [cls()]
@@ -228,7 +241,9 @@ class NoSync(RankwiseEdit):
         waits = _waits_for_gpu(graph)
         if not waits.any():
             raise NothingToChange("no call in the run makes the CPU wait for the GPU")
-        dropped = waits & _waiting_in(graph, self.within) if self.within else waits
+        dropped = waits & (_waiting_in(graph, self.within) if self.within else ~_used(graph, waits))
+        if not (self.within or dropped.any()):
+            raise NothingToChange("the CPU works with the result of each of its waits for the GPU")
         if not dropped.any():
             calls = {graph.names[name] for name in graph.nodes.name[graph.edges.target[waits]]}
             near = nearest(self.within, sorted(calls))
@@ -243,6 +258,36 @@ class NoSync(RankwiseEdit):
             "keep losses and metrics on the GPU and read them every N steps; copy with "
             "non_blocking=True from pinned memory; remove torch.cuda.synchronize()"
         )
+
+
+def _used(graph: Graph, waits: Bools) -> Bools:
+    """Return [E] a mask of waits after which the host's own code runs for `USED_NS` before it launches again.
+
+    Own code is in no operator and no call, and not in a DataLoader: input can be prepared beside the step.
+
+    Args:
+        waits: [E] mask of edges from GPU work to the CPU.
+    """
+    nodes, edges = graph.nodes, graph.edges
+    loads = np.array([bool(re.match(LOADS, name)) for name in graph.names] + [False], np.bool_)
+    runs_code = is_one_of(nodes.kind, (NodeKind.HOST, NodeKind.GAP)) & ~loads[nodes.name]
+    launch = np.zeros(graph.num_nodes, np.bool_)
+    launch[edges.source[edges.kind == EdgeKind.LAUNCH]] = True
+    used = np.zeros(edges.kind.size, np.bool_)
+    took_ns = nodes.measured_end - nodes.measured_start
+    for rank in np.unique(nodes.rank[edges.target[waits]]).tolist():
+        of_rank = waits & (nodes.rank[edges.target] == rank)
+        launches = np.sort(nodes.measured_start[launch & (nodes.rank == rank)])
+        for lane in np.unique(nodes.lane[edges.target[of_rank]]).tolist():
+            of_lane = np.flatnonzero(of_rank & (nodes.lane[edges.target] == lane))
+            code = np.flatnonzero(runs_code & (nodes.lane == lane))
+            code = code[np.argsort(nodes.measured_start[code])]
+            starts, until = nodes.measured_start[code], np.append(0, np.cumsum(took_ns[code]))
+            since = nodes.measured_start[edges.target[of_lane]]
+            again = np.append(launches, np.iinfo(np.int64).max)[np.searchsorted(launches, since)]
+            worked_ns = until[np.searchsorted(starts, again)] - until[np.searchsorted(starts, since)]
+            used[of_lane] = worked_ns >= USED_NS
+    return used
 
 
 def _order_of_streams(graph: Graph, dropped: Bools) -> Edges:

@@ -138,6 +138,41 @@ def test_a_call_that_does_not_wait_lets_the_cpu_run_ahead(jobs, where):
     assert steps_us(free)[1:] == pytest.approx([225] * 2, abs=4)
 
 
+def acting(own_us: float, range_name: str = "") -> TinyRun:
+    """Steps in which the host waits for a kernel of 1 ms, then runs code of its own before the next."""
+    run = TinyRun()
+    begin = 0.0
+    for step in range(4):
+        run.op("aten::mm", begin, begin + 20)
+        run.call(begin + 5, begin + 15, 10 * step)
+        run.kernel("gemm", begin + 20, begin + 1020, 10 * step)
+        run.op("aten::item", begin + 30, begin + 1030)
+        run.call(begin + 35, begin + 1025, 10 * step + 1, name="cudaStreamSynchronize")
+        if range_name:
+            run.mark(range_name, begin + 1030, begin + 1030 + own_us)
+        begin += 1050 + own_us
+        run.op("aten::to", begin - 20, begin)
+        run.step(step, begin - 1050 - own_us, begin)
+    return run
+
+
+@pytest.mark.parametrize("range_name", ["", "environment"])
+def test_a_result_that_the_host_works_with_is_awaited_unless_the_call_is_named(tmp_path, range_name):
+    graph = acting(6_000, range_name).build(tmp_path / "run").graph
+    with pytest.raises(Unanswerable, match="works with the result of each"):
+        changed(graph, "no-sync")
+    assert steps_us(graph, "no-sync:within=aten::item")[1:-1] == pytest.approx([6_070] * 2, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("own_us", "range_name"),
+    [(900, ""), (6_000, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")],
+)
+def test_a_result_that_is_logged_or_not_needed_for_input_can_be_read_later(tmp_path, own_us, range_name):
+    graph = acting(own_us, range_name).build(tmp_path / "run").graph
+    assert steps_us(graph, "no-sync")[1:-1] == pytest.approx([max(own_us + 70, 1_000)] * 2, rel=0.05)
+
+
 def test_waits_that_are_not_there_are_refused_with_the_nearest_call(jobs):
     with pytest.raises(Unanswerable, match="nowhere in 'aten::mm'"):
         changed(jobs["bound"], "no-sync:within=aten::mm")
