@@ -270,6 +270,21 @@ def test_a_gain_beside_other_jobs_is_of_that_moment(tmp_path, monkeypatch):
     assert not any("only under that load" in line for line in alone.unsure)
 
 
+def test_that_a_host_may_wait_unseen_is_said_where_no_faster_kernel_would_gain(tmp_path):
+    run, at = TinyRun(), 0
+    for number in range(3):  # launched at once, and then nothing is recorded of the host
+        run.call(at, at + 500, number, name="cudaGraphLaunch")
+        for index in range(20):
+            begin = at + 600 + 3_000 * index
+            run.kernel("gemm", begin, begin + 2_950, number)
+        at += 61_000
+    run.call(at, at + 10, 99, name="cudaMemcpyAsync")
+    run.kernel("Memcpy", at + 5, at + 9, 99, kind="memcpy")
+    verdict = explained(run, tmp_path)
+    assert verdict.limit.kind == COMPUTE
+    assert any("but may wait" in reason for reason in verdict.unsure), verdict.unsure
+
+
 def test_a_run_of_one_cuda_graph_is_not_advised_to_use_graphs(tmp_path):
     run = TinyRun()
     for step in range(3):
