@@ -273,20 +273,19 @@ def _used(graph: Graph, waits: Bools) -> Bools:
     runs_code = is_one_of(nodes.kind, (NodeKind.HOST, NodeKind.GAP)) & ~loads[nodes.name]
     launch = np.zeros(graph.num_nodes, np.bool_)
     launch[edges.source[edges.kind == EdgeKind.LAUNCH]] = True
-    used = np.zeros(edges.kind.size, np.bool_)
     took_ns = nodes.measured_end - nodes.measured_start
-    for rank in np.unique(nodes.rank[edges.target[waits]]).tolist():
-        of_rank = waits & (nodes.rank[edges.target] == rank)
-        launches = np.sort(nodes.measured_start[launch & (nodes.rank == rank)])
-        for lane in np.unique(nodes.lane[edges.target[of_rank]]).tolist():
-            of_lane = np.flatnonzero(of_rank & (nodes.lane[edges.target] == lane))
-            code = np.flatnonzero(runs_code & (nodes.lane == lane))
-            code = code[np.argsort(nodes.measured_start[code])]
-            starts, until = nodes.measured_start[code], np.append(0, np.cumsum(took_ns[code]))
-            since = nodes.measured_start[edges.target[of_lane]]
-            again = np.append(launches, np.iinfo(np.int64).max)[np.searchsorted(launches, since)]
-            worked_ns = until[np.searchsorted(starts, again)] - until[np.searchsorted(starts, since)]
-            used[of_lane] = worked_ns >= USED_NS
+    used = np.zeros(edges.kind.size, np.bool_)
+    lane_of_wait = np.where(waits, nodes.lane[edges.target], -1)
+    for lane in np.unique(lane_of_wait[waits]).tolist():
+        launches = np.sort(nodes.measured_start[launch & (nodes.rank == graph.lanes[lane][0])])
+        code = np.flatnonzero(runs_code & (nodes.lane == lane))
+        code = code[np.argsort(nodes.measured_start[code])]
+        starts, until_ns = nodes.measured_start[code], np.append(0, np.cumsum(took_ns[code]))
+        of_lane = np.flatnonzero(lane_of_wait == lane)
+        since = nodes.measured_start[edges.target[of_lane]]
+        again = np.append(launches, np.iinfo(np.int64).max)[np.searchsorted(launches, since)]
+        worked_ns = until_ns[np.searchsorted(starts, again)] - until_ns[np.searchsorted(starts, since)]
+        used[of_lane] = worked_ns >= USED_NS
     return used
 
 
