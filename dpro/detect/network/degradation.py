@@ -357,7 +357,10 @@ def find_communication_bound(
 
 
 def _longer_waits(idle: pl.DataFrame, job: pl.DataFrame, ranks: list[int]) -> Regression | None:
-    """Return since when all ranks of a group wait longer; None if they do not, or steps hardly show it."""
+    """Return since when all ranks of a group wait longer; None if they do not, or steps hardly show it.
+
+    Waits that become longer and longer are no slow network, which becomes slow at once.
+    """
     least = (
         idle.filter(pl.col("rank").is_in(ranks))
         .group_by("step")
@@ -367,7 +370,7 @@ def _longer_waits(idle: pl.DataFrame, job: pl.DataFrame, ranks: list[int]) -> Re
     typical = job["duration_ns"].median()
     series = job.join(least, on="step").sort("step").with_columns(duration_ns=pl.col("idle_ns") + typical)
     change = regression_of(series) if series.height else None
-    if change is None:
+    if change is None or change.last_ns is not None:
         return None
     late = pl.col("step") >= change.since
     before, after = (job.filter(side)["duration_ns"].median() for side in (~late, late))

@@ -6,11 +6,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.detect.findings import Finding
+from dpro.detect.network.degradation import _longer_waits
 from dpro.store import open_run
+from dpro.units import NS_PER_MS
 from tests.reference.training_jobs import HOST_FAULTS, Job, run_job
 from tests.reference.training_records import Recording, write_run
 
@@ -65,6 +69,20 @@ def test_one_slow_host_is_no_network(tmp_path, how):
 
 def test_all_ranks_that_compute_longer_are_no_network(tmp_path):
     assert found(tmp_path, replace(SLOW, fault="regression", severity=1.5)) == []
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_waits_that_become_longer_and_longer_are_no_network(grows):
+    steps = np.arange(100)
+    waited_ms = np.where(steps >= SINCE, steps - SINCE if grows else 40, 0)
+    took_ns = (50 + waited_ms) * NS_PER_MS
+    end_ns = took_ns.cumsum()
+    job = pl.DataFrame(
+        {"step": steps, "begin_ns": end_ns - took_ns, "end_ns": end_ns, "duration_ns": took_ns}
+    )
+    idle = pl.DataFrame({"step": steps, "idle_ns": waited_ms * float(NS_PER_MS)})
+    idle = pl.concat(idle.with_columns(rank=pl.lit(rank)) for rank in (0, 1))
+    assert (_longer_waits(idle, job, [0, 1]) is None) == grows
 
 
 def test_rank_that_left_no_record_may_be_late_instead(tmp_path):
