@@ -129,7 +129,7 @@ def test_a_rank_that_leaves_early_is_the_cause_and_no_rank_that_fails_without_it
     finding = the_finding(document)
     assert (finding["class"], finding["ranks"]) == ("hang.mismatch", [2])
     assert (document["end"]["how"], document["end"]["ranks"]) == ("failed", [2])
-    assert "left early" in document["end"]["sentence"]
+    assert "exited early" in document["end"]["sentence"]
 
 
 @pytest.mark.slow
