@@ -336,7 +336,7 @@ def test_reason_why_nothing_was_recorded_is_a_warning(tmp_path):
     for why in (
         "`python -I` ignores PYTHONPATH",
         "started with its own PYTHONPATH",
-        "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD=0 disables",
     ):
         assert sum(why in warning for warning in run.manifest.warnings) == 1, run.manifest.warnings
 
