@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools, Floats, Ints
+from dpro.arrays import Bools, Floats
 from dpro.classify import is_communication
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.first_calls import PROMPTLY_NS, beside_launched_ns
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, computed_once, is_one_of
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_one_of
 from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
 from dpro.replay.steps import NO_STEP
 from dpro.replay.timeline import durations_of, step_lengths
@@ -28,7 +28,7 @@ from dpro.replay.whatif.edit import Edit, RankChange
 from dpro.replay.whatif.edits.balance import Balance
 from dpro.replay.whatif.edits.communication import Network
 from dpro.replay.whatif.edits.heal import Shortened
-from dpro.replay.whatif.edits.host import FreeHost, NoSync, launching_calls
+from dpro.replay.whatif.edits.host import FreeHost, NoSync, next_launches
 from dpro.replay.whatif.edits.training_loop import Garbage, loading_of
 from dpro.replay.whatif.graph_ops.aside import Stretches, compiling, held_ns, saving
 from dpro.replay.whatif.job import ReplayedJob
@@ -339,31 +339,6 @@ def _has_steps(graph: Graph) -> bool:
     if graph.run is None:
         return bool((graph.nodes.step != NO_STEP).any())
     return graph.run.num_rows(STEPS) > 0
-
-
-@computed_once
-def next_launches(graph: Graph) -> Ints:
-    """Return [N] the call by which a rank next launches GPU work, for CPU work of steps; -1 elsewhere."""
-    nodes, edges = graph.nodes, graph.edges
-    launches = np.flatnonzero(launching_calls(graph, edges.kind == EdgeKind.LAUNCH) & (nodes.step >= 0))
-    on_cpu = np.flatnonzero(is_one_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0))
-    columns = ("rank", "window", "measured_start")
-    work, calls = (
-        pl.DataFrame({name: getattr(nodes, name)[rows] for name in columns}).with_columns(
-            node=pl.Series(rows)
-        )
-        for rows in (on_cpu, launches)
-    )
-    following = work.sort("measured_start").join_asof(
-        calls.sort("measured_start").rename({"node": "launch"}),
-        on="measured_start",
-        by=["rank", "window"],
-        strategy="forward",
-        check_sortedness=False,  # polars cannot check it with `by`
-    )
-    launch = np.full(graph.num_nodes, -1)
-    launch[following["node"].to_numpy()] = following["launch"].fill_null(-1).to_numpy()
-    return launch
 
 
 def host_ns_before(graph: Graph) -> Floats:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,14 +14,24 @@ from numpy.typing import NDArray
 
 from dpro.arrays import Bools, Ints
 from dpro.errors import NothingToChange
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Edges, Graph, NodeKind, is_one_of, once
-from dpro.replay.steps import LOADS
+from dpro.replay.graph import (
+    CPU_KINDS,
+    GPU_KINDS,
+    EdgeKind,
+    Edges,
+    Graph,
+    NodeKind,
+    computed_once,
+    is_one_of,
+    once,
+)
 from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import scaled
 from dpro.replay.whatif.facts import RunFacts
 from dpro.replay.whatif.grammar import MAX_TIMES, key, nearest
-from dpro.replay.whatif.graph_ops.scope import descendants_of
+from dpro.replay.whatif.graph_ops.scope import DATA_LOADING, descendants_of
+from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.rankwise import CountedEdit, Counts, RankwiseEdit
 
 LAUNCHES = "calls that launch GPU work"
@@ -204,10 +213,9 @@ class NoSync(RankwiseEdit):
     @classmethod
     def candidates(cls, facts: RunFacts) -> Sequence[Edit]:
         """Return the calls in which the host waits longest; all that it can do without, if it needs some."""
-        waits_for_gpu = _waits_for_gpu(facts.graph)
-        if not waits_for_gpu.any():
+        if not _waits_for_gpu(facts.graph).any():
             raise NothingToChange("no call in the run makes the CPU wait for the GPU")
-        if _used(facts.graph, waits_for_gpu).any():
+        if _used(facts.graph).any():
             return [cls()]
         waits = gpu_waits(facts.graph, facts.timeline.end).group_by("name").agg(pl.col("waited_ns").sum())
         longest = waits.filter(pl.col("waited_ns") > 0).sort(["waited_ns", "name"], descending=[True, False])
@@ -241,7 +249,7 @@ class NoSync(RankwiseEdit):
         waits = _waits_for_gpu(graph)
         if not waits.any():
             raise NothingToChange("no call in the run makes the CPU wait for the GPU")
-        dropped = waits & (_waiting_in(graph, self.within) if self.within else ~_used(graph, waits))
+        dropped = waits & (_waiting_in(graph, self.within) if self.within else ~_used(graph))
         if not (self.within or dropped.any()):
             raise NothingToChange("the CPU works with the result of each of its waits for the GPU")
         if not dropped.any():
@@ -260,32 +268,36 @@ class NoSync(RankwiseEdit):
         )
 
 
-def _used(graph: Graph, waits: Bools) -> Bools:
-    """Return [E] a mask of waits after which the host's own code runs for `USED_NS` before it launches again.
+@computed_once
+def _used(graph: Graph) -> Bools:
+    """Return [E] a mask of waits for the GPU, in steps, with whose results the host works for `USED_NS`.
 
-    Own code is in no operator and no call, and not in a DataLoader: input can be prepared beside the step.
-
-    Args:
-        waits: [E] mask of edges from GPU work to the CPU.
+    Until it next launches GPU work, it then runs code of its own for so long: in no operator and no call, and
+    not in a DataLoader, since input can be prepared beside the step.
     """
     nodes, edges = graph.nodes, graph.edges
-    loads = np.array([bool(re.match(LOADS, name)) for name in graph.names] + [False], np.bool_)
-    runs_code = is_one_of(nodes.kind, (NodeKind.HOST, NodeKind.GAP)) & ~loads[nodes.name]
-    launch = np.zeros(graph.num_nodes, np.bool_)
-    launch[edges.source[edges.kind == EdgeKind.LAUNCH]] = True
-    took_ns = nodes.measured_end - nodes.measured_start
+    own_code = is_one_of(nodes.kind, (NodeKind.HOST, NodeKind.GAP)) & (nodes.step >= 0)
+    own_code &= ~NodeSelection(within=DATA_LOADING).mask(graph)
+    waits = np.flatnonzero(_waits_for_gpu(graph) & (nodes.step[edges.target] >= 0))
+    following = next_launches(graph)
+    columns = {
+        "node": np.arange(graph.num_nodes),
+        "lane": nodes.lane,
+        "at": nodes.measured_start,
+        "took_ns": nodes.measured_end - nodes.measured_start,
+        "until": np.where(following >= 0, following, -2 - nodes.window),  # that launch, or the window's end
+    }
+    code, waited = (
+        pl.DataFrame({name: column[rows] for name, column in columns.items()}).sort("at")
+        for rows in (np.flatnonzero(own_code), np.unique(edges.target[waits]))
+    )
+    left_ns = pl.col("took_ns").cum_sum(reverse=True).over("lane", "until")
+    works = waited.drop("took_ns").join_asof(
+        code.select("lane", "until", "at", worked_ns=left_ns),
+        on="at", by=["lane", "until"], strategy="forward", check_sortedness=False,
+    ).filter(pl.col("worked_ns") >= USED_NS)  # fmt: skip
     used = np.zeros(edges.kind.size, np.bool_)
-    lane_of_wait = np.where(waits, nodes.lane[edges.target], -1)
-    for lane in np.unique(lane_of_wait[waits]).tolist():
-        launches = np.sort(nodes.measured_start[launch & (nodes.rank == graph.lanes[lane][0])])
-        code = np.flatnonzero(runs_code & (nodes.lane == lane))
-        code = code[np.argsort(nodes.measured_start[code])]
-        starts, until_ns = nodes.measured_start[code], np.append(0, np.cumsum(took_ns[code]))
-        of_lane = np.flatnonzero(lane_of_wait == lane)
-        since = nodes.measured_start[edges.target[of_lane]]
-        again = np.append(launches, np.iinfo(np.int64).max)[np.searchsorted(launches, since)]
-        worked_ns = until_ns[np.searchsorted(starts, again)] - until_ns[np.searchsorted(starts, since)]
-        used[of_lane] = worked_ns >= USED_NS
+    used[waits] = np.isin(edges.target[waits], works["node"].to_numpy())
     return used
 
 
@@ -420,3 +432,28 @@ def launching_calls(graph: Graph, launch: NDArray[np.bool_]) -> NDArray[np.bool_
 def num_launches(graph: Graph) -> int:
     """Return the number of calls that launch GPU work."""
     return int(launching_calls(graph, graph.edges.kind == EdgeKind.LAUNCH).sum())
+
+
+@computed_once
+def next_launches(graph: Graph) -> Ints:
+    """Return [N] the call by which a rank next launches GPU work, for CPU work of steps; -1 elsewhere."""
+    nodes, edges = graph.nodes, graph.edges
+    launches = np.flatnonzero(launching_calls(graph, edges.kind == EdgeKind.LAUNCH) & (nodes.step >= 0))
+    on_cpu = np.flatnonzero(is_one_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0))
+    columns = ("rank", "window", "measured_start")
+    work, calls = (
+        pl.DataFrame({name: getattr(nodes, name)[rows] for name in columns}).with_columns(
+            node=pl.Series(rows)
+        )
+        for rows in (on_cpu, launches)
+    )
+    following = work.sort("measured_start").join_asof(
+        calls.sort("measured_start").rename({"node": "launch"}),
+        on="measured_start",
+        by=["rank", "window"],
+        strategy="forward",
+        check_sortedness=False,  # polars cannot check it with `by`
+    )
+    launch = np.full(graph.num_nodes, -1)
+    launch[following["node"].to_numpy()] = following["launch"].fill_null(-1).to_numpy()
+    return launch
