@@ -15,6 +15,7 @@ from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.hang import waits as graph
 from dpro.detect.hang.case import MIN_WAIT_NS, OF_ITS_OWN, Case, Death, is_frozen
 from dpro.detect.hang.memory import CAUSE, GREW, OF_HOST, advice_on, filled_by
+from dpro.detect.hang.mismatches import describe
 from dpro.detect.hang.operations import Operation
 from dpro.detect.hang.records import UNFINISHED
 from dpro.detect.hang.stacks import (
@@ -24,6 +25,7 @@ from dpro.detect.hang.stacks import (
     doing_of,
     doings_of,
     main_threads,
+    own_call,
     remedy_of,
     sides_in_words,
     sides_of,
@@ -375,6 +377,35 @@ def observe_death(death: Death) -> Observation:
         rank=death.rank, how=death.how, exit_signal=death.exit_signal, seen_at_ns=death.ended_ns,
     )  # fmt: skip
     return observation.then(" ({means})", means=death.means) if death.means else observation
+
+
+def observe_lost_peers(deaths: Sequence[Death], case: Case) -> list[Observation]:
+    """Return which ranks failed since a peer was gone, where in the user's code, and in which call.
+
+    Ranks that a library ended leave no last call: those of their peers show what they were to call.
+    """
+    gone = {death.rank for death in deaths}
+    lost = sorted(rank for rank, death in case.deaths.items() if death.lost_peer and rank not in gone)
+    errors = dict(case.records.ranks.select("rank", "error").iter_rows())
+    last = case.records.calls.filter(pl.col("rank").is_in(lost)).sort("rank", "order")
+    called = {
+        row["rank"]: describe(row["op"], row["bytes_in"], row["bytes_out"], row["dtype"])
+        for row in last.group_by("rank", maintain_order=True).last().iter_rows(named=True)
+    }
+    sides: dict[tuple[str, str], list[int]] = {}
+    for rank in lost:
+        calls = errors[rank].splitlines()[1:]
+        sides.setdefault((own_call(calls) if calls else "", called.get(rank, "")), []).append(rank)
+    known = sorted((side for side in sides if any(side)), key=lambda side: -len(sides[side]))
+    return [
+        observe(
+            "lost-peer",
+            "{ranks} lost a peer" + (" in {own_call}" if call else "")
+            + ("; last call: {operation}" if operation else ""),
+            ranks=sides[call, operation], own_call=call, operation=operation,
+        )
+        for call, operation in known[:MAX_SIDES]
+    ]  # fmt: skip
 
 
 def observe_fewer_steps(rank: int, case: Case) -> list[Observation]:

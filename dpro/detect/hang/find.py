@@ -54,6 +54,7 @@ from dpro.detect.hang.evidence import (
     observe_fewer_steps,
     observe_heartbeat,
     observe_last_state,
+    observe_lost_peers,
     observe_missing_dump,
     observe_wait_before_death,
     place_of,
@@ -332,6 +333,7 @@ def _dead_finding(
     deaths: Sequence[Death], root: Root, case: Case, confidence: float, facts: Sequence[Observation]
 ) -> Finding:
     finding = _finding("dead.rank", "rank", root, case, confidence, [*map(observe_death, deaths), *facts])
+    finding = finding.observing(*observe_lost_peers(deaths, case))
     return replace(finding, cause=RAISED if all(death.raised for death in deaths) else "")
 
 

@@ -164,6 +164,17 @@ def test_who_fails_of_its_own_is_the_cause_and_who_lost_a_peer_is_not(job):
     assert verdict_in_words(finding) == "rank 2: its script raised an exception"
 
 
+def test_where_its_peers_lost_a_rank_that_a_library_ended_is_said(job):
+    job.call([0, 1, 3], WORLD, DONE)
+    saved(job, 0.1, 0, 1, 3)
+    job.ended(2, 0.1, number=6)
+    for rank in (0, 1, 3):
+        job.ended(rank, 0.2, code=1, error=LOST, final=True)
+    (finding,) = job.findings()
+    assert (finding.class_, finding.ranks) == ("dead.rank", (2,))
+    assert "ranks 0-1, 3 lost a peer in job.py:9 step; last call: all_reduce of" in evidence_of(finding)
+
+
 def test_who_only_lost_a_peer_is_no_sure_cause(job):
     for rank in WORLD:
         job.ended(rank, 5 + rank, code=1, error=LOST)
