@@ -47,7 +47,7 @@ from dpro.verdict.limits import (
     SYNCHRONISATION,
 )
 from dpro.verdict.verdict import Explanation
-from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, shares_of, worth_in_words
+from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, shares_of, when_then, worth_in_words
 from dpro.words import capitalised
 
 STEP = "the step as it runs"
@@ -140,8 +140,8 @@ def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
 
     Returns:
         `label` (1, 2, …, or THEN), `do`, `low`, `middle`, `high` (times; null where unknown), `worth` in
-        words, `effort`, `proof`, `samples` (factor on the samples of a step), `edit`, `how`, `assumes`,
-        `check`.
+        words, `effort`, `when` it is worth doing, `proof`, `samples` (factor on the samples of a step),
+        `edit`, `how`, `assumes`, `check`.
     """
     rows = []
     for number, advice in enumerate(explanation.advice, 1):
@@ -162,6 +162,7 @@ def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
                 "high": gain.high if gain else advice.gain_high,
                 "worth": worth_in_words(advice),
                 "effort": advice.effort,
+                "when": when_then(explanation) if label == THEN else "",
                 "proof": PROOFS.get(done.block, "") if done else "",
                 "samples": done.samples if done else 1.0,
                 "edit": advice.edit,
@@ -171,10 +172,10 @@ def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
             }
         )
     numbers = ("low", "middle", "high", "samples")
-    texts = ("label", "do", "worth", "effort", "proof", "edit", "how", "assumes", "check")
+    texts = ("label", "do", "worth", "effort", "when", "proof", "edit", "how", "assumes", "check")
     schema = dict.fromkeys(texts, pl.String()) | dict.fromkeys(numbers, pl.Float64())
     return pl.DataFrame(table, schema=schema).select(
-        "label", "do", *numbers[:3], "worth", "effort", "proof", "samples", "edit", "how", "assumes", "check"
+        *texts[:2], *numbers[:3], *texts[2:6], "samples", *texts[6:]
     )
 
 

@@ -363,8 +363,7 @@ def _card(
     # Gain and effort have the terminal's wording.
     likely = f"likely x{row['middle']:.2f}" if row["middle"] else ""
     worth = row["worth"].removeprefix(": ") or row["effort"]
-    when = "once the limit is gone" if row["label"] == THEN else ""
-    facts_of_it = " · ".join(filter(None, [likely, worth, more, row["proof"], when]))
+    facts_of_it = " · ".join(filter(None, [likely, worth, more, row["proof"], row["when"]]))
     ranks = tuple(map(int, re.findall(r"heal:rank=(\d+)", row["edit"])))
     spans = link.query(view="timeline", ranks=ranks, options={"find": row["find"]})
     marked = [html.P(dcc.Link("mark its spans in the timeline", href=spans))] if row["find"] else []

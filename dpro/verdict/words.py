@@ -101,9 +101,17 @@ def paragraphs_of(verdict: Explanation) -> list[tuple[str, str]]:
         gain = times(both.gain_low, both.gain_high)
         said.append((BOTH, f"{both.places[0]} and {both.places[1]} together: {gain} ({edits})"))
     if then and then.kind not in {advice.kind for advice in verdict.advice}:
-        said.append((THEN, f"once the limit is gone, {then.do}{worth_in_words(then)}"))
+        said.append((THEN, f"{when_then(verdict)}, {then.do}{worth_in_words(then)}"))
     rest = {"NOT": verdict.tempting, "UNSURE": verdict.unsure}
     return [*said, *((label, "; ".join(texts)) for label, texts in rest.items() if texts)]
+
+
+def when_then(verdict: Explanation) -> str:
+    """Return when what comes after the limit is worth doing, and from which step its gain counts."""
+    limit, when = verdict.limit, "once the limit is gone"
+    if limit is None or verdict.step_ms is None or not limit.fits:
+        return when
+    return f"{when} (a step of {format_ms(verdict.step_ms / limit.gain)})"
 
 
 def entry_in_words(entry: StepEntry) -> str:

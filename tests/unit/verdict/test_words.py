@@ -105,6 +105,12 @@ def test_what_comes_after_the_first_is_marked_as_that():
     )
 
 
+def test_what_comes_after_the_limit_says_of_which_step_it_gains():
+    then = Advice("heal", "heal rank 1", 1.3, 1.4, "new code")
+    after = verdict(step_ms=72.0, limit=Limit("communication", 3.0, 0.9), then=then)
+    assert "THEN   once the limit is gone (a step of 24 ms), heal rank 1: x1.30" in "\n".join(lines_of(after))
+
+
 def test_of_a_run_without_a_graph_nothing_limits_and_no_gain_is_said():
     advice = Advice("unblock", "see what rank 9 does", None, None, "a setting")
     lines = lines_of(verdict(fault="rank 9: its host code is stuck", advice=[advice]))
