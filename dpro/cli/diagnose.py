@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpro.cli.analysis import layout_option, open_or_import, with_graph
+from dpro.cli.following import print_following
 from dpro.cli.output import console, json_option, print_end, print_json, warn
 from dpro.errors import UsageError
 from dpro.opening import is_trace_folder
@@ -71,6 +72,8 @@ def diagnose(runs: tuple[str, ...], as_json: bool, **given: Any) -> None:
         console().print(f"{capitalised(line)}.")
     for print_more in hooks_of("printed"):
         print_more(analysis.run)
+    if diagnosis.findings and not diagnosis.end.hung:
+        print_following(run, analysis, ["explain"])
 
 
 def _limits(analysis: Analysis, diagnosis: Diagnosis) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import analyse, ranks_option, steps_option
+from dpro.cli.following import print_following
 from dpro.cli.output import console, json_option, parse_share, print_json, print_selection
 from dpro.errors import UsageError
 from dpro.units import format_ms, signed_ms
@@ -89,6 +90,7 @@ def diff(
     else:
         print_selection(selection)
         _print(difference)
+        print_following(runs[1], after, ["explain"])
     if _is_too_long(difference, fail_on):
         longer = f"{difference.known_change[2]:.1%} longer"
         click.echo(f"dpro: a step of B takes {longer} than one of A", err=True)

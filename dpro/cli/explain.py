@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-from contextlib import suppress
-from typing import TYPE_CHECKING
-
 import click
 
 from dpro.cli.analysis import layout_option, open_or_import, run_argument
+from dpro.cli.following import print_following
 from dpro.cli.output import json_option, print_json
-from dpro.errors import DproError
-
-if TYPE_CHECKING:
-    from dpro.analysis.analysis import Analysis
 
 
 @click.command()
@@ -51,22 +44,4 @@ def explain(run: str, as_json: bool) -> None:
         return
     for line in lines_of(explanation):
         click.echo(line)
-    if more := _more(run, analysis):
-        click.echo(more)
-
-
-def _more(run: str, analysis: Analysis) -> str:
-    """Return the commands that can answer, in a line, or a line for each; empty if none can."""
-    from dpro.schema import SPANS
-    from dpro.verdict.words import MARGIN, WIDTH
-
-    names = ["report"] * bool(analysis.run.num_rows(SPANS))
-    with suppress(DproError):
-        names += ["diagnose"] * bool(analysis.verdict)
-    with suppress(DproError):
-        names += ["whatif"] * bool(not analysis.end.hung and analysis.trust)
-    if not names:
-        return ""
-    commands = [f"dpro {name} {shlex.quote(run)}" for name in names]
-    line = f"{'MORE':{MARGIN}}{' | '.join(commands)}"
-    return line if len(line) <= WIDTH else line.replace(" | ", "\n" + " " * MARGIN)
+    print_following(run, analysis, ["report", "diagnose", "whatif"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import layout_option
+from dpro.cli.following import print_following
 from dpro.cli.output import console, json_option, print_end, print_json
 from dpro.words import counted, ranks_in_words, short_name, shortened
 
@@ -51,6 +52,7 @@ def info(run: str, as_json: bool) -> None:
     else:
         print_end(analysis.end)
         console().print("\n".join(in_words(document)))
+        print_following(run, analysis, ["explain"])
 
 
 def _clocks_in_words(clocks: ClocksDocument) -> list[str]:

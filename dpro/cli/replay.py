@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dpro.cli.analysis import analyse, layout_option, network_option, run_argument, steps_option
+from dpro.cli.following import print_following
 from dpro.cli.options import MAX_STEPS
 from dpro.cli.output import console, json_option, print_end, print_json
 from dpro.errors import DproError
@@ -73,6 +74,7 @@ def replay(
     else:
         print_end(analysis.end)
         _print(analysis, document)
+        print_following(run, analysis, ["whatif"])
 
 
 def _print(analysis: Analysis, document: ReplayDocument) -> None:

@@ -16,6 +16,7 @@ from dpro.cli.analysis import (
     run_argument,
     steps_option,
 )
+from dpro.cli.following import print_following
 from dpro.cli.output import (
     console,
     ensure_writable,
@@ -201,6 +202,7 @@ def report(
         _print(analysis, tables, top or DEFAULT_TOP, selection)
         for print_more in hooks_of("printed"):
             print_more(opened)
+        print_following(run, whole, ["diagnose", "whatif"])
 
 
 def _print(analysis: Analysis, tables: ReportTables, top: int, selection: Selection) -> None:

@@ -65,6 +65,27 @@ def test_the_last_line_names_commands_with_the_path_that_was_given(tmp_path, mon
     ]
 
 
+@pytest.mark.parametrize(
+    ("command", "following"),
+    [
+        (["report"], ["diagnose", "whatif"]),
+        (["info"], ["explain"]),
+        (["replay"], ["whatif"]),
+        (["diagnose"], ["explain"]),
+        (["diff", SAMPLES / "healthy"], ["explain"]),
+    ],
+)
+def test_an_answer_ends_with_the_commands_that_lead_on(command, following):
+    said = dpro(*command, SAMPLES / "slow_rank").stdout
+    lines = said[said.rindex("MORE") :].replace("MORE", "").replace("|", "\n").split("\n")
+    named = [line.strip() for line in lines if line.strip()]
+    assert named == [f"dpro {name} {SAMPLES / 'slow_rank'}" for name in following]
+
+
+def test_a_job_that_hung_has_no_answer_that_leads_on_from_its_diagnosis():
+    assert "MORE" not in dpro("diagnose", SAMPLES / "h200_hang").stdout
+
+
 def test_no_command_is_named_that_can_only_fail(traces):
     dumps = traces / "flight_recorder" / "lock_gil_1st"
     assert dpro("explain", dumps).stdout.splitlines()[-1] == f"MORE   dpro diagnose {dumps}"

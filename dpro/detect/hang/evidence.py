@@ -396,7 +396,7 @@ def observe_lost_peers(deaths: Sequence[Death], case: Case) -> list[Observation]
     for rank in lost:
         calls = errors[rank].splitlines()[1:]
         sides.setdefault((own_call(calls) if calls else "", called.get(rank, "")), []).append(rank)
-    known = sorted((side for side in sides if any(side)), key=lambda side: -len(sides[side]))
+    places = sorted((side for side in sides if any(side)), key=lambda side: -len(sides[side]))
     return [
         observe(
             "lost-peer",
@@ -404,7 +404,7 @@ def observe_lost_peers(deaths: Sequence[Death], case: Case) -> list[Observation]
             + ("; last call: {operation}" if operation else ""),
             ranks=sides[call, operation], own_call=call, operation=operation,
         )
-        for call, operation in known[:MAX_SIDES]
+        for call, operation in places[:MAX_SIDES]
     ]  # fmt: skip
 
 

@@ -75,7 +75,7 @@ def test_what_explains_a_difference_is_a_table_and_no_difference_has_none():
     assert head.startswith("A healthy 73.7 ms -> B slow_rank 123 ms a step: +49.3 ms")
     assert columns.split()[:3] == ["step", "A", "B"]
     assert first.split(maxsplit=6)[6].startswith("host code enumerate(DataLoader)")
-    assert len(CliRunner().invoke(diff, [HEALTHY, HEALTHY]).stdout.splitlines()) == 3
+    assert len(CliRunner().invoke(diff, [HEALTHY, HEALTHY]).stdout.splitlines()) == 4
 
 
 def series(*others_ms: float, deep_ms: float = 10.0) -> pl.DataFrame:

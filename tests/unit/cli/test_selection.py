@@ -14,7 +14,6 @@ from dpro.cli import cli
 from dpro.cli.analysis import analyse
 from dpro.cli.diff import diff
 from dpro.cli.replay import replay
-from dpro.cli.whatif import whatif
 from dpro.errors import UsageError
 from dpro.extensions.export.command import drawing_of, export
 from dpro.selection import Selection
@@ -23,7 +22,9 @@ from tests.builders import TinyRun, cpu_job
 from tests.jobs import ROOT
 
 HEALTHY, SLOW_RANK = (str(ROOT / "sample_traces" / name) for name in ("healthy", "slow_rank"))
-report = cli.get_command(click.Context(cli), "report")  # with the options of extensions
+report, whatif = (
+    cli.get_command(click.Context(cli), name) for name in ("report", "whatif")
+)  # with extensions
 ALL_OF_JOB = ("--steps", "0-99", "--ranks", "0-99")
 
 
