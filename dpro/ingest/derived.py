@@ -38,7 +38,24 @@ def find_steps(spans: pl.DataFrame) -> pl.DataFrame:
     )
     firsts = marks.drop_nulls("step").unique("step", keep="first", maintain_order=True)
     marked = firsts.select("step", "start_ns", "duration_ns", "source").sort("step")
-    return marked if marked.height else _optimizer_steps(spans)
+    return marked if marked.height and _hold_work(marked, spans) else _optimizer_steps(spans)
+
+
+def _hold_work(marks: pl.DataFrame, spans: pl.DataFrame) -> bool:
+    """Return whether the host works in marked steps, or else most of the device's work runs in them.
+
+    A profiler that begins when all has been launched records a mark that no work belongs to.
+    """
+    bounds = marks.select("start_ns", until_ns=pl.col("start_ns") + pl.col("duration_ns")).sort("start_ns")
+    work = spans.select("kind", "duration_ns", at_ns="start_ns").sort("at_ns")
+    within = work.join_asof(bounds, left_on="at_ns", right_on="start_ns").with_columns(
+        is_within=(pl.col("at_ns") < pl.col("until_ns")).fill_null(False)
+    )
+    if within.select((pl.col("is_within") & pl.col("kind").is_in(["cpu_op", "runtime"])).any()).item():
+        return True
+    on_device = within.filter(pl.col("kind").is_in(GPU_WORK_KINDS))
+    inside_ns = on_device.filter("is_within")["duration_ns"].sum()
+    return bool(2 * inside_ns >= on_device["duration_ns"].sum())
 
 
 def guess_steps(spans: pl.DataFrame) -> pl.DataFrame:

@@ -33,6 +33,14 @@ def test_the_profilers_own_marks_are_the_steps():
     assert _bounds(spans) == [(11, 0, 50), (12, 50, 40)]
 
 
+def test_a_mark_that_no_work_belongs_to_is_no_step():
+    mark, late = ("annotation", "ProfilerStep#0", 10, 5, -1), ("kernel", "gemm", 20, 100, -1)
+    assert find_steps(_spans(mark, late)).is_empty()
+    assert _bounds(_spans(mark, late, ("runtime", "cudaLaunchKernel", 12, 1, -1))) == [(0, 10, 5)]
+    assert _bounds(_spans(mark, late, ("kernel", "gemm", 12, 100, -1))) == [(0, 10, 5)]
+    assert _bounds(_spans(mark)) == [(0, 10, 5)]
+
+
 def test_without_marks_a_step_ends_with_its_optimizer_and_the_tail_is_left_out():
     spans = _spans(_forward(3), _optimizer("Adam", 20), _forward(30), _optimizer("Adam", 40), _forward(50))
     assert _bounds(spans) == [(0, 3, 22), (1, 25, 20)]
