@@ -397,8 +397,15 @@ class JobFacts:
 
     @cached_property
     def lacks_kernels(self) -> bool:
-        """Whether devices copied and filled, but no kernel was recorded: their busy time is unknown."""
-        return not self._hardly_worked and not (self.analysis.spans["kind"] == "kernel").any()
+        """Whether devices copied and filled, but kernels were not recorded: their busy time is unknown.
+
+        Where all calls were recorded and none launches a kernel, there was none.
+        """
+        spans = self.analysis.spans
+        if self._hardly_worked or (spans["kind"] == "kernel").any():
+            return False
+        calls = spans.filter(pl.col("kind") == "runtime")["name"]
+        return calls.is_empty() or calls.str.contains("(?i)launch").any()
 
     @cached_property
     def _hardly_worked(self) -> bool:

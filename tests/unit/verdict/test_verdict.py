@@ -1208,18 +1208,32 @@ def test_of_devices_that_only_filled_memory_as_the_process_started_no_limit_is_n
     assert verdict.unsure[0] == "hardly any work of devices was recorded: 1 us in total"
 
 
-def test_of_devices_that_only_copied_while_no_kernel_was_recorded_no_limit_is_named(tmp_path):
+def _copying_run() -> TinyRun:
+    """Three steps of 100 us, of which devices copy for 80 us."""
     run = TinyRun()
     for step in range(3):
         at = step * 100
         run.step(step, at, at + 100)
-        run.call(at + 10, at + 20, step, name="cudaMemcpyAsync")
-        run.kernel("Memcpy HtoD (Pageable -> Device)", at + 20, at + 50, step, kind="memcpy")
+        run.call(at + 5, at + 10, step, name="cudaMemcpyAsync")
+        run.kernel("Memcpy HtoD (Pageable -> Device)", at + 10, at + 90, step, kind="memcpy")
+        run.call(at + 11, at + 91, 100 + step, name="cudaStreamSynchronize")
+    return run
+
+
+def test_of_devices_that_only_copied_while_no_kernel_was_recorded_no_limit_is_named(tmp_path):
+    run = _copying_run()
+    run.call(92, 94, 200, name="cudaLaunchKernel")
     verdict = explained(run, tmp_path)
     assert verdict.limit is None
     assert kinds(verdict)[0] == "record-more"
     assert verdict.advice[0].do.startswith("record kernels: none was")
     assert verdict.unsure[0].startswith("no kernel was recorded, only copies and fills")
+
+
+def test_devices_that_copy_while_no_kernel_is_launched_are_limited_by_copies(tmp_path):
+    verdict = explained(_copying_run(), tmp_path)
+    assert verdict.limit.kind == "memory-copies"
+    assert kinds(verdict)[0] == "copies"
 
 
 def test_what_comes_before_the_first_launch_of_a_program_is_no_input(tmp_path):
