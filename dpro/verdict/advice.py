@@ -81,6 +81,7 @@ KEPT_IN_FP32 = (
     r"(?i)softmax|layer_?norm|group_?norm|rms_?norm|loss|nll|\b(exp|log|pow)\w*_kernel"  # by autocast
 )
 TENSOR_CORES = (2.0, 6.0)  # least and most speed-up of matmuls over FP32 without tensor cores
+EIGHT_BITS = (1.2, 2.0)  # the same in 8 bits over 16, on tensor cores
 FEW_BITS, FEW_BITS_WITHOUT_FP64 = (1.0, 8.0), (8.0, 64.0)  # least and most speed-up of FP32 over FP64
 HAS_FP64 = r"P100|V100|A100|A30\b|A800|H100|H200|H800|H20\b|B200|MI\d{2,3}"  # GPUs with units for it
 FUSED_ATTENTION = (0.35, 0.12)  # time of a fused kernel as a share of unfused attention's: most, least
@@ -769,6 +770,21 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
     yield Advice("amp", do, low, high, "a line of code", assumes)
 
 
+def _quantised(facts: JobFacts, limit: str) -> Iterator[Advice]:
+    """Multiply in 8 bits rather than 16, where no gradient needs more."""
+    if limit != COMPUTE or kind_of_job(facts.job.graph).trains is not False:
+        return
+    families = facts.kernels.filter(pl.col("family").is_in(["gemm", "convolution"]))
+    names = [name for name in families["name"] if stored_as(name) in ("fp16", "bf16")]
+    if facts.share_of(names) < MAINLY:
+        return
+    low, high = (facts.gain_of_faster(dict.fromkeys(names, 1 / factor)) for factor in EIGHT_BITS)
+    do = f"weights and activations in 8 bits (INT8, FP8): {short_kernel(names[0])} and others multiply in 16, "
+    do += f"{facts.share_of(names):.0%} of compute"
+    assumes = "the model, calibrated for that, works as well; the GPU multiplies in 8 bits"
+    yield Advice("amp", do, low, high, "new code", assumes)
+
+
 def _is_halved(kernel: str, family: str, of_compiled: bool) -> bool:
     """Return whether a kernel moves half the bytes in 16 bits, as autocast runs it.
 
@@ -1127,6 +1143,7 @@ _SOURCES: Sequence[Source] = (
     _blocking,
     _input,
     _matmuls,
+    _quantised,
     _attention,
     _pointwise,
     _dominant_kernel,

@@ -124,7 +124,7 @@ MATMULS = tuple(_MATMULS)
 # their inputs: s, t, h, q.
 _STORED = (
     (r"fp8|e4m3|e5m2|nvjet_(sm\d+_)?r?q", "fp8"),
-    (r"bf16|bfloat16|nvjet_(sm\d+_)?t", "bf16"),
+    (r"bf16|bfloat16|nvjet_(sm\d+_)?t|_BBS_|_BSS_", "bf16"),
     (r"half|fp16|f16|h16|hgemm|h884|hmma|nvjet_(sm\d+_)?h|_HHS_|_HSS_", "fp16"),
     (r"tf32|s1688|s16168", "tf32"),
     (r"float|sgemm|f32|nvjet_(sm\d+_)?s|_S_B|cgemm", "fp32"),

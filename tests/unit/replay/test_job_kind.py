@@ -48,6 +48,7 @@ def forward_job(*more: str, bytes_in: int = 1 << 20, backward: bool = False) -> 
         ("void cunn_SoftMaxBackward<4, float>(float*)", True),
         ("backward-compute", True),
         ("RegisterPostBackwardFunction", False),
+        ("trt_ampere_h16816gemm_64x64_ldg8_relu_stages_64x5_tn_v1", False),
         ("aten::dropout", False),
     ],
 )

@@ -548,6 +548,29 @@ def test_attention_has_the_latest_version_that_the_gpu_runs(tmp_path, kernel, gp
         )
 
 
+@pytest.mark.parametrize(
+    ("product", "beside", "is_advised"),
+    [
+        ("sm80_xmma_fprop_implicit_gemm_f16f16_f16f16_f16_nhwckrsc_execute_kernel_trt", "add", True),
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_MT256x256x64", "paged_attention_v1", True),
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_MT256x256x64", "cunn_SoftMaxBackward", False),  # it trains
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_MT256x256x64", "add", False),  # nothing shows that it does not
+        ("nvjet_qqtst_128x256_fp8_paged", "paged_attention_v1", False),
+    ],
+)
+def test_inference_that_16_bit_products_limit_is_advised_to_use_8_bits(tmp_path, product, beside, is_advised):
+    verdict = explained(launches_of([(product, 5, 900), (beside, 5, 60)] * 4), tmp_path)
+    eight_bits = [advice for advice in verdict.advice if "in 8 bits" in advice.do]
+    assert bool(eight_bits) == is_advised
+    if is_advised:
+        assert "94% of compute" in eight_bits[0].do
+        # 900 of 960 us in 1 / 1.2 and 1 / 2 of the time.
+        assert (eight_bits[0].gain_low, eight_bits[0].gain_high) == (
+            pytest.approx(960 / 810, rel=0.02),
+            pytest.approx(960 / 510, rel=0.02),
+        )
+
+
 @pytest.mark.parametrize(("gpu", "least"), [("", 1.0), ("NVIDIA A100-SXM4-80GB", 1.0), ("Tesla T4", 5.0)])
 def test_matmuls_in_fp64_are_advised_to_be_in_fp32_for_sure_where_a_gpu_has_no_units_for_it(
     tmp_path, gpu, least

@@ -161,6 +161,7 @@ def test_shapes_that_are_no_product_show_nothing(shapes):
         ("ampere_fp16_s16816gemm_fp16_64x64", "fp16"),
         ("volta_h884gemm_128x64", "fp16"),
         ("nvjet_tst_256x128_64x4_1x2_h_bz_coopA_TNT", "bf16"),
+        ("Cijk_Alik_Bljk_BBS_BH_MT256x224x128_MI16x16x1", "bf16"),
         ("nvjet_rqsss_144x128_128x6_1x2_h_bz", "fp8"),
         (ADD, "fp32"),
         ("some_kernel", ""),
