@@ -18,7 +18,10 @@ from dpro.store import Run
 BACKWARD = r"Backward\d*([<( ]|$)|(^|[^A-Za-z])backward([^a-z]|$)|_bwd_|bwd_kernel|autograd::engine"
 _TRAINS = rf"{BACKWARD}|^Optimizer\.|optimizer"
 # Names that inference engines give their iterations, kernels and caches.
-_SERVES = r"(?i)execute_context|generation_\d|prefill|paged_?attention|reshape_and_cache|kv_?cache|sampling|_trt$|^trt_"
+_SERVES = (
+    r"(?i)execute_context|generation_\d|prefill|paged_?attention|reshape_and_cache|kv_?cache|sampling"
+    r"|_trt$|^trt_"
+)
 _COMPILED = r"^triton_(poi|red|per|tem)_|^Torch-Compiled Region|^## Call CompiledFxGraph|^CompiledFunction"
 _GRAPHS = r"GraphLaunch"
 _DDP = r"^DistributedDataParallel|^torch::distributed::reducer|^torch.distributed.ddp"

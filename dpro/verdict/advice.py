@@ -779,8 +779,8 @@ def _quantised(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if facts.share_of(names) < MAINLY:
         return
     low, high = (facts.gain_of_faster(dict.fromkeys(names, 1 / factor)) for factor in EIGHT_BITS)
-    do = f"weights and activations in 8 bits (INT8, FP8): {short_kernel(names[0])} and others multiply in 16, "
-    do += f"{facts.share_of(names):.0%} of compute"
+    do = f"weights and activations in 8 bits (INT8, FP8): {short_kernel(names[0])} and others "
+    do += f"multiply in 16, {facts.share_of(names):.0%} of compute"
     assumes = "the model, calibrated for that, works as well; the GPU multiplies in 8 bits"
     yield Advice("amp", do, low, high, "new code", assumes)
 
