@@ -71,14 +71,16 @@ def entry_info(account: Account) -> pl.DataFrame:
     Returns:
         `name`, which begins with that of the limit it is part of, `cause`, `ms`, `share` of the step,
         `left_ms` (the step without this entry and those before it; 0 in the last row), `of_limit` (whether
-        it is part of the limit), `evidence`.
+        it is the largest part of the limit), `evidence`.
     """
     last = COMPUTE if any(entry.cause == COMPUTE for entry in account.entries) else UNEXPLAINED
     entries = sorted(account.entries, key=lambda entry: entry.cause == last)
     limits = [LIMIT_OF.get(entry.cause, entry.cause) for entry in entries]
+    of_kind = [entry for entry, limit in zip(entries, limits) if account.limit and limit == account.limit]
+    largest = max(of_kind, key=lambda entry: entry.ms, default=None)
     rows = []
     for entry, limit in zip(entries, limits):
-        of_limit, name = bool(account.limit) and limit == account.limit, entry_in_words(entry)
+        of_limit, name = entry is largest, entry_in_words(entry)
         if of_limit and limit != entry.cause:
             name = f"{entry_in_words(replace(entry, cause=limit, ranks=[]))}: {name}"
         rows.append((name, entry.cause, entry.ms, of_limit, entry.evidence))

@@ -498,10 +498,14 @@ class Analysis(Cached):
 
     @cached
     def usual_ns(self) -> float | None:
-        """The usual step of all answers, in ns: in deep windows, else the typical one; None without steps."""
+        """The usual step of all answers, in ns: in deep windows, else the typical one; None without steps.
+
+        It is also the typical one where windows slow down steps beyond correction.
+        """
+        from dpro.replay.fidelity.accuracy import windows_mislead
         from dpro.replay.steps import step_series
 
-        if self.run.num_rows(SPANS):
+        if self.run.num_rows(SPANS) and not windows_mislead(self.steps):
             with suppress(DproError):  # windows that cannot be replayed
                 return self.baseline_ns
         series = step_series(self.steps)

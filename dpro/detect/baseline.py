@@ -30,6 +30,7 @@ from dpro.replay.timeline import (
     step_ends,
 )
 from dpro.replay.whatif.edit import RankChange
+from dpro.replay.whatif.graph_ops.shared_links import with_shared_links
 from dpro.replay.whatif.job import ReplayedJob, job_of
 
 MAX_SETS_UNCONDENSED = (
@@ -168,8 +169,10 @@ class Baseline:
     def changed_step_ns(self, changed: Graph) -> Ints:
         """Return [T] step times of a changed graph, in ns, replayed as predictions of edits are.
 
-        If the graph has all work, kernels that now overlap more or less communication last accordingly.
+        If the graph has all work, kernels that now overlap more or less communication, and transfers that
+        now share a link with others, last accordingly.
         """
+        changed = with_shared_links(self.graph, changed)
         slowdowns = () if self.job.by_rank else self.slowdowns[:1]
         after = next(self.job.replays(replace(self.job, graph=changed), slowdowns))
         return changed_step_times(self.step_ends, changed, after.end)["duration_ns"].to_numpy()

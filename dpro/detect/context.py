@@ -7,7 +7,7 @@ exclude each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from functools import cached_property
@@ -36,8 +36,9 @@ from dpro.detect.stragglers.from_calls import (
     on_gpus,
 )
 from dpro.detect.stragglers.own_time import AlwaysOn, calls_of, on_one_clock, own_time_of_all, usual_ones
-from dpro.detect.stragglers.replayed import find_persistent, find_stragglers
+from dpro.detect.stragglers.replayed import find_persistent, find_stragglers, healing_gains
 from dpro.detect.uneven_work import BalancedJob, rebalance
+from dpro.replay.fidelity.accuracy import windows_mislead
 from dpro.replay.graph import Graph
 from dpro.replay.steps import host_facts, job_steps, step_series, steps_of
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, OPERATIONS, SENDS, SPANS, STEPS, WORKERS
@@ -147,6 +148,17 @@ class Context:
     def at_equal_work(self) -> Baseline:
         """The baseline in which ranks are compared."""
         return self.balanced.baseline
+
+    def saved_by_healing(self, ranks: Sequence[int]) -> tuple[float, float] | None:
+        """Return what ranks as fast as their peers save of the usual step by replay, and its length, in ns.
+
+        None without a graph, where windows slow down steps beyond correction, or where ranks have no peers.
+        """
+        if self._recorded is None or windows_mislead(self.steps):
+            return None
+        baseline = self.at_equal_work
+        gains = healing_gains(baseline, baseline.work, [list(ranks)])
+        return gains.of_usual_step(0) if gains else None
 
     @cached_property
     def traffic(self) -> Traffic:

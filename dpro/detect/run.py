@@ -10,7 +10,7 @@ still running use the same detectors (`diagnose_graph`, `diagnose_calls`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from dpro.detect.machine.oversubscribed import (
 from dpro.detect.network.degradation import find_communication_bound, find_slower_transfers, with_losses
 from dpro.detect.network.traffic import Traffic
 from dpro.detect.network.transfers import find_slow_network
+from dpro.detect.observations import observe_replay
 from dpro.detect.pauses import EMPTY_QUEUE
 from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
@@ -50,6 +51,7 @@ from dpro.detect.stragglers.replayed import find_masked
 from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
 from dpro.plugins import load, places
 from dpro.schema import CHECKPOINTS, COUNTERS, LOSSES, PASSES, SPANS, STEPS
+from dpro.words import ranks_in_words
 
 
 @dataclass(frozen=True)
@@ -212,13 +214,30 @@ def _idle_gpus(context: Context, explained: Explained) -> list[Finding]:
 
 # Calls and counters of steps: hosts that wait in a call may wait for anything that makes another one late.
 
+AGREEING = 2.0  # ratio of a cost by replay to that by calls, or its inverse, up to which the former counts
 LARGER = 2.0  # times a rank's cost: if all ranks became slower by this at the same step, its code is not why
 
 
 def _late_ranks(context: Context, explained: Explained) -> list[Finding]:
     late = [one for one in context.late_by_calls if not _is_part_of_slow_input(one, explained)]
     late = [one for one in late if not came_with_larger_slowdown(one, context.own_times_and_steps)]
-    return _not_by_messages(late, context, explained)
+    late = _not_by_messages(late, context, explained)
+    return [_as_replayed(one, context.saved_by_healing) for one in late]
+
+
+def _as_replayed(late: Finding, saved: Callable[[Sequence[int]], tuple[float, float] | None]) -> Finding:
+    """Give late ranks the cost that their healing saves by replay, where that is about what calls show.
+
+    Args:
+        saved: as `Context.saved_by_healing`.
+    """
+    replayed = None if late.costs_pauses or late.of_job else saved(late.ranks)
+    if replayed is None or not 1 / AGREEING <= replayed[0] / late.cost_ns <= AGREEING:
+        return late
+    cost_ns, step_ns = replayed
+    peers = "its peers" if len(late.ranks) == 1 else "their peers"
+    shown = observe_replay(f"{ranks_in_words(late.ranks)} as fast as {peers}", step_ns - cost_ns, step_ns)
+    return replace(late.observing(shown), cost_ns=cost_ns, severity=round(cost_ns / step_ns, 4))
 
 
 def _is_part_of_slow_input(late: Finding, explained: Explained) -> bool:

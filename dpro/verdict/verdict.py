@@ -34,7 +34,13 @@ from dpro.detect.words import cost_verb, join_hangs, name_part
 from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.cost.kernels.roofline import common_model
-from dpro.replay.fidelity.accuracy import cut_in_words, deep_and_usual, taken_out_in_words, without_spans
+from dpro.replay.fidelity.accuracy import (
+    cut_in_words,
+    deep_and_usual,
+    taken_out_in_words,
+    windows_mislead,
+    without_spans,
+)
 from dpro.replay.phases import in_words
 from dpro.replay.steps import StepSeries
 from dpro.replay.whatif.predict import Prediction, gain_uncertainty, measured_ns
@@ -74,6 +80,8 @@ from dpro.verdict.limits import (
     COMMUNICATION,
     COMPUTE,
     HOST,
+    IMBALANCE,
+    INPUT,
 )
 from dpro.words import capitalised, counted, ranks_in_words, shortened
 
@@ -86,7 +94,7 @@ NOT_DIAGNOSED, NO_FIT = "not diagnosed", "the replay does not fit"
 UNKNOWN = 0.5  # of computing time: with more in kernels of unknown kind, advice may miss what they do
 UNLIKE = 1.5  # times as long: beyond this, a limit of steps in deep windows may not be that of the others
 SIMILAR = 0.1  # relative difference up to which steps in deep windows and the others count as equally long
-FAR = 3.0  # times as long: beyond this, windows slow down steps by more than can be corrected
+ENDED = 0.5  # share of a limit's savings from which an edit that saves it is what ends the limit
 SAME_CHANGE = 0.01  # relative difference of gains up to which an advised change ends the limit
 EASY = ("a setting", "a line of code")  # efforts of advice that is worth combining
 SHORT_NAMES = {
@@ -106,6 +114,7 @@ class Limit(DocumentPart, frozen=True):
         share: share of the step lost to it, by the ledger; of compute, share in which devices compute.
         cause: what was found to be behind it, with names and numbers; empty if nothing was.
         fits: whether the replay fits; if not, `gain` is not shown.
+        ranks: ranks whose healing is the gain of uneven ranks; empty where all are made equal.
     """
 
     kind: str
@@ -115,6 +124,7 @@ class Limit(DocumentPart, frozen=True):
     fits: bool = True
     gain_low: float = 1.0
     gain_high: float = 1.0
+    ranks: list[int] = field(default_factory=list)
 
 
 class Together(DocumentPart, frozen=True):
@@ -226,7 +236,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         ranked = [*advise_of_findings(facts), Advice(RECORD_MORE, do, None, None, "a setting")]
     usual = facts.usual.height
     ranked = [*correct_numbers(facts.findings), *ranked]
-    step_ms, advice = ms(facts.step_ns), first_of(ranked, record_steps(facts)) or record_code(facts)
+    advice = first_of(ranked, record_steps(facts)) or record_code(facts)
     limit = _as_advised(facts, limit, advice) if limit else None
     together = best_together(facts, advice) if analysis.trust.answerable else None
     others = deep_and_usual(analysis.steps)
@@ -237,17 +247,18 @@ def _by_replay(facts: JobFacts) -> Explanation:
         steps = f"{recorded} a step as recorded ({counted(facts.ends.height, 'step')})"
     faults = [finding for finding in facts.findings if finding.component_id != THE_HOST]
     blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
-    divided = analysis.trust.answerable and not blind
+    divided = analysis.trust.answerable and not (blind or untold)
     hosts = "".join(map(_waiting_for_hosts, (one for one in facts.findings if one not in faults)))
     fits = hosts if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
     why_not = NOT_DIAGNOSED if blind else fits or _doubtful_fault(facts.doubtful_findings)
     fault = _after_end(analysis, fault_in_words(faults, why_not, analysis.trust.answerable))
+    account = _account(facts, entries if divided else (), limit, fault, advice)
     return Explanation(
         run=analysis.run.label,
         job=_job(analysis, steps),
-        step_ms=step_ms,
-        steps=usual,
-        left_out=facts.ends.height - usual,
+        step_ms=account.step_ms,
+        steps=account.steps,
+        left_out=account.left_out,
         shares=_shares(facts) if divided else {},
         limit=limit,
         alternatives={kind: round(gain, 3) for kind, gain in facts.gains_by_limit().items()},
@@ -259,7 +270,7 @@ def _by_replay(facts: JobFacts) -> Explanation:
         then=then,
         tempting=_tempting(facts, limit, advice),
         unsure=[*_why_no_limit(facts, limit, untold), *_kept_busy(facts, limit), *_unsure(facts, usual)],
-        account=_account(facts, entries if divided else (), limit, fault, advice),
+        account=account,
     )
 
 
@@ -267,7 +278,10 @@ def _waiting_for_hosts(finding: Finding) -> str:
     """Return that ranks wait for their hosts, by the finding that says so: at most one does."""
     several = "no rank stands out: all wait for their hosts"
     who = several if len(finding.ranks) > 1 else "no part stands out: the rank waits for its host"
-    return f"{who}, {_cost_of_step(finding)}"
+    parts = [one.values for one in finding.observations if "what" in one.values]
+    mostly = bool(parts) and float(parts[0]["waited_ns"]) >= finding.cost_ns / 2  # type: ignore[arg-type]
+    where = f", most of it in {parts[0]['what']}" if mostly else ""
+    return f"{who}, {_cost_of_step(finding)}{where}"
 
 
 def _account(
@@ -278,18 +292,19 @@ def _account(
     Args:
         entries: of its ledger; empty where the replay does not show where the step goes.
     """
-    as_it_is, usual = facts.predict(), facts.usual.height
-    inputs, _ = inputs_of_step(facts.analysis)
+    as_it_is, usual, analysis = facts.predict(), facts.usual.height, facts.analysis
+    outside_ns = analysis.usual_ns if windows_mislead(analysis.steps) else None  # such steps are the job's
+    inputs, _ = inputs_of_step(analysis)
     gains = {}
     for text in (advised.edit for advised in advice if advised.edit):
         done = facts.predict(text)
         low, high = (finite(done.speedup_at(gain_ns)) for gain_ns in (done.gain_low_ns, done.gain_high_ns))
         gains[text] = Gain(low, finite(done.speedup), high)
     return Account(
-        step_ms=ms(facts.step_ns),
-        step_low_ms=ms(as_it_is.low_ns),
-        step_high_ms=ms(as_it_is.high_ns),
-        recorded_step_ms=ms(measured_ns(facts.analysis.trust, facts.ends)) or None,
+        step_ms=ms(outside_ns or facts.step_ns),
+        step_low_ms=None if outside_ns else ms(as_it_is.low_ns),
+        step_high_ms=None if outside_ns else ms(as_it_is.high_ns),
+        recorded_step_ms=ms(measured_ns(analysis.trust, facts.ends)) or None,
         steps=usual,
         left_out=facts.ends.height - usual,
         samples=inputs.samples if inputs else None,
@@ -335,8 +350,7 @@ def _why_not_representative(analysis: Analysis) -> NoLimit | None:
     """Return why the recording misrepresents the job: cut traces, or windows that slow steps; else None."""
     if cut := cut_in_words(analysis.run.manifest):
         return NoLimit(cut[0], "copy the truncated traces again, or record again")
-    both = deep_and_usual(analysis.steps)  # times of steps in deep windows, as recorded, and of the others
-    if both and both[0] / both[1].typical_ns >= FAR:
+    if windows_mislead(analysis.steps):
         do = "record for longer, with fewer windows (--skip, --every): they slow such short steps too much"
         return NoLimit(WINDOWS_ONLY, do)
     return None
@@ -444,7 +458,10 @@ def steps_in_words(steps: pl.DataFrame, step_ns: float, others: StepSeries | Non
         return f"{took} ({counted(total, 'step')})"
     if abs(others.typical_ns / step_ns - 1) <= SIMILAR:
         return f"{took} ({total:,} steps, {deep} in depth)"
-    return f"{took} ({deep} in depth; {counted(total - deep, 'other')}: {_typical_in_words(others)})"
+    outside, in_depth = counted(total - deep, "step"), f"{deep} in depth: {format_duration(step_ns)}"
+    typical = _typical_in_words(others)
+    kind = "typical step" if typical[0].isdigit() else "step:"
+    return f"{kind} {typical} ({outside}; {in_depth})"
 
 
 def _devices(analysis: Analysis) -> str:
@@ -533,8 +550,27 @@ def limit_of(facts: JobFacts, entries: Sequence[LedgerRow] | None = None) -> Lim
     if limit is None:
         return None
     low, high = _interval_of_limit(facts, limit)
-    cause = cause_of(facts, limit.kind)
-    return replace(limit, cause=cause, fits=fits, gain_low=low, gain_high=high)
+    limit = replace(limit, cause=cause_of(facts, limit.kind), fits=fits, gain_low=low, gain_high=high)
+    return _as_edited(facts, limit) if fits else limit
+
+
+def _as_edited(facts: JobFacts, limit: Limit) -> Limit:
+    """Give a limit the gain of an edit that saves most of it: one change has one gain."""
+    ranks = _named_ranks(facts) if limit.kind == IMBALANCE else []
+    edits = ["hide-input"] if limit.kind == INPUT else [f"heal:rank={rank}" for rank in ranks]
+    with suppress(DproError):  # the run cannot answer it
+        done = facts.predict(*edits) if edits else None
+        if done is not None and 1 - 1 / done.speedup >= ENDED * (1 - 1 / limit.gain):
+            low, high = interval_of(done)
+            return replace(limit, gain=finite(done.speedup), gain_low=low, gain_high=high, ranks=ranks)
+    return limit
+
+
+def _named_ranks(facts: JobFacts) -> list[int]:
+    """Return the ranks of the costliest finding about ranks that the others wait for; empty without any."""
+    of_ranks = (one for one in facts.findings if LIMIT_OF.get(cause_of_finding(one), "") == IMBALANCE)
+    finding = next((one for one in of_ranks if one.ranks and not one.costs_pauses), None)
+    return list(finding.ranks) if finding else []
 
 
 def _interval_of_limit(facts: JobFacts, limit: Limit) -> tuple[float, float]:
@@ -641,13 +677,14 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
 
 def unlike_the_others(analysis: Analysis) -> str:
     """Return a line if steps in deep windows take far longer or shorter than the others; else empty."""
-    both, usual_ns = deep_and_usual(analysis.steps), analysis.usual_ns
-    if both is None or usual_ns is None:
+    both = deep_and_usual(analysis.steps)
+    if both is None:
         return ""
-    least_ns, most_ns = sorted((both[1].typical_ns, both[1].mean_ns))
-    if least_ns / UNLIKE < usual_ns < most_ns * UNLIKE:
-        return ""
-    return f"{_deep_and_others(usual_ns, both[1])}: what limits those is not known"
+    with suppress(DproError):  # windows that cannot be replayed
+        least_ns, most_ns = sorted((both[1].typical_ns, both[1].mean_ns))
+        if not least_ns / UNLIKE < analysis.baseline_ns < most_ns * UNLIKE:
+            return f"{_deep_and_others(analysis.baseline_ns, both[1])}: what limits those is not known"
+    return ""
 
 
 def _deep_and_others(deep_ns: float, others: StepSeries) -> str:
@@ -658,9 +695,8 @@ def _deep_and_others(deep_ns: float, others: StepSeries) -> str:
 def _typical_in_words(series: StepSeries) -> str:
     """Return the median of steps, and their mean if it differs."""
     typical, mean = format_duration(series.typical_ns), format_duration(series.mean_ns)
-    return (
-        f"median {typical}, mean {mean}" if abs(series.mean_ns / series.typical_ns - 1) > SIMILAR else typical
-    )
+    differ = abs(series.mean_ns / series.typical_ns - 1) > SIMILAR
+    return f"median {typical}, mean {mean}" if differ else typical
 
 
 def cause_of(facts: JobFacts, limit: str) -> str:

@@ -143,7 +143,9 @@ def limit_in_words(limit: Limit, step_ms: float) -> str:
         return f"{said}{because}."
     if not limit.fits:
         return f"{said}{because}. The gain without that is not known, since the replay does not fit."
-    without = _WITHOUT[limit.kind]
+    peers = "its peers" if len(limit.ranks) == 1 else "their peers"
+    healed = f"With {ranks_in_words(limit.ranks)} as fast as {peers}"
+    without = healed if limit.ranks else _WITHOUT[limit.kind]
     gain = times(limit.gain_low, limit.gain_high)
     shorter = f"{format_ms(step_ms)} -> {format_ms(step_ms / limit.gain)} ({gain})"
     return f"{said}{because}. {without} {shorter}."

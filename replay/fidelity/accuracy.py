@@ -59,6 +59,7 @@ GOOD, FAIR = 0.75, 0.25  # lowest scores of these grades
 COPIED = "start times surely copied from the trace"
 COLD_STEPS, WARM_UP = "first calls of a process in steps", "steps that warm up against the others"
 NOTABLE = 1.05  # factor from which a slowdown by recording is reported
+FAR = 3.0  # times as long: beyond this, windows slow down steps by more than can be corrected
 MIN_USUAL_STEPS = 5  # steps outside deep windows: fewer do not show the usual one
 
 
@@ -173,6 +174,12 @@ def deep_and_usual(steps: pl.DataFrame) -> tuple[float, StepSeries] | None:
     if deep.is_empty() or usual is None:
         return None
     return float(np.median(deep["time_ns"].to_numpy())), usual
+
+
+def windows_mislead(steps: pl.DataFrame) -> bool:
+    """Return whether windows slow down steps so much that these no longer show what takes the job's time."""
+    both = deep_and_usual(steps)
+    return both is not None and both[0] / both[1].typical_ns >= FAR
 
 
 def windows_to_usual(steps: pl.DataFrame, taken_out: float = 1.0) -> float | None:

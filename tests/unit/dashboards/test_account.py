@@ -52,7 +52,7 @@ def test_a_waterfall_goes_from_the_step_to_what_devices_have_to_do():
     rows = entry_info(STEP_OF_TEN).select("name", "ms", "share", "left_ms", "of_limit").rows()
     assert rows == [
         ("uneven ranks: rank 1", 2.0, 0.2, 8.0, True),
-        ("uneven ranks", 1.0, 0.1, 7.0, True),
+        ("uneven ranks", 1.0, 0.1, 7.0, False),
         ("the host", 1.0, 0.1, 6.0, False),
         ("unexplained", 1.0, 0.1, 5.0, False),
         ("compute", 5.0, 0.5, 0.0, False),
@@ -84,7 +84,7 @@ def test_the_figure_has_a_bar_for_each_entry_and_marks_the_limit(theme):
     assert list(bars.base) == [0.0, 8.0, 7.0, 6.0, 5.0, 0.0]
     labels = figure.layout.yaxis.ticktext
     assert labels[0] == STEP
-    assert ["LIMIT" in label for label in labels] == [False, True, True, False, False, False]
+    assert ["LIMIT" in label for label in labels] == [False, True, False, False, False, False]
     assert all("uneven ranks" in label for label in labels[1:3])
     assert bars.text[1] == "<b>2 ms  20%</b>"
     assert list(bars.marker.color)[-1] == colour("compute", theme)

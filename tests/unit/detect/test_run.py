@@ -214,6 +214,26 @@ def test_no_ranks_code_is_named_for_a_wait_that_came_with_a_far_larger_slowdown_
     assert found("late ranks", context) == [late] * kept
 
 
+@pytest.mark.parametrize(
+    ("saved_ms", "cost_ms"), [((30.0, 60.0), 30.0), ((2.0, 60.0), 20.0), ((50.0, 60.0), 20.0), (None, 20.0)]
+)
+def test_a_late_rank_costs_what_its_healing_saves_by_replay_if_that_is_about_what_calls_show(
+    saved_ms, cost_ms
+):
+    late = replace(finding("slow.host", [1]), cost_ns=20e6)
+    context = Known(late=[late])
+    context.__dict__["saved_by_healing"] = lambda _: saved_ms and (saved_ms[0] * 1e6, saved_ms[1] * 1e6)
+    (only,) = found("late ranks", context)
+    assert only.cost_ns == cost_ms * 1e6
+    if cost_ms == 30.0:
+        assert only.severity == 0.5
+        assert only.evidence[-1] == (
+            "replayed with rank 1 as fast as its peers, the step takes 30 ms instead of 60 ms"
+        )
+    else:
+        assert only == late
+
+
 def test_ranks_that_take_turns_are_not_named_by_a_few_deep_steps(monkeypatch):
     turns = finding("slow.host", (0, 1), kind="job")
     new = [finding("slow.host", (0,)), finding("slow.host", (2,))]

@@ -1489,8 +1489,8 @@ def test_one_step_shows_no_spread_and_is_rated_fair_at_most(tmp_path):
     [
         ([0, 0, 0], None, "usual step 10 ms (3 steps)"),
         ([0, 0, 0, *[-1] * 6], 10.5, "usual step 10 ms (9 steps, 3 in depth)"),
-        ([0, 0, 0, *[-1] * 6], 16.0, "usual step 10 ms (3 in depth; 6 others: 16 ms)"),
-        ([0, -1], 16.0, "usual step 10 ms (1 in depth; 1 other: 16 ms)"),
+        ([0, 0, 0, *[-1] * 6], 16.0, "typical step 16 ms (6 steps; 3 in depth: 10 ms)"),
+        ([0, -1], 16.0, "typical step 16 ms (1 step; 1 in depth: 10 ms)"),
         ([], None, "usual step 10 ms (1 step)"),
     ],
 )
@@ -1504,7 +1504,7 @@ def test_the_headline_counts_all_steps_and_names_those_in_depth_apart(windows, t
 
 def test_the_headline_has_the_mean_of_other_steps_where_it_is_not_their_median():
     steps = pl.DataFrame({"step": range(9), "window": [0, 0, *[-1] * 7]})
-    words = "usual step 10 ms (2 in depth; 7 others: median 6 ms, mean 11 ms)"
+    words = "step: median 6 ms, mean 11 ms (7 steps; 2 in depth: 10 ms)"
     assert steps_in_words(steps, 10e6, SimpleNamespace(typical_ns=6e6, mean_ns=11e6)) == words
 
 
@@ -1523,7 +1523,7 @@ def test_without_a_limit_a_step_is_no_longer_than_without_one_part_of_it():
     assert verdict.limit is not None
     of_limit = [one for one in findings if LIMIT_OF.get(cause_of_finding(one)) == verdict.limit.kind]
     assert of_limit
-    assert verdict.limit.gain >= max(1 / (1 - one.severity) for one in of_limit) - 1e-9
+    assert verdict.limit.gain >= max(1 / (1 - one.severity) for one in of_limit) - 1e-3
 
 
 def test_the_gain_of_a_limit_is_as_uncertain_as_that_of_the_edit_that_removes_it():
@@ -1537,7 +1537,8 @@ def test_the_gain_of_a_limit_is_as_uncertain_as_that_of_the_edit_that_removes_it
 
 def test_the_host_of_a_single_rank_is_not_said_to_be_that_of_all():
     fault = explain(Analysis(open_run(ROOT / "sample_traces" / "h200_input"))).fault
-    assert fault == "no part stands out: the rank waits for its host, 74.2 ms a step."
+    waits = "no part stands out: the rank waits for its host, 74.2 ms a step"
+    assert fault == f"{waits}, most of it in the input pipeline."
 
 
 def test_ranges_of_the_recorder_have_names_that_a_user_knows():

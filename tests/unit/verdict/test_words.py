@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from dpro.verdict.advice import Advice
 from dpro.verdict.verdict import Explanation, Limit
@@ -50,6 +51,13 @@ def test_a_limit_says_what_the_step_would_take_without_it():
         lines_of(verdict(step_ms=40.0, limit=Limit("host", 4000.0, 0.5, gain_low=30.0, gain_high=4000.0)))
     )
     assert "40 ms -> 10 us (x20.0 or more)" in " ".join(most.split())
+
+
+def test_uneven_ranks_say_whose_healing_ends_them():
+    of_one = Limit("imbalance", 2.0, 0.5, gain_low=2.0, gain_high=2.0, ranks=[1])
+    assert limit_in_words(of_one, 60.0).endswith("With rank 1 as fast as its peers 60 ms -> 30 ms (x2.0).")
+    both = limit_in_words(replace(of_one, ranks=[1, 3]), 60.0)
+    assert "With ranks 1, 3 as fast as their peers" in both
 
 
 def test_a_limit_has_no_gain_where_the_replay_does_not_fit():
