@@ -82,6 +82,7 @@ LEFT, SKIPPED, RAISED, DEADLOCK = "left early", "left calls out", "an exception"
 ATTENDANCE = "operation-attendance"  # kind of observation: which ranks called an operation
 GROUPS = "process groups"  # the cause of a mismatch
 SHORT = "a loop that ended early"  # the cause of a mismatch
+BEHIND = "earlier GPU work"  # the cause of a collective that a device never starts
 _MEMORY_MEANS = "{who}: its GPU's memory ran out; what filled it most: {most}"
 _RAISED_MEANS = "{who}: its script raised an exception"
 _RAISED_ADVICE = "fix the cause of the exception; the log of {who} ends with the whole traceback{where}"
@@ -122,6 +123,12 @@ _ADVICE |= {
     DEADLOCK: _DEADLOCK_ADVICE,
 }
 _ADVICE[SHORT] = _LEFT_ADVICE
+_MEANS[BEHIND] = "{who}: {its} GPU never started {call}: work launched before it does not end"
+_ADVICE[BEHIND] = (
+    "find the kernel that the GPU of {who} still runs, among those launched before this call{in_place} "
+    "(while it hangs: `cuda-gdb -p PID`, `info cuda kernels`), and check that GPU for errors "
+    "(`dmesg | grep -i xid`, `nvidia-smi -q`) before reusing it{where}"
+)
 _MEANS[GREW] = "{who}: the process was killed after its memory had grown without end"
 _ADVICE[GREW] = f"{OF_HOST}{{signalled}}"
 _ADVICE[GROUPS] = remedy_of(GROUP)
@@ -186,8 +193,9 @@ def _meaning(finding: Finding, clauses: Sequence[str]) -> str:
         clauses: what these ranks do, in words.
     """
     who, sure = finding.component, finding.confidence >= MIN_SURE
+    its, call = "their" if len(finding.ranks) > 1 else "its", _awaited(finding)
     if finding.cause in _MEANS:
-        said = _MEANS[finding.cause].format(who=who, short=_short(finding))
+        said = _MEANS[finding.cause].format(who=who, its=its, call=call, short=_short(finding))
     elif finding.cause == CAUSE:
         said = _MEMORY_MEANS.format(who=who, most=filled_by(finding))
     elif finding.class_ == "hang.rank":
@@ -197,8 +205,7 @@ def _meaning(finding: Finding, clauses: Sequence[str]) -> str:
     elif finding.class_ == "hang.host" and any(one.kind == FROZEN for one in finding.observations):
         said = f"{who}: its host code is stuck: none of its threads runs"
     elif sure:
-        its = "their" if len(finding.ranks) > 1 else "its"
-        said = _VERDICTS[finding.class_].format(who=who, its=its, call=_awaited(finding))
+        said = _VERDICTS[finding.class_].format(who=who, its=its, call=call)
     elif finding.class_ == "hang.mismatch":
         said = f"{who}: their calls differ; which of them is wrong is not known"
     elif finding.class_ == "hang.comm":

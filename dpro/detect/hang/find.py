@@ -40,6 +40,7 @@ from dpro.detect.hang.case import (
     without_dump,
 )
 from dpro.detect.hang.evidence import (
+    BEHIND,
     DEADLOCK,
     GROUPS,
     LEFT,
@@ -229,7 +230,8 @@ def _device_finding(root: Root, case: Case) -> Finding:
             observe("never-started", sentence, ranks=ranks),
             observe("runs-on-peers", "its kernel is running on {peer_ranks}", peer_ranks=peers),
         ]
-    return _finding("hang.device", "rank", root, case, _LIKELY / len(root.ranks), facts)
+    finding = _finding("hang.device", "rank", root, case, _LIKELY / len(root.ranks), facts)
+    return finding if operation.finished else replace(finding, cause=BEHIND)
 
 
 def _comm_finding(root: Root, case: Case) -> Finding:
