@@ -369,10 +369,17 @@ def _why_no_limit(facts: JobFacts, limit: Limit | None, untold: NoLimit | None) 
 
 
 def _kept_busy(facts: JobFacts, limit: Limit | None) -> list[str]:
-    """Return a line where devices limit a job whose replay would be no shorter without their work."""
-    if limit is None or limit.kind != COMPUTE or facts.gain_of_devices >= WORTH:
+    """Return a line where devices limit a job whose replay would be hardly shorter without their work."""
+    if limit is None or limit.kind != COMPUTE:
         return []
-    return ["a host thread counts as busy all the time, but may wait: what faster kernels gain is not known"]
+    if facts.gain_of_devices < WORTH:
+        busy = "a host thread counts as busy all the time, but may wait"
+        return [f"{busy}: what faster kernels gain is not known"]
+    saved = 1 - 1 / facts.gain_of_devices
+    if facts.computes_on_hosts or saved >= limit.share / 2 or facts.gains_by_limit().get(HOST, 1.0) < WORTH:
+        return []
+    alone = "faster kernels alone gain little (dpro whatif --sensitivity)"
+    return [f"the host takes nearly as long as the devices: {alone}"]
 
 
 def _advice_after(facts: JobFacts, limit: Limit | None, ranked: Sequence[Advice]) -> Advice | None:

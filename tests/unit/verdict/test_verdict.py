@@ -1259,6 +1259,14 @@ def test_devices_that_copy_while_no_kernel_is_launched_are_limited_by_copies(tmp
     assert kinds(verdict)[0] == "copies"
 
 
+def test_a_host_that_takes_nearly_as_long_as_the_devices_it_feeds_is_named_beside_them(tmp_path):
+    near = explained(launches_of([("gemm", 90, 100)] * 4), tmp_path / "near")
+    ahead = explained(launches_of([("gemm", 5, 100)] * 4), tmp_path / "ahead")
+    assert near.limit.kind == ahead.limit.kind == "compute"
+    named = ["the host takes nearly as long as the devices" in " ".join(one.unsure) for one in (near, ahead)]
+    assert named == [True, False]
+
+
 def test_what_comes_before_the_first_launch_of_a_program_is_no_input(tmp_path):
     # Without steps: 5 ms of imports, then 10 launches of 40 us.
     run = TinyRun()
