@@ -41,7 +41,6 @@ from dpro.detect.stragglers.causes import (
     excess_by_cause,
     host_cause,
     idle_cause,
-    wait_cause,
 )
 from dpro.detect.stragglers.excess import (
     MIDMEAN_ERROR,
@@ -217,8 +216,7 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
     more = _counted(graph, work, ranks[0], since)
     counted = host_cause(more, total)
     if counted is None and largest["cause"] in (OPERATORS, OUTSIDE_OPERATORS):
-        find = idle_cause if largest["cause"] == OPERATORS else wait_cause
-        counted = find(more, total)
+        counted = idle_cause(more, total)
     class_, cause = ("slow.host", counted.cause) if counted else (largest["class"], largest["cause"])
     kind, name = "rank" if len(ranks) == 1 else "ranks", ", ".join(map(str, ranks))
     axis, felt = felt_along(graph, ranks)

@@ -275,13 +275,18 @@ def test_rank_that_was_slow_for_a_while_and_no_longer_is_blamed_for_nothing(tmp_
 
 
 @pytest.mark.parametrize(
-    ("computes", "class_", "cause"),
-    [(1.0, "slow.host", "host code that waits"), (18.0, "slow.compute", "operators")],
+    ("part", "computes", "class_", "cause"),
+    [
+        ("compute", 1.0, "slow.host", "host code that waits"),
+        ("compute", 18.0, "slow.compute", "operators"),
+        ("gap", 1.0, "slow.host", "host code that waits"),
+        ("gap", 18.0, "slow.host", "host code outside any operator"),
+    ],
 )
-def test_rank_whose_operators_take_longer_and_do_not_compute_is_slow_by_its_host(
-    tmp_path, computes, class_, cause
+def test_rank_whose_host_takes_longer_and_does_not_compute_is_said_to_wait(
+    tmp_path, part, computes, class_, cause
 ):
-    run = write_job(tmp_path / "run", slower(noisy(equal_work(3), 1, 0.01), "compute", 1, times=1.5))
+    run = write_job(tmp_path / "run", slower(noisy(equal_work(3), 1, 0.01), part, 1, plus=18))
     steps = open_run(run).table(STEPS)
     thread = steps.select(
         "rank", time_ns="start_ns", counter=pl.lit("step_training_thread_cpu_ns")
