@@ -438,6 +438,23 @@ def test_another_run_shows_that_it_is_worked_out_until_it_is_and_never_the_cards
 
 
 @pytest.mark.slow
+def test_replayed_lanes_stand_below_replayed_marks_and_only_they_have_a_line_about_the_replay(
+    browser, sample
+):
+    line = "return document.querySelector('.timeline').innerText.includes('The replay')"
+    browser.get(f"{sample}?view=timeline")
+    wait(browser, f"return {DRAWN} && dproTimeline.info.replay.state === 'ready'")
+    assert not browser.execute_script(line)
+    browser.get(f"{sample}?view=timeline&show=replayed")
+    wait(browser, f"return {DRAWN} && dproTimeline.info.replay.state === 'ready'")
+    assert browser.execute_script(line)
+    path = "dproTimeline.rows.find(({ label }) => label === 'critical path')"
+    assert browser.execute_script(f"return {path}.from.map(({{ rank }}) => rank)") == [-2]
+    lanes = browser.execute_script("return dproTimeline.rows.map(({ rank, label }) => `${rank} ${label}`)")
+    assert lanes
+    assert len(lanes) == len(set(lanes))
+
+
 def test_opened_details_of_a_card_stay_within_it(browser, sample):
     sized(browser, 1440)
     try:
