@@ -47,7 +47,7 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.extensions.trial.changes import kind_of_edit
 from dpro.extensions.trial.ledger import LedgerEntry, Ratio, append
 from dpro.extensions.trial.panel import add_tries, ledger_info
-from dpro.replay.cost.curves import fit_line, medians
+from dpro.replay.cost.curves import UNCLEAR_FIT, fit_line, medians
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
@@ -122,6 +122,17 @@ def test_the_line_of_transfers_never_falls_where_one_size_was_slow():
     _, line, stuck = transfer_figure(transfers, {("all_reduce", "world"): cost}, "light").data
     assert (np.diff(line.y) > 0).all()
     assert np.allclose(stuck.y, [21e-6, 500e-6, 120e-6, 1020e-6])  # what was measured is drawn, too
+
+
+def test_no_line_is_drawn_where_its_errors_are_as_large_as_itself():
+    sizes, times = np.repeat([4e6, 9e6], 2), np.array([4e3, 14e3, 5e3, 13e3])
+    transfers = pl.DataFrame(
+        {"rank": 0, "step": 0, "op": "all_reduce", "group": "world", "bytes": sizes, "transfer_us": times,
+         "payload_gbps": 1.0}
+    )  # fmt: skip
+    figure = transfer_figure(transfers, {("all_reduce", "world"): fit_line(sizes, times * 1e3)}, "light")
+    assert figure.data[0].name == f"all_reduce<br>{UNCLEAR_FIT}"
+    assert not any(part.mode == "lines" for part in figure.data)
 
 
 def test_the_rank_that_comes_last_keeps_the_others_waiting(loaded):
