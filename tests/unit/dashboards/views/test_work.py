@@ -26,7 +26,8 @@ from dpro.dashboards.views.collectives import (
     transfer_info,
 )
 from dpro.dashboards.views.difference import waterfall_figure
-from dpro.dashboards.views.kernels import in_steps, kernel_info
+from dpro.dashboards.views.kernels import VIEW as KERNELS
+from dpro.dashboards.views.kernels import kernel_info
 from dpro.dashboards.views.matrix import late_info
 from dpro.dashboards.views.verdict import VIEW as FIRST
 from dpro.dashboards.views.whatif import (
@@ -48,6 +49,7 @@ from dpro.extensions.trial.changes import kind_of_edit
 from dpro.extensions.trial.ledger import LedgerEntry, Ratio, append
 from dpro.extensions.trial.panel import add_tries, ledger_info
 from dpro.replay.cost.curves import UNCLEAR_FIT, fit_line, medians
+from dpro.replay.steps import recorded_steps
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
@@ -186,8 +188,11 @@ def test_long_waits_are_in_seconds():
 
 
 def test_kernels_are_those_of_the_selection_ordered_and_filtered(loaded):
+    def of(query):
+        return KERNELS.tables["kernels"](loaded, parse_link(query))
+
     def names(query):
-        return kernel_info(loaded.spans, loaded.steps, parse_link(query))["name"].to_list()
+        return of(query)["name"].to_list()
 
     assert names("")[0] in ("softmax", "ncclDevKernel")
     assert names("?sort=name") == sorted(names(""))
@@ -196,21 +201,42 @@ def test_kernels_are_those_of_the_selection_ordered_and_filtered(loaded):
     assert names("?filter=gemm") == ["gemm"]
     assert names("?sort=nonsense") == names("?sort=total_ms")
     assert names("?ranks=9") == []
-    spans = in_steps(loaded.spans, loaded.steps)
-    one = kernel_info(spans, loaded.steps, parse_link("?steps=1&ranks=0"))
+    one = of("?steps=1&ranks=0")
     assert one["count"].to_list() == [1] * 5
     assert one["share"].sum() == pytest.approx(1)
     assert one["per_step_ms"].to_list() == one["total_ms"].to_list()
-    two = kernel_info(spans, loaded.steps, parse_link("?steps=1,2&ranks=0"))
+    two = of("?steps=1,2&ranks=0")
     assert (2 * two["per_step_ms"]).to_list() == pytest.approx(two["total_ms"].to_list())
-    without = kernel_info(loaded.spans, loaded.steps.clear(), Link())
+    without = kernel_info(loaded.spans, recorded_steps(loaded.spans, loaded.steps).clear(), Link())
     assert without["per_step_ms"].null_count() == without.height > 0
+
+
+def test_kernels_outside_of_the_steps_that_count_are_left_out_and_the_table_names_these_steps(tmp_path):
+    run = TinyRun()
+    run.call(0, 5, 90)
+    run.kernel("before", 10, 1000, 90)
+    at = 1000
+    for step, length in enumerate((900, 100, 100, 100)):  # the first one is far longer than a usual one
+        run.call(at, at + 5, step)
+        run.kernel("gemm", at + 10, at + length - 5, step)
+        run.call(at + 5, at + length, 100 + step, name="cudaDeviceSynchronize")
+        run.step(step, at, at + length)
+        at += length
+    made = load(run.write(tmp_path))
+    (row,) = KERNELS.tables["kernels"](made, Link()).to_dicts()
+    assert (row["name"], row["count"], row["total_ms"]) == ("gemm", 3, pytest.approx(3 * 0.085))
+    assert row["per_step_ms"] == pytest.approx(0.085)
+    note = "Work of the usual steps, 1-3: 3 of 4 recorded."
+    assert note in str(KERNELS.sections["kernels-table"](made, Link()))
+    (all_four,) = KERNELS.tables["kernels"](made, parse_link("?steps=0-3")).to_dicts()
+    assert (all_four["count"], all_four["per_step_ms"]) == (4, pytest.approx((885 + 3 * 85) / 4000))
 
 
 def test_operators_of_a_job_without_gpus_have_a_class_as_kernels_have():
     names = {"aten::mm": "gemm", "c10d::allreduce_": "communication", "aten::copy_": "memory"}
     spans = pl.DataFrame({"name": list(names), "kind": "cpu_op", "duration_ns": 10, "start_ns": [0, 20, 40]})
-    found = kernel_info(conform(SPANS, spans.with_columns(rank=0, window=0, tid=1)), STEPS.empty(), Link())
+    spans = conform(SPANS, spans.with_columns(rank=0, window=0, tid=1))
+    found = kernel_info(spans, recorded_steps(spans, STEPS.empty()), Link())
     assert dict(found.select("name", "class").iter_rows()) == names
 
 
