@@ -50,15 +50,13 @@ from dpro.replay.whatif.code import code_difference
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import BLOCKS, Prediction, compare
 from dpro.replay.whatif.registry import help_rows, parse_edit
-from dpro.replay.whatif.sensitivity import PART_WORDS, Curve, curve_sentence
+from dpro.replay.whatif.sensitivity import FASTEST, PART_WORDS, Curve, curve_sentence
 from dpro.store import Run
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.verdict import advised_predictions, explain
 from dpro.verdict.words import THEN
 
 # Step time against the speed of each part of the machine, and where it stops improving.
-
-FASTEST = 30.0  # largest factor in the figure; beyond it, curves are flat
 
 
 def curve_info(curves: Sequence[Curve]) -> pl.DataFrame:
