@@ -113,16 +113,18 @@ def arrivals(loaded: Loaded, link: Link) -> pl.DataFrame:
     """List selected members of collectives with all members recorded.
 
     Returns:
-        `collective`, `rank`, `last` (the rank that arrived last), `wait` (ns), `others` (the waiting of all
-        members, ns).
+        `collective`, `rank`, `last` (the rank that arrived last), `wait` (ns; time in which the rank waits in
+        several calls at once counts in the first of them), `others` (the waiting of all members, ns).
     """
+    last = pl.col("rank").sort_by("wait_ns", "rank").first().over("instance")
+    until = pl.col("start_ns") + pl.col("wait_ns")
+    before = until.cum_max().shift(1).over("rank", order_by="start_ns")
+    begin = pl.max_horizontal("start_ns", before)
     came = (
         loaded.members.filter("complete")
-        .rename({"instance": "collective", "wait_ns": "wait"})
-        .with_columns(
-            last=pl.col("rank").sort_by("wait", "rank").first().over("collective"),
-            others=pl.col("wait").sum().over("collective"),
-        )
+        .with_columns(last=last, wait=(until - begin).clip(0))
+        .with_columns(others=pl.col("wait").sum().over("instance"))
+        .rename({"instance": "collective"})
     )
     chosen = Selection(link.steps, ranges_of(link.ranks))
     if chosen:

@@ -168,6 +168,21 @@ def test_a_wait_is_one_figure_in_table_chart_matrix_and_breakdown(tmp_path):
         assert sums == (waited_ns, moved_ns)
 
 
+def test_time_in_which_a_rank_waits_in_two_calls_counts_once(tmp_path):
+    run = TinyRun()
+    for rank, arrives in ((0, (100, 150)), (1, (300, 400))):
+        run.step(0, 0, 500, rank)
+        for call, (begin, stream) in enumerate(zip(arrives, (20, 21))):
+            run.call(10 * call, 10 * call + 5, call, rank)
+            group = {"group": str(stream), "stream": stream}
+            run.nccl(begin, 420, call, rank, **group)
+    loaded = load(run.write(tmp_path))
+    came = arrivals(loaded, Link())
+    assert last_info(came)["waited_ms"].to_list() == pytest.approx([0.3, 0])  # from 100 to 400 us
+    assert last_info(came)["kept_waiting_ms"].to_list() == pytest.approx([0, 0.3])
+    assert late_info(came)["waited_ms"].to_list() == pytest.approx([0.3])
+
+
 def test_calls_without_all_ranks_are_in_the_total_alone_and_counted_below_the_table(tmp_path):
     run = gpu_job()
     run.call(2, 4, 77, 0)
