@@ -19,7 +19,7 @@ from dash.development.base_component import Component
 from dpro.classify import COMMUNICATION, OTHER, classify
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
-from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.loaded import Loaded, steps_in_words
 from dpro.dashboards.page import View, csv_link, graph, in_browser, message, panel, section, table
 from dpro.dashboards.theme import FEW_POWERS, colour, log_ticks, plain, series, styled
 from dpro.dashboards.timeline.measured import MAX_UNASKED
@@ -31,7 +31,7 @@ from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.steps import kernel_totals, recorded_steps, spans_of_steps
 from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
 from dpro.schema import SPANS
-from dpro.selection import Ranges, Selection, quoted, ranges_of, ranges_text
+from dpro.selection import Ranges, Selection, quoted
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 from dpro.words import short_name
 
@@ -46,7 +46,6 @@ COLUMNS = {  # column -> header
     "class": "class",
 }
 _ORDER = "-total_ms"
-_NAMED_STEPS = 6  # ranges of steps listed in a sentence
 _PAUSE_S = 0.3  # in typing, after which the filter applies
 
 
@@ -120,10 +119,7 @@ def _basis(loaded: Loaded, link: Link) -> str:
     shown = _stretches(loaded, link).filter(pl.col("step") >= 0)["step"].unique()
     if shown.len() in (0, every):
         return "Work of all recorded steps." if every else "Work of the whole recording, which has no steps."
-    steps = ranges_text(ranges_of(shown), _NAMED_STEPS)
-    return (
-        f"Work of the usual steps, {steps}: {shown.len()} of {every} recorded. Select others to see theirs."
-    )
+    return f"Work of the usual {steps_in_words(shown, every)}. Select others to see theirs."
 
 
 def _table(loaded: Loaded, link: Link) -> Any:

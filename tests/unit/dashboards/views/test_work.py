@@ -241,7 +241,7 @@ def test_kernels_outside_of_the_steps_that_count_are_left_out_and_the_table_name
     (row,) = KERNELS.tables["kernels"](made, Link()).to_dicts()
     assert (row["name"], row["count"], row["total_ms"]) == ("gemm", 3, pytest.approx(3 * 0.085))
     assert row["per_step_ms"] == pytest.approx(0.085)
-    note = "Work of the usual steps, 1-3: 3 of 4 recorded."
+    note = "Work of the usual steps 1-3 (3 of 4 recorded)."
     assert note in str(KERNELS.sections["kernels-table"](made, Link()))
     (all_four,) = KERNELS.tables["kernels"](made, parse_link("?steps=0-3")).to_dicts()
     assert (all_four["count"], all_four["per_step_ms"]) == (4, pytest.approx((885 + 3 * 85) / 4000))
