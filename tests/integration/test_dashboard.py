@@ -287,6 +287,15 @@ def test_keys_change_the_theme_and_going_back_undoes_a_selection(browser, sample
     browser.back()
     wait(browser, "return !location.search.includes('ranks=1')")
     wait(browser, "return document.getElementById('ranks').value === ''")
+    theme = "return document.documentElement.dataset.theme"
+    browser.get(f"{sample}?view=breakdown")  # an address without a theme
+    settle(browser)
+    assert browser.execute_script(theme) == "dark"
+    browser.find_element("css selector", "body").send_keys("t")
+    wait(browser, "return location.search.includes('theme=light')")
+    browser.get(f"{sample}?view=breakdown")
+    settle(browser)
+    assert browser.execute_script(theme) == "light"
     assert complaints(browser) == []
 
 
