@@ -6,6 +6,7 @@ or the reason why there is none, the changes on the critical path, the limits of
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -228,7 +229,10 @@ def _form(_loaded: Loaded, link: Link) -> Any:
     words = f"{'▾' if shown else '▸'} edits, by example: a click adds one"
     # On request only: for the browser, they are as much work as the rest of the page.
     examples = [
-        [dcc.Link(html.Code(example), href=link.with_options(edit=f"{text}\n{example}".strip())), what]
+        [
+            dcc.Link(_in_parts(example), href=link.with_options(edit=f"{text}\n{example}".strip())),
+            html.Span(what, className="wraps"),
+        ]
         for example, what in help_rows()
         if shown
     ]
@@ -238,8 +242,18 @@ def _form(_loaded: Loaded, link: Link) -> Any:
             [html.Button("predict", id="predict"), html.Button("none", id="no-edits")], className="choices"
         ),
         dcc.Link(words, href=link.with_options(examples="" if shown else "1")),
-        *([table(["edit", "does"], examples, 2, most=len(examples))] if shown else []),
+        *(
+            [html.Div(table(["edit", "does"], examples, 2, most=len(examples)), className="examples")]
+            if shown
+            else []
+        ),
     ]
+
+
+def _in_parts(edit: str) -> Component:
+    """Return an edit as code that wraps between its keys, and nowhere else."""
+    parts = re.findall(r"[^:,]+[:,]?", edit)
+    return html.Code([child for part in parts for child in (part, html.Wbr())][:-1])
 
 
 def _answer(loaded: Loaded, link: Link) -> Any:

@@ -464,6 +464,27 @@ def test_replayed_lanes_stand_below_replayed_marks_and_only_they_have_a_line_abo
     assert len(lanes) == len(set(lanes))
 
 
+def test_tables_of_edits_and_of_an_area_fit_beside_the_rest_of_the_page(browser, sample):
+    beyond = "const it = document.querySelector('{}'); return it.scrollWidth - it.clientWidth"
+    broken = (
+        "return [...document.querySelectorAll('.examples code')].filter("
+        "({ childNodes }) => [...childNodes].some((text) => {"
+        "const range = document.createRange(); range.selectNodeContents(text);"
+        "return range.getClientRects().length > 1; })).map((code) => code.textContent)"
+    )
+    for width in (1440, 390):
+        sized(browser, width)
+        browser.get(f"{sample}?view=whatif&examples=1")
+        settle(browser)
+        assert browser.execute_script(beyond.format("#whatif-form")) <= 0
+        assert all("/" in edit for edit in browser.execute_script(broken))  # others wrap between keys alone
+        browser.get(f"{sample}?view=timeline&area=20~90")
+        wait(browser, "return document.querySelector('#timeline-facts .totals table')")
+        assert browser.execute_script(beyond.format("#timeline-facts .panel")) <= 0
+        names = "#timeline-facts .totals table"
+        assert browser.execute_script(beyond.format(names)) <= 0 or width == 390  # it scrolls on a phone
+
+
 def test_opened_details_of_a_card_stay_within_it(browser, sample):
     sized(browser, 1440)
     try:
