@@ -485,6 +485,21 @@ def test_tables_of_edits_and_of_an_area_fit_beside_the_rest_of_the_page(browser,
         assert browser.execute_script(beyond.format(names)) <= 0 or width == 390  # it scrolls on a phone
 
 
+def test_runs_are_readable_on_a_phone(browser, repository):
+    with served(offered_runs([str(repository / "sample_traces")])) as address:
+        sized(browser, 390)
+        browser.get(f"{address}?view=runs")
+        settle(browser)
+        wait(browser, "return document.querySelectorAll('#runs-table tbody tr').length > 7")
+        wait(browser, "return document.querySelectorAll('#runs-figure .xtick').length > 7")
+        boxes = "[...document.querySelectorAll('{}')].map((it) => it.getBoundingClientRect().{})"
+        most = f"return Math.max(...{boxes})"
+        lowest = browser.execute_script(most.format("#runs-figure .xtick text", "bottom"))
+        assert lowest <= browser.execute_script(most.format("#runs-picture .legend", "top"))
+        assert browser.execute_script(most.format("#runs-table tbody tr", "height")) < 40
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_opened_details_of_a_card_stay_within_it(browser, sample):
     sized(browser, 1440)
     try:
