@@ -44,13 +44,13 @@ from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import SPAN_LOOKS, colour, series, styled, time_unit
 from dpro.dashboards.views.difference import waterfall_figure
 from dpro.detect.words import describe, describe_all
-from dpro.errors import DproError, Unanswerable
+from dpro.errors import DproError, Unanswerable, UsageError
 from dpro.plugins import hooks_of
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.code import code_difference
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import BLOCKS, Prediction, compare
-from dpro.replay.whatif.registry import help_rows, parse_edit
+from dpro.replay.whatif.registry import LIST_HAS_ALL, help_rows, parse_edit
 from dpro.replay.whatif.sensitivity import FASTEST, PART_WORDS, Curve, curve_sentence
 from dpro.store import Run
 from dpro.units import NS_PER_MS, format_duration, ms
@@ -121,7 +121,11 @@ def edits_of(link: Link) -> list[Edit]:
     Raises:
         UsageError: an edit is invalid.
     """
-    return [parse_edit(line) for line in link.options.get("edit", "").splitlines() if line.strip()]
+    lines = link.options.get("edit", "").splitlines()
+    try:
+        return [parse_edit(line) for line in lines if line.strip()]
+    except UsageError as error:  # the page has the list of the command
+        raise UsageError(str(error).replace(LIST_HAS_ALL, "“edits, by example” has all")) from error
 
 
 def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:

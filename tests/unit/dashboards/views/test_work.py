@@ -260,6 +260,8 @@ def test_edits_are_those_of_the_link_one_a_line():
     assert edits_of(link) == [parse_edit("heal:rank=1"), parse_edit("network:bandwidth=2")]
     with pytest.raises(UsageError, match="did you mean"):
         edits_of(Link(options={"edit": "heel:rank=1"}))
+    with pytest.raises(UsageError, match="“edits, by example” has all"):
+        edits_of(Link(options={"edit": "frobnicate"}))
 
 
 def test_a_prediction_is_drawn_with_its_interval(loaded):
