@@ -370,7 +370,8 @@ def _card(
     how = [html.P(f"How: {row['how']}", className="how")] if row["how"] else []
     how += [html.P(part) for _, part in done_by]
     assumed = [html.P(f"Assumes that {row['assumes']}", className="note")] if row["assumes"] else []
-    folded = [html.Details([html.Summary("how, and what this assumes"), *how, *assumed])]
+    summary = " and ".join(filter(None, ("how" if how else "", "what this assumes" if assumed else "")))
+    folded = [html.Details([html.Summary(summary), *how, *assumed])]
     bar = _gain_bar(row, scale) if row["low"] is not None else html.P(_no_bar(row), className="note")
     return html.Article(
         [

@@ -14,7 +14,7 @@ from plotly.utils import PlotlyJSONEncoder
 from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.step_time import step_names_in_words
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
-from dpro.dashboards.account import healing_in_words
+from dpro.dashboards.account import advice_info, healing_in_words
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
@@ -30,6 +30,7 @@ from dpro.dashboards.views.verdict import (
 from dpro.replay.fidelity.accuracy import criterion
 from dpro.schema import STEPS, conform
 from dpro.units import format_duration
+from dpro.verdict.verdict import explain
 from dpro.verdict.words import limit_of_run
 from tests.builders import TinyRun, cpu_job
 
@@ -85,6 +86,12 @@ def test_the_usual_step_of_a_job_is_that_of_its_last_rank_while_the_bars_are_of_
     assert " ms until its last rank is done, without recording's cost: the mean of steps " in str(
         BREAKDOWN.sections["breakdown-rank"](slow, Link())
     )
+
+
+def test_advice_beside_what_was_found_does_not_send_the_reader_there(slow):
+    heal = advice_info(slow, explain(slow)).filter(edit="heal:rank=1")
+    assert heal["how"].to_list() == [""]
+    assert "What was found, in Verdict" not in str(VIEW.sections["verdict-advice"](slow, Link()))
 
 
 def test_the_figure_of_the_steps_has_their_numbers(slow):
