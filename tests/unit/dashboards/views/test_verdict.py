@@ -29,6 +29,7 @@ from dpro.dashboards.views.verdict import (
 )
 from dpro.replay.fidelity.accuracy import criterion
 from dpro.schema import STEPS, conform
+from dpro.store import open_run
 from dpro.units import format_duration
 from dpro.verdict.verdict import explain
 from dpro.verdict.words import limit_of_run
@@ -92,6 +93,19 @@ def test_advice_beside_what_was_found_does_not_send_the_reader_there(slow):
     heal = advice_info(slow, explain(slow)).filter(edit="heal:rank=1")
     assert heal["how"].to_list() == [""]
     assert "What was found, in Verdict" not in str(VIEW.sections["verdict-advice"](slow, Link()))
+
+
+def test_a_hang_is_told_once_in_each_panel_and_no_trust_in_predictions_is_given(repository):
+    hung = load(open_run(repository / "sample_traces" / "h200_hang"))
+    short, findings, trust = (
+        str(VIEW.sections[f"verdict-{name}"](hung, Link())) for name in ("short", "findings", "trust")
+    )
+    assert "The job hung at step 31" in short
+    assert "Where its step goes is not known" not in short
+    assert "The job hung at step 31" not in findings
+    assert findings.count("its GPU never completed all_reduce #125") == 1
+    assert "confidence 0.90 of 1." in trust
+    assert "Predictions" not in trust
 
 
 def test_the_figure_of_the_steps_has_their_numbers(slow):
