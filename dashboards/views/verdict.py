@@ -365,8 +365,8 @@ def _card(
     likely = f"likely x{row['middle']:.2f}" if row["middle"] else ""
     worth = row["worth"].removeprefix(": ") or row["effort"]
     facts_of_it = " · ".join(filter(None, [likely, worth, more, row["proof"], row["when"]]))
-    ranks = tuple(map(int, re.findall(r"heal:rank=(\d+)", row["edit"])))
-    spans = link.query(view="timeline", ranks=ranks, options={"find": row["find"]})
+    # Of all ranks: a slow one is seen beside its peers, and the timeline unfolds those at fault first.
+    spans = link.query(view="timeline", ranks=(), options={"find": row["find"]})
     marked = [html.P(dcc.Link("mark its spans in the timeline", href=spans))] if row["find"] else []
     how = [html.P(f"How: {row['how']}", className="how")] if row["how"] else []
     how += [html.P(part) for _, part in done_by]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import plotly.graph_objects as go
 import polars as pl
@@ -106,6 +107,13 @@ def test_a_hang_is_told_once_in_each_panel_and_no_trust_in_predictions_is_given(
     assert findings.count("its GPU never completed all_reduce #125") == 1
     assert "confidence 0.90 of 1." in trust
     assert "Predictions" not in trust
+
+
+def test_the_spans_of_a_slow_rank_are_marked_beside_those_of_its_peers(slow):
+    advice = str(VIEW.sections["verdict-advice"](slow, Link()))
+    (address,) = re.findall(r"mark its spans in the timeline', href='([^']*)'", advice)
+    assert parse_link(address).options["find"]
+    assert parse_link(address).ranks == ()
 
 
 def test_the_figure_of_the_steps_has_their_numbers(slow):
