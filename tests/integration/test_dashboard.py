@@ -267,7 +267,7 @@ def test_what_is_of_the_whole_run_says_so_and_stays_while_steps_are_selected_and
     wait(browser, "return new URLSearchParams(location.search).get('edit') === 'heal:rank=1'")
     assert "steps=31" in browser.current_url
     settle(browser)
-    wait(browser, "return document.querySelector('#whatif-answer').innerText.includes('instead of 123 ms')")
+    wait(browser, "return document.querySelector('#whatif-answer')?.innerText.includes('instead of 123 ms')")
     browser.execute_script("dpro.go({edit: 'no-launch'})")
     wait(browser, "return !document.querySelector('#whatif-answer').innerText.includes('instead of 123 ms')")
     assert complaints(browser) == []
