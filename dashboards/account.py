@@ -7,7 +7,7 @@ as a PNG. The sheet's size is fixed, whatever the window's; its wording is the t
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -168,7 +168,7 @@ def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
                 "proof": PROOFS.get(done.block, "") if done else "",
                 "samples": done.samples if done else 1.0,
                 "edit": advice.edit,
-                "how": worded_for_page("; ".join(edit.how() for edit in done.edits)) if done else "",
+                "how": "; ".join(_hows(done.edits)) if done else "",
                 "assumes": advice.assumes,
                 "check": advice.check,
             }
@@ -181,9 +181,17 @@ def advice_info(analysis: Analysis, explanation: Explanation) -> pl.DataFrame:
     )
 
 
+_DIAGNOSE = "run `dpro diagnose` to find"
+
+
+def _hows(edits: Sequence[Edit]) -> list[str]:
+    """Return how to make each change, beside what `dpro diagnose` finds, which is no answer then."""
+    return [how for how in (edit.how() for edit in edits) if not how.startswith(_DIAGNOSE)]
+
+
 def worded_for_page(how: str) -> str:
-    """Reword how to make a change, for a page that already shows what `dpro diagnose` finds."""
-    return how.replace("run `dpro diagnose` to find", "What was found, in Verdict, says")
+    """Reword how to make a change, for another view than the one that shows what `dpro diagnose` finds."""
+    return how.replace(_DIAGNOSE, "What was found, in Verdict, says")
 
 
 def scale_of(advice: pl.DataFrame) -> tuple[float, float]:

@@ -95,7 +95,10 @@ _INDEX = """<!DOCTYPE html>
 </html>"""
 _THEME = """(() => {
   const query = new URLSearchParams(location.search);
-  if (!query.has("theme") && matchMedia("(prefers-color-scheme: dark)").matches) {
+  let chosen = null;
+  try { chosen = localStorage.getItem("dpro-theme"); } catch { /* storage is off: as the system */ }
+  chosen ??= matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  if (!query.has("theme") && chosen === "dark") {
     query.set("theme", "dark");
     history.replaceState(null, "", "?" + query);
   }

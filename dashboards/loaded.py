@@ -50,7 +50,7 @@ from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import Applied, apply_all, predicted_timeline
 from dpro.replay.whatif.sensitivity import Curve, sensitivity
 from dpro.schema import COLLECTIVES, PROCESS_GROUPS, SPANS
-from dpro.selection import quoted
+from dpro.selection import quoted, ranges_of, ranges_text
 from dpro.store import Run
 from dpro.timed import with_times
 from dpro.timelines.slices import slices
@@ -60,6 +60,9 @@ _VERDICTS = ("verdict_on_hangs", "verdict_by_calls", "verdict_by_replay")  # of 
 
 if TYPE_CHECKING:
     from dpro.dashboards.runs import OfferedRun
+
+
+NAMED_STEPS = 6  # ranges of steps listed in a sentence
 
 
 class Withdrawn(NamedTuple):
@@ -284,6 +287,13 @@ class Loaded(Analysis):
             lambda: difference_of(other, self),
             inputs=ref(other),  # the cache must not keep a closed run in memory
         )
+
+
+def steps_in_words(steps: pl.Series, num_recorded: int) -> str:
+    """Name steps, and how many of the recorded ones they are: `steps 5-7,30 (4 of 9 recorded)`."""
+    named = "step" if steps.n_unique() == 1 else "steps"
+    numbers = ranges_text(ranges_of(steps.unique()), NAMED_STEPS)
+    return f"{named} {numbers} ({steps.n_unique()} of {num_recorded} recorded)"
 
 
 def _no_other(name: str) -> Loaded:

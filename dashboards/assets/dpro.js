@@ -28,8 +28,10 @@
 
   function toggleTheme() {
     const dark = document.documentElement.dataset.theme === "dark";
-    document.documentElement.dataset.theme = dark ? "light" : "dark";
-    go({ theme: dark ? "light" : "dark" });
+    const theme = dark ? "light" : "dark";
+    document.documentElement.dataset.theme = theme;
+    try { localStorage.setItem("dpro-theme", theme); } catch { /* storage is off: of this page alone */ }
+    go({ theme });
   }
 
   function toggle(name) {

@@ -5,6 +5,7 @@
 
   // Pixels: row of bars, line of a rank, line of a group, counter, axis.
   const ROW = 17, HEAD = 22, GROUP = 24, COUNTER = 26, AXIS = 40;
+  const PATH = -1, REPLAYED_PATH = -2;  // in place of a rank: the critical path, as measured and replayed
   const MANY_RANKS = 8, MANY_ROWS = 70, ROOM = 0.01;
   const CALLS = "last calls";  // lane of the calls at which a job stopped
   const REST_MS = 800;  // from the last movement to the change of the link, which the whole page follows
@@ -34,6 +35,7 @@
   // none.
   const shown = (link) => link.show || (link.against ? "other" : "measured");
   const besides = (link) => (shown(link) === "other" && link.against ? { against: link.against, align: link.align || "" } : {});
+  T.replayedAlone = () => shown(T.link) === "replayed" && T.info.replay.state === "ready";
   const whose = (link) => JSON.stringify([link.run || "", besides(link)]);
   // Ask the server about the runs that the link names.
   const ask = (path, values) => fetch(`timeline/${path}?${new URLSearchParams({ ...values, run: T.link.run || "", ...besides(T.link) })}`);
@@ -146,7 +148,7 @@
     const order = T.link.order;
     const by = order === "late" ? (each) => -(each.late ?? -1) : (each) => (Object.hasOwn(each.place, order) ? each.place[order] : -1);
     ranks.sort((a, b) => by(a) - by(b) || a.rank - b.rank || (a.side < b.side ? -1 : 1));
-    const path = T.info.ranks.find((each) => each.rank < 0);
+    const path = T.info.ranks.find((each) => each.rank === (shown(T.link) === "replayed" ? REPLAYED_PATH : PATH));
     return { ranks, path };
   }
 
@@ -203,7 +205,7 @@
       else pinned.push({ ...row, pinned: true, label: row.label && row.rank >= 0 ? `${keyOf(row.side ?? "m", row.rank)}: ${row.label}` : row.label });
     };
     if (path || (spans && replay.automatic && replay.state !== "refused")) {
-      const from = Array.from({ length: path?.lanes[0]?.[3] ?? 0 }, (_, row) => ({ side: "r", rank: -1, row }));
+      const from = Array.from({ length: path?.lanes[0]?.[3] ?? 0 }, (_, row) => ({ side: "r", rank: path.rank, row }));
       add({ type: "lane", label: "critical path", rank: -1, height: ROW, from, key: null });
     }
     // Counters are below the lanes of their rank, those of hosts below everything; if folded, or below a folded rank,

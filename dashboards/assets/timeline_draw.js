@@ -170,11 +170,14 @@
     context.setLineDash([]);
   }
 
+  // The steps of the axis: replayed ones where all lanes are replayed.
+  const axisSteps = () => (T.replayedAlone() ? T.info.replay.steps : T.info.steps);
+
   // Bands of the frame, with the steps marked in them: top, bottom, steps.
   function stretches(height) {
-    const { beside, steps } = T.info;
-    if (!beside) return [[AXIS, height, steps]];
-    const of = (row) => (row.side === "o" ? beside.steps : steps);
+    const { beside, steps, replay } = T.info, rows = T.link.show === "both" && replay.steps;
+    if (!beside && !rows) return [[AXIS, height, axisSteps()]];
+    const of = (row) => ({ o: beside?.steps, r: row.rank >= 0 && replay.steps }[row.side] || steps);
     return T.rows.map((row) => [T.yOf(row), T.yOf(row) + row.height, of(row)]).filter(([top, bottom]) => bottom > AXIS && top < height);
   }
 
@@ -330,7 +333,7 @@
       if (x + 4 + context.measureText(words).width <= width) context.fillText(words, x + 4, 30);
     }
     let free = left;
-    for (const [, number, from, to] of T.info.steps) {
+    for (const [, number, from, to] of axisSteps()) {
       const x = Math.max(T.xOf(from * 1e6), left), stop = T.xOf(to * 1e6), words = `step ${number}`;
       const room = context.measureText(words).width + 10;
       if (stop < left || x > width || x < free || stop - x < 12) continue;

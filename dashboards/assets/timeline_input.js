@@ -212,8 +212,9 @@
     else if (spans) parts.push(`${said(spans, read("m"))}${beside ? `, beside ${said(beside.spans, read("o"))} of ${beside.name}` : ""}.`);
     if (replay.state === "working") parts.push("Building and replaying the graph: the critical path follows.");
     if (replay.state === "refused") parts.push(`No replay: ${replay.why}`);
-    if (replay.note) parts.push(replay.note);
-    if (["replayed", "both"].includes(T.link.show) && replay.state !== "ready") parts.push("The replayed lanes are not there yet.");
+    const replayed = ["replayed", "both"].includes(T.link.show);
+    if (replayed && replay.note) parts.push(replay.note);
+    if (replayed && replay.state !== "ready") parts.push("The replayed lanes are not there yet.");
     T.say(parts.join(" "));
     if (complete && replay.state === "idle" && !replay.automatic && spans) {
       const ask = make("button", { type: "button", id: "timeline-replay", textContent: "replay it" });

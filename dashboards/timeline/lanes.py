@@ -127,6 +127,11 @@ class SpanNames:
         return column.replace_strict(unique, numbers, return_dtype=pl.Int32).to_numpy()
 
 
+def bar_kind(span_kind: str) -> str:
+    """Return the kind of bar (of `KINDS`) that a span in no collective is drawn as."""
+    return _KIND_OF.get(span_kind, "host")
+
+
 def make_lanes(spans: pl.DataFrame, names: SpanNames, window_ns: int, origin_ns: int) -> RankLanes:
     """Lay the spans of a rank in rows.
 
@@ -147,7 +152,7 @@ def make_lanes(spans: pl.DataFrame, names: SpanNames, window_ns: int, origin_ns:
     place, start = spans["place"].to_numpy(), spans["start_ns"].to_numpy() - origin_ns
     end = start + spans["duration_ns"].to_numpy()
     depth = depths(place, start, end)
-    kinds = {kind: KINDS.index(_KIND_OF.get(kind, "host")) for kind in SPAN_KINDS}
+    kinds = {kind: KINDS.index(bar_kind(kind)) for kind in SPAN_KINDS}
     kind = spans["kind"].cast(pl.String).replace_strict(kinds, return_dtype=pl.UInt8).to_numpy(writable=True)
     kind[spans["until_ns"].is_not_null().to_numpy()] = KINDS.index("transfer")
     columns = {

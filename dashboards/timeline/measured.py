@@ -23,7 +23,7 @@ from dpro.analysis.cached import Cached, cached
 from dpro.arrays import Bools, Ints
 from dpro.dashboards import defect_in
 from dpro.dashboards.timeline.detail import DetailLevel, levels
-from dpro.dashboards.timeline.lanes import KINDS, RankLanes, SpanNames, depths, lay_rows, make_lanes
+from dpro.dashboards.timeline.lanes import KINDS, RankLanes, SpanNames, bar_kind, depths, lay_rows, make_lanes
 from dpro.dashboards.timeline.search import Search
 from dpro.dashboards.timeline.stopped import Stop, stop_of
 from dpro.detect.findings import Finding
@@ -31,13 +31,13 @@ from dpro.errors import DproError
 from dpro.replay.alignment.align import Alignment, align, one_clock
 from dpro.replay.alignment.match import match_collectives
 from dpro.replay.alignment.transfers import wait_and_transfer
-from dpro.replay.graph import NodeKind
+from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.pipeline.operations import consists_of_operations
 from dpro.replay.timeline import Timeline, critical_nodes
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, SPANS, STEPS, WORKERS
 from dpro.store import Run
 from dpro.timelines.lanes import STREAM, lane_names
-from dpro.timelines.slices import CRITICAL, Offset, path_offsets
+from dpro.timelines.slices import CRITICAL, Offset, path_offsets, step_extents
 from dpro.units import NS_PER_MS
 
 MAX_UNASKED = 1_500_000  # spans of a run up to which its graph is built before a view needs it
@@ -133,6 +133,7 @@ class Clocked:
         steps: `window`, `step`, `begin_ms`, `end_ms` since the origin.
         lateness_ms: rank -> mean delay behind the first member at collectives.
         stop: where a hanging job stopped; None for other jobs.
+        kinds: the kinds of bars (of `KINDS`) that the measured lanes have.
     """
 
     alignment: Alignment
@@ -145,6 +146,7 @@ class Clocked:
     lateness_ms: Mapping[int, float]
     spans: int
     stop: Stop | None = None
+    kinds: frozenset[str] = frozenset()
 
 
 def align_run(run: Run, hangs: Sequence[Finding] = ()) -> Clocked:
@@ -156,10 +158,11 @@ def align_run(run: Run, hangs: Sequence[Finding] = ()) -> Clocked:
     collectives = run.table(COLLECTIVES)
     wanted = collectives.filter((pl.col("window") >= 0) & (pl.col("span_id") >= 0)).select("rank", "span_id")
     parts: dict[int, list[Path]] = {}
-    extents, called, spans = [], [SPANS.empty().select(_EXTENT)], 0
+    extents, called, spans, kinds = [], [SPANS.empty().select(_EXTENT)], 0, set[str]()
     for path, part in zip(run.parts(SPANS), run.part_by_part(SPANS, _EXTENT)):
         end = (pl.col("start_ns") + pl.col("duration_ns").clip(0)).max()
         drawn = part.filter(pl.col("kind") != "overhead")  # tools may have spans long before the job
+        kinds.update(map(bar_kind, drawn["kind"].cast(pl.String).unique()))
         extents.append(drawn.group_by("rank", "window").agg(pl.col("start_ns").min(), end=end))
         called.append(drawn.join(wanted.unique(), on=["rank", "span_id"], how="semi"))
         spans += part.height
@@ -188,8 +191,16 @@ def align_run(run: Run, hangs: Sequence[Finding] = ()) -> Clocked:
     return Clocked(
         alignment, members, dict(sorted(parts.items())), origin, end_ns - origin,
         int(length.to_numpy().max(initial=1)), _steps(run, alignment, moved, origin), _lateness(members),
-        spans, stop,
+        spans, stop, frozenset(kinds | _kinds_of_collectives(members, stop)),
     )  # fmt: skip
+
+
+def _kinds_of_collectives(members: pl.DataFrame, stop: Stop | None) -> set[str]:
+    """Return the kinds of bars that members of collectives are drawn as, instead of those of their spans."""
+    recorded = members.filter(pl.col("span_id") >= 0)
+    waited = recorded.filter(pl.col("rendezvous_ns") > pl.col("start_ns"))
+    kinds = {"transfer": recorded.height > 0, "wait": waited.height > 0 or stop is not None}
+    return {kind for kind, occurs in kinds.items() if occurs}
 
 
 def _alignment(run: Run, matched: pl.DataFrame, places: list[tuple[int, int]]) -> Alignment:
@@ -241,7 +252,7 @@ def wait_ns(member: dict[str, int]) -> int:
 # Lanes of a replay, and the critical path: computed from the graph on request, in a thread, after the
 # measured lanes.
 
-PATH = -1  # in place of a rank: the critical path of all ranks
+PATH, REPLAYED_PATH = -1, -2  # in place of a rank: the critical path of all ranks, as measured and replayed
 _INSTANTS = (NodeKind.ARRIVE, NodeKind.RENDEZVOUS, NodeKind.END)
 
 
@@ -250,15 +261,18 @@ class Replayed:
     """The lanes that a replay adds to the measured ones.
 
     Attributes:
-        path: a lane of the work on the critical path, at measured times.
+        path, replayed_path: a lane of the work on the critical path, at measured and at replayed times.
         critical: rank -> levels of the work in its measured rows that is on the critical path.
+        steps: `window`, `step`, `begin_ms`, `end_ms` in the replay, since the timeline's origin.
         offsets: as from `path_offsets`.
     """
 
     timeline: Timeline
     ranks: Mapping[int, RankLanes]
     path: RankLanes
+    replayed_path: RankLanes
     critical: Mapping[int, Sequence[DetailLevel]]
+    steps: pl.DataFrame
     offsets: tuple[Offset, Offset | None]
 
 
@@ -282,8 +296,18 @@ def make_replayed(timeline: Timeline, measured: MeasuredLanes, recorded: Timelin
         for rank, lanes in ranks.items()
     }
     critical = {rank: _critical(timeline, path, lanes, shift, of.window_ns) for rank, lanes in ranks.items()}
+    as_measured = _path(PATH, timeline, path, nodes.measured_start, nodes.measured_end, measured, codes)
+    as_replayed = _path(REPLAYED_PATH, timeline, path, timeline.start, timeline.end, measured, codes)
+    steps = _replayed_steps(timeline, shift)
     offsets = path_offsets(timeline, path, recorded)
-    return Replayed(timeline, everything, _path(timeline, path, measured, codes), critical, offsets)
+    return Replayed(timeline, everything, as_measured, as_replayed, critical, steps, offsets)
+
+
+def _replayed_steps(timeline: Timeline, shift: int) -> pl.DataFrame:
+    """List the steps of deep windows in the replay, each from the end of the one before it."""
+    times = {f"{edge}_ms": (pl.col(f"{edge}_ns") + shift) / NS_PER_MS for edge in ("begin", "end")}
+    extents = step_extents(timeline.graph, timeline.start, timeline.end)
+    return extents.select("window", "step", **times).sort("window", "step")
 
 
 def _columns(
@@ -324,24 +348,52 @@ def _rank_lanes(
         columns["until"][place] = columns["start"][place]
         columns["start"] = columns["start"].copy()
         columns["start"][place] = np.minimum(timeline.start[arrived[met]] + shift, columns["start"][place])
-    lasting = np.flatnonzero(columns["end"] > columns["start"])
-    lanes, columns["place"] = np.unique(columns["place"], return_inverse=True)
-    order = lasting[
-        np.lexsort((-columns["end"][lasting], columns["start"][lasting], columns["place"][lasting]))
-    ]
+    lasting = columns["end"] > columns["start"]
+    columns = {name: column[lasting] for name, column in columns.items()}
+    item = indices_of_spans(measured, nodes.span[columns["ident"]])
+    labels, gpu, columns["place"] = _merge_lanes(timeline.graph, names, columns["place"], measured, item)
+    _copy_phases(columns, np.arange(item.size), measured, item)
+    order = np.lexsort((-columns["end"], columns["start"], columns["place"]))
     columns = {name: column[order] for name, column in columns.items()}
     columns["depth"] = depths(columns["place"], columns["start"], columns["end"])
-    everything = np.arange(columns["ident"].size)
-    item = indices_of_spans(measured, nodes.span[columns["ident"]])
-    _copy_phases(columns, everything, measured, item)
-    recorded = np.flatnonzero(item >= 0)
-    place, first = np.unique(columns["place"][recorded], return_index=True)
-    rows = np.searchsorted(measured.all.first, item[recorded[first]], "right") - 1
-    of = {number: measured.lanes[measured.lane_of(row)] for number, row in zip(place.tolist(), rows.tolist())}
-    labels = [of[number].label if number in of else names[lane] for number, lane in enumerate(lanes.tolist())]
-    plain = [timeline.graph.lanes[lane][1] for lane in lanes.tolist()]
-    gpu = [of[number].gpu if number in of else label.startswith(STREAM) for number, label in enumerate(plain)]
     return lay_rows(rank, columns, labels, gpu, window_ns)
+
+
+def _merge_lanes(
+    graph: Graph, names: Sequence[str], lane: Ints, measured: RankLanes, item: Ints
+) -> tuple[list[str], list[bool], Ints]:
+    """Merge the lanes of a graph, which has some for each window, into one for each name.
+
+    Args:
+        names: [L] of the graph's lanes, for those without a measured span.
+        lane: [N] the graph's lane of each node of a rank.
+        measured: the rank's measured lanes, whose names and order come first.
+        item: [N] index of each node's measured span, -1 for none.
+
+    Returns:
+        Names of the merged lanes, those on a GPU first; whether each is on one; [N] the lane of each node.
+    """
+    numbers, place = np.unique(lane, return_inverse=True)
+    recorded = np.flatnonzero(item >= 0)
+    places, first = np.unique(place[recorded], return_index=True)
+    rows = np.searchsorted(measured.all.first, item[recorded[first]], "right") - 1
+    as_measured = dict(zip(places.tolist(), map(measured.lane_of, rows.tolist())))
+    labels, keys = [], []
+    for number, graph_lane in enumerate(numbers.tolist()):
+        at = as_measured.get(number, len(measured.lanes))
+        recorded_lane = measured.lanes[at] if number in as_measured else None
+        on_gpu = recorded_lane.gpu if recorded_lane else graph.lanes[graph_lane][1].startswith(STREAM)
+        labels.append(recorded_lane.label if recorded_lane else names[graph_lane])
+        keys.append((not on_gpu, at, labels[-1]))
+    merged: dict[str, bool] = {}
+    for on_cpu, _, label in sorted(keys):
+        merged.setdefault(label, not on_cpu)
+    position = {label: number for number, label in enumerate(merged)}
+    return (
+        list(merged),
+        list(merged.values()),
+        np.array([position[label] for label in labels], np.int64)[place],
+    )
 
 
 def _copy_phases(columns: dict[str, NDArray[Any]], places: Ints, lanes: RankLanes, item: Ints) -> None:
@@ -392,11 +444,25 @@ def _critical(
     return levels(DetailLevel(0.0, first, start, end, np.zeros(work.size, np.uint8)), window_ns)
 
 
-def _path(timeline: Timeline, path: Ints, measured: MeasuredLanes, codes: NDArray[np.int32]) -> RankLanes:
-    """Return the critical path as a lane, at measured times."""
+def _path(
+    rank: int,
+    timeline: Timeline,
+    path: Ints,
+    start: Ints,
+    end: Ints,
+    measured: MeasuredLanes,
+    codes: NDArray[np.int32],
+) -> RankLanes:
+    """Return the critical path as a lane.
+
+    Args:
+        rank: `PATH` or `REPLAYED_PATH`.
+        path: nodes on the path.
+        start, end: [N] ns of each node of the graph: as measured, or replayed.
+    """
     nodes, of = timeline.graph.nodes, measured.clocks
     shift = timeline.graph.origin_ns - of.origin_ns
-    start, end = nodes.measured_start[path], nodes.measured_end[path]
+    start, end = start[path], end[path]
     lasting: Bools = end > start
     path, start, end = path[lasting], start[lasting] + shift, end[lasting] + shift
     columns = _columns(timeline, path, start, end, codes)
@@ -407,7 +473,7 @@ def _path(timeline: Timeline, path: Ints, measured: MeasuredLanes, codes: NDArra
     order = np.argsort(start, kind="stable")
     columns = {name: column[order] for name, column in columns.items()}
     columns["depth"] = depths(columns["place"], columns["start"], columns["end"])
-    return lay_rows(PATH, columns, [CRITICAL], [True], of.window_ns)
+    return lay_rows(rank, columns, [CRITICAL], [True], of.window_ns)
 
 
 class BackgroundResult:

@@ -28,7 +28,14 @@ from dpro.dashboards.timeline.beside import Beside, beside
 from dpro.dashboards.timeline.counters import CounterTrack
 from dpro.dashboards.timeline.detail import DetailLevel, Segments, segments
 from dpro.dashboards.timeline.lanes import KINDS, MEASURED, OTHER, PHASES, REPLAYED, UNKNOWN, RankLanes
-from dpro.dashboards.timeline.measured import MAX_UNASKED, PATH, MeasuredLanes, wait_ns
+from dpro.dashboards.timeline.measured import (
+    MAX_UNASKED,
+    PATH,
+    REPLAYED_PATH,
+    MeasuredLanes,
+    Replayed,
+    wait_ns,
+)
 from dpro.dashboards.timeline.search import FoundSpan, matching
 from dpro.errors import DproError, UsageError
 from dpro.replay.construction.data_dependencies import backward_of_forward
@@ -114,7 +121,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") ->
         (MEASURED, read if complete else {rank: read.get(rank) for rank in of.parts})
     ]
     if later.value is not None:
-        sides += [(REPLAYED, {PATH: later.value.path, **later.value.ranks})]
+        sides += [(REPLAYED, {**_paths(later.value), **later.value.ranks})]
     if other is not None:
         whole, there = other.measured.complete, dict(other.measured.ranks)
         sides += [
@@ -142,7 +149,7 @@ def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") ->
         "phases": PHASES,
         "steps": [list(row) for row in of.steps.select("window", "step", "begin_ms", "end_ms").iter_rows()],
         "replay": {"state": state, "why": why, "automatic": of.spans <= MAX_UNASKED}
-        | ({"note": path_note(*later.value.offsets)} if later.value else {}),
+        | (_replay_info(later.value) if later.value else {}),
         "ranks": [
             {
                 "side": side[0],
@@ -155,6 +162,15 @@ def lane_info(loaded: Loaded, other: Beside | None = None, pattern: str = "") ->
             for rank, lanes in sorted(ranks.items())
         ],
     }
+
+
+def _paths(replayed: Replayed) -> dict[int, RankLanes]:
+    return {PATH: replayed.path, REPLAYED_PATH: replayed.replayed_path}
+
+
+def _replay_info(replayed: Replayed) -> dict[str, Any]:
+    """Return how far the replay is from what was measured, in words, and its steps."""
+    return {"note": path_note(*replayed.offsets), "steps": list(map(list, replayed.steps.iter_rows()))}
 
 
 Sides = Sequence[tuple[str, Mapping[int, RankLanes | None]]]
@@ -224,7 +240,7 @@ def _lanes(loaded: Loaded, side: str, rank: int, other: Beside | None = None) ->
     if side == "m":
         return loaded.measured.ranks.get(rank)
     replayed = loaded.replay_lanes.value
-    return None if replayed is None else replayed.path if rank == PATH else replayed.ranks.get(rank)
+    return None if replayed is None else {**_paths(replayed), **replayed.ranks}.get(rank)
 
 
 def drawn(
@@ -395,7 +411,7 @@ def node_info(loaded: Loaded, rank: int, item: int) -> dict[str, Any] | None:
     """Return the facts and arrows of a replayed span, or of one on the critical path; None if there is none.
 
     Args:
-        rank: its rank, -1 for the critical path.
+        rank: its rank, `PATH` or `REPLAYED_PATH` for the critical path.
     """
     replayed, lanes = loaded.replay_lanes.value, _lanes(loaded, "r", rank)
     if replayed is None or lanes is None or not 0 <= item < lanes.name.size:

@@ -17,7 +17,7 @@ from dash.development.base_component import Component
 from dpro.analysis.mean_step import mean_steps
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
-from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.loaded import Loaded, steps_in_words
 from dpro.dashboards.page import Panel, csv_link, graph, grid, in_browser, message, view
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit
@@ -153,10 +153,11 @@ def _basis(loaded: Loaded) -> str:
         said += "; a step ends when its GPU has done what was launched in it"
     with suppress(DproError):  # the run has no graph
         if loaded.num_rows[SPANS.name] <= MAX_UNASKED:
-            usual, every = durations_of(loaded.baseline).height, loaded.baseline.height
-            of = f"the mean of {usual} of the {every} steps" if usual < every else "the mean of these steps"
+            steps = steps_in_words(durations_of(loaded.baseline)["step"], loaded.baseline.height)
+            until = " until its last rank is done," if loaded.breakdown["rank"].n_unique() > 1 else ""
             said += (
-                f". The usual step, {format_duration(loaded.baseline_ns)}, is {of}, without recording's cost"
+                f". The usual step takes {format_duration(loaded.baseline_ns)}{until} without recording's "
+                f"cost: the mean of {steps}"
             )
     return f"{said}."
 

@@ -19,7 +19,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, graph, message, table, view
 from dpro.dashboards.theme import colour, log_ticks, plain, series, styled, time_unit
 from dpro.errors import Unanswerable, UsageError
-from dpro.replay.cost.curves import LinkCost
+from dpro.replay.cost.curves import UNCLEAR_FIT, LinkCost
 from dpro.replay.cost.transfers import CollectiveKind
 from dpro.replay.graph import Graph, NodeKind
 from dpro.selection import Selection, ranges_of
@@ -56,7 +56,8 @@ def transfer_info(graph: Graph, link: Link) -> pl.DataFrame:
 def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCost], theme: str) -> go.Figure:
     """Draw time against bytes, both logarithmic, with the line fitted to each operation and group.
 
-    A diamond is the median of a size: predictions pass through it, and follow the line in between.
+    A diamond is the median of a size: predictions pass through it, and follow the line in between. A line is
+    drawn only where the transfers show one.
 
     Args:
         lines: as from `dpro.replay.cost.transfers.fit_costs`.
@@ -81,8 +82,9 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
             ends = rows["bytes"].to_numpy().min(), rows["bytes"].to_numpy().max()
             x = np.geomspace(*ends, _LINE_POINTS) if ends[0] < ends[1] else np.array(ends)
             drawn = {"hoverinfo": "skip", "showlegend": False, "legendgroup": number}
-            y = line.line_ns(x) / NS_PER_S
-            figure.add_scatter(x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, **drawn)
+            if line.is_line:
+                y = line.line_ns(x) / NS_PER_S
+                figure.add_scatter(x=x, y=y, mode="lines", line={"color": ink, "width": 1.5}, **drawn)
             sizes, times = line.knots
             open_diamond = {"symbol": "diamond-open", "size": 9, "color": ink}
             figure.add_scatter(x=sizes, y=times / NS_PER_S, mode="markers", marker=open_diamond, **drawn)
@@ -94,28 +96,35 @@ def transfer_figure(transfers: pl.DataFrame, lines: dict[CollectiveKind, LinkCos
 
 
 def _fit_in_words(line: LinkCost | None) -> str:
-    """Word a fit for the legend, with half of its 95% intervals; empty if there is none."""
+    """Word the clear parts of a fit for the legend, with half of their 95% intervals; empty without a fit."""
     if line is None:
         return ""
-    began = f"latency {format_duration(line.latency_ns)} ± {format_duration(line.latency_error_ns)}, "
-    speed = f"{line.gbps:.3g} GB/s" + (f" ± {line.gbps_error:.2g}" if line.gbps_error is not None else "")
-    return f"<br>{'' if line.bandwidth_only else began}then {speed}"
+    parts = []
+    if line.clear_latency_ns is not None:
+        error = format_duration(line.latency_error_ns)
+        parts.append(f"latency {format_duration(line.clear_latency_ns)} ± {error}")
+    if line.clear_gbps is not None:
+        then = "then " if parts else ""
+        parts.append(f"{then}{line.clear_gbps:.3g} GB/s ± {line.gbps_error:.2g}")
+    return f"<br>{', '.join(parts) or UNCLEAR_FIT}"
 
 
 def arrivals(loaded: Loaded, link: Link) -> pl.DataFrame:
     """List selected members of collectives with all members recorded.
 
     Returns:
-        `collective`, `rank`, `last` (the rank that arrived last), `wait` (ns), `others` (the waiting of all
-        members, ns).
+        `collective`, `rank`, `last` (the rank that arrived last), `wait` (ns; time in which the rank waits in
+        several calls at once counts in the first of them), `others` (the waiting of all members, ns).
     """
+    last = pl.col("rank").sort_by("wait_ns", "rank").first().over("instance")
+    until = pl.col("start_ns") + pl.col("wait_ns")
+    before = until.cum_max().shift(1).over("rank", order_by="start_ns")
+    begin = pl.max_horizontal("start_ns", before)
     came = (
         loaded.members.filter("complete")
-        .rename({"instance": "collective", "wait_ns": "wait"})
-        .with_columns(
-            last=pl.col("rank").sort_by("wait", "rank").first().over("collective"),
-            others=pl.col("wait").sum().over("collective"),
-        )
+        .with_columns(last=last, wait=(until - begin).clip(0))
+        .with_columns(others=pl.col("wait").sum().over("instance"))
+        .rename({"instance": "collective"})
     )
     chosen = Selection(link.steps, ranges_of(link.ranks))
     if chosen:

@@ -19,17 +19,19 @@ from dash.development.base_component import Component
 from dpro.classify import COMMUNICATION, OTHER, classify
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
-from dpro.dashboards.loaded import Loaded
+from dpro.dashboards.loaded import Loaded, steps_in_words
 from dpro.dashboards.page import View, csv_link, graph, in_browser, message, panel, section, table
 from dpro.dashboards.theme import FEW_POWERS, colour, log_ticks, plain, series, styled
+from dpro.dashboards.timeline.measured import MAX_UNASKED
 from dpro.dashboards.timeline.search import exactly
 from dpro.errors import Unanswerable
 from dpro.recorders import SHAPES, how_to_record
 from dpro.replay.cost.kernels.roofline import BYTES, MATMULS, GpuModel, gpu_named, matmul_of, stored_as
 from dpro.replay.graph import Graph, NodeKind
-from dpro.replay.steps import kernel_totals
+from dpro.replay.steps import kernel_totals, recorded_steps, spans_of_steps
 from dpro.replay.whatif.graph_ops.scope import matmuls_of_kernels
-from dpro.selection import quoted
+from dpro.schema import SPANS
+from dpro.selection import Ranges, Selection, quoted
 from dpro.units import NS_PER_MS, NS_PER_US, format_duration
 from dpro.words import short_name
 
@@ -52,24 +54,26 @@ def _class_of(name: str) -> str:
     return "gemm" if kind == OTHER and name in MATMULS else kind
 
 
-def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.DataFrame:
+def kernel_info(spans: pl.DataFrame, stretches: pl.DataFrame, link: Link) -> pl.DataFrame:
     """Sum durations by name.
 
     Args:
-        spans: with `step`, as from `in_steps`, if steps are selected.
-        link: selection, `filter` (part of a name or class), and `sort` (a column; a leading - means
+        spans: of the steps that are shown, or of a run without steps.
+        stretches: these steps, as from `recorded_steps`.
+        link: selected ranks, `filter` (part of a name or class), and `sort` (a column; a leading - means
             descending).
 
     Returns:
-        The columns of `COLUMNS`; `per_step_ms` is the total divided by the number of selected steps over all
-        ranks, null if there are none; `share` is relative to the whole selection, before the filter.
+        The columns of `COLUMNS`; `per_step_ms` is the total divided by the number of steps over all ranks,
+        null if there are none; `share` is relative to the whole selection, before the filter.
     """
+    num_steps = link.chosen(stretches).filter(pl.col("step") >= 0).select("rank", "step").n_unique()
     totals = kernel_totals(link.chosen(spans))
     total = pl.col("total_ns")
     named = totals.with_columns(
         **{"class": pl.col("name").map_elements(_class_of, return_dtype=pl.String)},
         total_ms=total / NS_PER_MS,
-        per_step_ms=total / NS_PER_MS / (_num_steps(steps, link) or None),
+        per_step_ms=total / NS_PER_MS / (num_steps or None),
         share=total / total.sum(),
         mean_us=total / pl.col("count") / NS_PER_US,
     ).select(list(COLUMNS))
@@ -85,26 +89,37 @@ def kernel_info(spans: pl.DataFrame, steps: pl.DataFrame, link: Link) -> pl.Data
     return named.sort([column, "name"], descending=[order.startswith("-"), False])
 
 
-def _num_steps(steps: pl.DataFrame, link: Link) -> int:
-    """Count the selected steps in deep windows, each once per rank."""
-    return link.chosen(steps).filter(pl.col("window") >= 0).select("rank", "step").n_unique()
+def steps_shown(loaded: Loaded, link: Link) -> Ranges:
+    """Return the selected steps, or else those of which the usual step is the mean; empty for all."""
+    if link.steps or loaded.num_rows[SPANS.name] > MAX_UNASKED:
+        return link.steps
+    return loaded.usual_steps
 
 
-def in_steps(spans: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Add column `step`: the step of the span's rank in which the span began; null outside of steps."""
-    times = steps.select("rank", "start_ns", "step", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
-    # Sort only three columns, since the table is large.
-    places = spans.select("rank", "start_ns").with_row_index("place").sort("start_ns")
-    timed = places.join_asof(times.sort("start_ns"), on="start_ns", by="rank", check_sortedness=False)
-    timed = timed.with_columns(step=pl.when(pl.col("start_ns") < pl.col("end_ns")).then("step"))
-    return spans.with_columns(timed.sort("place")["step"])
+def _stretches(loaded: Loaded, link: Link) -> pl.DataFrame:
+    """Return the recorded steps that are shown, as from `recorded_steps`."""
+    recorded = recorded_steps(loaded.spans, loaded.steps)
+    chosen = Selection(steps_shown(loaded, link)).keep(recorded)
+    return chosen if link.steps or chosen.height else recorded
 
 
 def _kernels(loaded: Loaded, link: Link) -> pl.DataFrame:
-    spans = loaded.spans
+    def select() -> tuple[pl.DataFrame, pl.DataFrame]:
+        stretches = _stretches(loaded, link)
+        return spans_of_steps(loaded.spans, stretches), stretches
+
+    return kernel_info(*loaded.once("spans of steps", select, inputs=link.steps), link)
+
+
+def _basis(loaded: Loaded, link: Link) -> str:
+    """Return a sentence about the steps of a table."""
     if link.steps:
-        spans = loaded.once("spans in steps", lambda: in_steps(spans, loaded.steps))
-    return kernel_info(spans, loaded.steps, link)
+        return "Work of the selected steps."
+    every = recorded_steps(loaded.spans, loaded.steps).filter(pl.col("step") >= 0)["step"].n_unique()
+    shown = _stretches(loaded, link).filter(pl.col("step") >= 0)["step"].unique()
+    if shown.len() in (0, every):
+        return "Work of all recorded steps." if every else "Work of the whole recording, which has no steps."
+    return f"Work of the usual {steps_in_words(shown, every)}. Select others to see theirs."
 
 
 def _table(loaded: Loaded, link: Link) -> Any:
@@ -129,7 +144,8 @@ def _table(loaded: Loaded, link: Link) -> Any:
     ]
     named = "kernel" if (loaded.spans["kind"] == "kernel").any() else "operator, by its own time"
     header = [_header(link, column, title) for column, title in (COLUMNS | {"name": named}).items()]
-    return [table(header, body, numbers_to=6), csv_link(NAME, "kernels", link)]
+    basis = html.P(_basis(loaded, link), className="note")
+    return [table(header, body, numbers_to=6), basis, csv_link(NAME, "kernels", link)]
 
 
 def _barred(share: float, name: Component) -> Component:
@@ -173,7 +189,7 @@ def _roofline(loaded: Loaded, link: Link) -> Any:
 
 def _reached(loaded: Loaded, link: Link) -> pl.DataFrame:
     whole = loaded.built.predictive
-    return roofline_info(whole, gpu_of(whole), link)
+    return roofline_info(whole, gpu_of(whole), replace(link, steps=steps_shown(loaded, link)))
 
 
 def _filter(_loaded: Loaded, link: Link) -> Any:

@@ -11,12 +11,14 @@ import shlex
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime
+from html import unescape
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 import polars as pl
 from dash import Input, dcc, html
+from dash.development.base_component import Component
 
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.jobs import Job, job_names
@@ -275,10 +277,21 @@ def runs_figure(runs: pl.DataFrame, axis: str, shown: str, theme: str) -> go.Fig
     if axis != "date":
         names = [plain(shortened(name, 16)) for name in ordered["run"]]
         every = 1 + len(names) // 12
-        figure.update_xaxes(tickvals=ordered["place"][::every], ticktext=names[::every])
+        # Upright where they have no room: at an angle, the last ones would be left out.
+        figure.update_xaxes(
+            tickvals=ordered["place"][::every], ticktext=names[::every], autotickangles=[0, 90]
+        )
     figure.update_yaxes(title_text=f"typical step, {unit}", rangemode="tozero")
-    below = {"y": -0.16, "yanchor": "top"}
-    return styled(figure, theme, height=340).update_layout(legend=below, showlegend=True, clickmode="event")
+    return styled(figure, theme, height=340).update_layout(showlegend=False, clickmode="event")
+
+
+def _legend(figure: go.Figure) -> Component:
+    """Return the legend of `runs_figure`, whose long names wrap on a narrow page."""
+    entries = [
+        html.Li([html.I(style={"background": trace.line.color}), unescape(trace.name)])
+        for trace in figure.data
+    ]
+    return html.Ul(entries, className="legend")
 
 
 def require_several(loaded: Loaded, _link: Link) -> str:
@@ -304,10 +317,12 @@ def _picture(loaded: Loaded, link: Link) -> Any:
     axis, shown = link.options.get("axis", "order"), _shown(loaded, link)
     of_job = timed.join(timed.filter(run=shown).select("command", "ranks"), on=["command", "ranks"])
     drawn = of_job if link.options.get("jobs") == "shown" and not of_job.is_empty() else timed
+    figure = runs_figure(drawn, axis, shown, link.theme)
     return [
         choices(link, "axis", AXES, "order"),
         *([choices(link, "jobs", JOBS, "all")] if of_job.height < timed.height else []),
-        graph("runs-figure", runs_figure(drawn, axis, shown, link.theme)),
+        graph("runs-figure", figure),
+        _legend(figure),
         html.P("A click opens a run. Bars are the interval of the median step.", className="note"),
     ]
 

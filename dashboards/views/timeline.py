@@ -8,6 +8,7 @@ Takes a run; returns panels. Its state is in the link: `time`, `span`, `area`, `
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import polars as pl
@@ -208,9 +209,19 @@ def _segments(loaded: Loaded, link: Link) -> pl.DataFrame:
     return shown_info(ranks, measured.names.texts, *extent_ms)
 
 
-def _legend(link: Link) -> list[Component]:
-    replayed = link.options.get("show", MEASURED) in ("both", REPLAYED)
-    kinds = {kind: look for kind, look in SPAN_LOOKS.items() if replayed or kind not in _REPLAYED}
+def _occurring_kinds(loaded: Loaded, link: Link) -> set[str]:
+    """Return the kinds of bars that the lanes of a run, and of one beside it, may have."""
+    occurring = set(_REPLAYED) if link.options.get("show", MEASURED) in ("both", REPLAYED) else set()
+    with suppress(DproError):  # the timeline reports the error
+        occurring |= loaded.measured.clocks.kinds
+        other = loaded.against(link)
+        occurring |= other.measured.clocks.kinds if other else set()
+    return occurring
+
+
+def _legend(loaded: Loaded, link: Link) -> list[Component]:
+    occurring = _occurring_kinds(loaded, link)
+    kinds = {kind: look for kind, look in SPAN_LOOKS.items() if kind in occurring}
     entries = PHASE_LEGEND if link.options.get("colour") == "phase" else kinds
     if link.options.get("colour") in ("name", "micro"):
         return [html.Span("each its own colour")]
@@ -220,9 +231,9 @@ def _legend(link: Link) -> list[Component]:
     ]
 
 
-def _keyed(_loaded: Loaded, link: Link) -> Any:
+def _keyed(loaded: Loaded, link: Link) -> Any:
     path = html.Span([html.I(style={"background": "var(--ink)", "height": "3px"}), "on the critical path"])
-    return html.Div([*_legend(link), path], className="keyed")
+    return html.Div([*_legend(loaded, link), path], className="keyed")
 
 
 def _layout() -> Component:

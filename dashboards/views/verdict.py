@@ -214,7 +214,7 @@ def _step_waterfalls(loaded: Loaded, link: Link) -> list[Any]:
         entries = _entries(explained)
         drawn += [html.H3(html.Strong(name))] if len(taken) > 1 else []
         if entries.is_empty():
-            unknown = len(taken) > 1 or explained.step_ms
+            unknown = (len(taken) > 1 or explained.step_ms) and not _hangs(loaded)
             drawn += [message("Where its step goes is not known.")] if unknown else []
             continue
         figure = entry_figure(entries, link.theme, longest_ms)
@@ -252,7 +252,8 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     open_questions = [html.Li(["not known: ", why]) for why in unknown if why not in said_of_trust]
     earlier = describe_logged(logged_findings(loaded.run.path))
     fault = explain(loaded).fault
-    listed: list[Any] = [html.P([html.B("FAULT"), fault], className="said")]
+    # What hung is told in short above, and in full on its card.
+    listed: list[Any] = [] if _hangs(loaded) else [html.P([html.B("FAULT"), fault], className="said")]
     listed += [_finding(finding, loaded, link) for finding in findings]
     said_in_short = said_in_short or fault.startswith(NOT_DIAGNOSED.rstrip("."))
     listed += [] if said_in_short else [html.P(sentence, className=f"health {state}")]
@@ -364,13 +365,14 @@ def _card(
     likely = f"likely x{row['middle']:.2f}" if row["middle"] else ""
     worth = row["worth"].removeprefix(": ") or row["effort"]
     facts_of_it = " · ".join(filter(None, [likely, worth, more, row["proof"], row["when"]]))
-    ranks = tuple(map(int, re.findall(r"heal:rank=(\d+)", row["edit"])))
-    spans = link.query(view="timeline", ranks=ranks, options={"find": row["find"]})
+    # Of all ranks: a slow one is seen beside its peers, and the timeline unfolds those at fault first.
+    spans = link.query(view="timeline", ranks=(), options={"find": row["find"]})
     marked = [html.P(dcc.Link("mark its spans in the timeline", href=spans))] if row["find"] else []
     how = [html.P(f"How: {row['how']}", className="how")] if row["how"] else []
     how += [html.P(part) for _, part in done_by]
     assumed = [html.P(f"Assumes that {row['assumes']}", className="note")] if row["assumes"] else []
-    folded = [html.Details([html.Summary("how, and what this assumes"), *how, *assumed])]
+    summary = " and ".join(filter(None, ("how" if how else "", "what this assumes" if assumed else "")))
+    folded = [html.Details([html.Summary(summary), *how, *assumed])]
     bar = _gain_bar(row, scale) if row["low"] is not None else html.P(_no_bar(row), className="note")
     return html.Article(
         [
@@ -440,8 +442,13 @@ def _doubts(loaded: Loaded) -> list[str]:
 
 
 def _trust(loaded: Loaded, _link: Link) -> Any:
-    """Return what is unsure, and how well the replay fits; hidden if neither is known."""
+    """Return what is unsure, and how well the replay fits; hidden if neither is known.
+
+    Where the job hung, only how sure that is: nothing is predicted from such a run.
+    """
     explanation = explain(loaded)
+    if _hangs(loaded):
+        return [_whole_run_note(), *_trust_in_hangs(loaded)]
     try:
         trust: Trust | None = loaded.trust
     except DproError:
@@ -449,12 +456,11 @@ def _trust(loaded: Loaded, _link: Link) -> Any:
     if trust is None:
         unsure = explanation.unsure if loaded.run.num_rows(SPANS) else []
         listed = [html.Ul([html.Li(line) for line in unsure], className="unknown")] if unsure else []
-        return [*_trust_in_hangs(loaded), *listed] or html.Div(hidden=True)
+        return listed or html.Div(hidden=True)
     doubts = interval_doubts(trust, advised_predictions(loaded))
     said = dict.fromkeys([*explanation.unsure, *doubts, *_doubts(loaded)])
     return [
         _whole_run_note(),
-        *_trust_in_hangs(loaded),
         html.P(trust.verdict, className=f"health {HEALTH[shown_grade(trust, doubts)]}"),
         html.Ul([html.Li(line) for line in said], className="unknown"),
         html.Details([html.Summary("how well the replay fits"), facts(trust_info(trust))]),

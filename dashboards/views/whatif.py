@@ -6,6 +6,7 @@ or the reason why there is none, the changes on the critical path, the limits of
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -43,22 +44,20 @@ from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import SPAN_LOOKS, colour, series, styled, time_unit
 from dpro.dashboards.views.difference import waterfall_figure
 from dpro.detect.words import describe, describe_all
-from dpro.errors import DproError, Unanswerable
+from dpro.errors import DproError, Unanswerable, UsageError
 from dpro.plugins import hooks_of
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.code import code_difference
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.predict import BLOCKS, Prediction, compare
-from dpro.replay.whatif.registry import help_rows, parse_edit
-from dpro.replay.whatif.sensitivity import PART_WORDS, Curve, curve_sentence
+from dpro.replay.whatif.registry import LIST_HAS_ALL, help_rows, parse_edit
+from dpro.replay.whatif.sensitivity import FASTEST, PART_WORDS, Curve, curve_sentence
 from dpro.store import Run
 from dpro.units import NS_PER_MS, format_duration, ms
 from dpro.verdict.verdict import advised_predictions, explain
 from dpro.verdict.words import THEN
 
 # Step time against the speed of each part of the machine, and where it stops improving.
-
-FASTEST = 30.0  # largest factor in the figure; beyond it, curves are flat
 
 
 def curve_info(curves: Sequence[Curve]) -> pl.DataFrame:
@@ -122,7 +121,11 @@ def edits_of(link: Link) -> list[Edit]:
     Raises:
         UsageError: an edit is invalid.
     """
-    return [parse_edit(line) for line in link.options.get("edit", "").splitlines() if line.strip()]
+    lines = link.options.get("edit", "").splitlines()
+    try:
+        return [parse_edit(line) for line in lines if line.strip()]
+    except UsageError as error:  # the page has the list of the command
+        raise UsageError(str(error).replace(LIST_HAS_ALL, "“edits, by example” has all")) from error
 
 
 def prediction_info(loaded: Loaded, edits: Sequence[Edit]) -> Prediction:
@@ -230,7 +233,10 @@ def _form(_loaded: Loaded, link: Link) -> Any:
     words = f"{'▾' if shown else '▸'} edits, by example: a click adds one"
     # On request only: for the browser, they are as much work as the rest of the page.
     examples = [
-        [dcc.Link(html.Code(example), href=link.with_options(edit=f"{text}\n{example}".strip())), what]
+        [
+            dcc.Link(_in_parts(example), href=link.with_options(edit=f"{text}\n{example}".strip())),
+            html.Span(what, className="wraps"),
+        ]
         for example, what in help_rows()
         if shown
     ]
@@ -240,8 +246,18 @@ def _form(_loaded: Loaded, link: Link) -> Any:
             [html.Button("predict", id="predict"), html.Button("none", id="no-edits")], className="choices"
         ),
         dcc.Link(words, href=link.with_options(examples="" if shown else "1")),
-        *([table(["edit", "does"], examples, 2, most=len(examples))] if shown else []),
+        *(
+            [html.Div(table(["edit", "does"], examples, 2, most=len(examples)), className="examples")]
+            if shown
+            else []
+        ),
     ]
+
+
+def _in_parts(edit: str) -> Component:
+    """Return an edit as code that wraps between its keys, and nowhere else."""
+    parts = re.findall(r"[^:,]+[:,]?", edit)
+    return html.Code([child for part in parts for child in (part, html.Wbr())][:-1])
 
 
 def _answer(loaded: Loaded, link: Link) -> Any:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
     from dpro.analysis.answers.replay import (
         HostClock,
+        LinkCostDocument,
         PathPart,
         ReplayDocument,
     )
@@ -124,15 +125,26 @@ def _print(analysis: Analysis, document: ReplayDocument) -> None:
         out.print("\nBeside communication, kernels take ", end="")
         out.print(f"x{overlap.factor:.2f} as long ({overlap.low:.2f} to {overlap.high:.2f})")
     if document.communication:
-        out.print("\nCommunication costs (payload per time; latency where sizes vary enough to infer it):")
+        out.print("\nCommunication costs (payload per time, and latency, where larger than their errors):")
         for cost in document.communication:
-            speed = "" if cost.gbps is None else f"{cost.gbps:.4g} +- {cost.gbps_error:.2g} GB/s"
-            began = cost.latency_us
-            latency = "" if began is None else f", {began:.0f} +- {cost.latency_error_us:.0f} us"
             fits = f"{cost.transfers} transfers within {cost.misfit:.0%}"
-            out.print(f"  {cost.op} in {cost.group or 'a group without a name'}: {speed}{latency} ({fits})")
+            out.print(
+                f"  {cost.op} in {cost.group or 'a group without a name'}: {_cost_words(cost)} ({fits})"
+            )
     _print_clocks(document.clocks)
     _print_path(document.critical_path)
+
+
+def _cost_words(cost: LinkCostDocument) -> str:
+    """Word the parts of a communication cost that the transfers determine."""
+    from dpro.replay.cost.curves import UNCLEAR_FIT
+
+    parts = []
+    if cost.gbps is not None:
+        parts.append(f"{cost.gbps:.4g} +- {cost.gbps_error:.2g} GB/s")
+    if cost.latency_us is not None:
+        parts.append(f"{cost.latency_us:.0f} +- {cost.latency_error_us:.0f} us")
+    return ", ".join(parts) or UNCLEAR_FIT
 
 
 def _print_fit(document: ReplayDocument) -> None:

@@ -254,7 +254,7 @@ def _sensitivity(analysis: Analysis, as_json: bool) -> None:
     _print_trust(document)
     for curve in document.sensitivity:
         out.print(curve_sentence(curve))
-        if curve.break_even is None:
+        if curve.then is None:
             continue
         steps = zip(curve.factors, curve.step_ms)
         out.print("  " + "  ".join(f"x{factor:g} {step:.2f} ms" for factor, step in steps))

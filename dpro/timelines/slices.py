@@ -137,11 +137,20 @@ def _distance_in_words(sooner_ns: int, later_ns: int) -> str:
     return " and ".join(f"up to {format_duration(abs(ns))} {side}" for ns, side in sides if ns) or AS_MEASURED
 
 
+def step_extents(graph: Graph, start: Ints, end: Ints) -> pl.DataFrame:
+    """Return `window`, `step`, `begin_ns`, `end_ns` of each step, which begins where the one before it ends.
+
+    Args:
+        start, end: [N] ns of each node: replayed, or as measured.
+    """
+    begin = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
+    return step_ends(graph, start, end).select("window", "step", begin_ns=begin, end_ns="finish_ns")
+
+
 def _marks(timeline: Timeline, finding: Finding, schema: pl.Schema) -> pl.DataFrame:
     """Return one slice per step, on a track of the finding."""
     graph = timeline.graph
-    ends = step_ends(graph, graph.nodes.measured_start, graph.nodes.measured_end)
-    begin = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
+    extents = step_extents(graph, graph.nodes.measured_start, graph.nodes.measured_end)
     facts = {
         "rank": finding.ranks[0] if finding.ranks else -1,
         "name": f"{finding.title} {cost_verb(finding)} {format_duration(finding.cost_ns)} per step",
@@ -151,8 +160,8 @@ def _marks(timeline: Timeline, finding: Finding, schema: pl.Schema) -> pl.DataFr
         "critical": False,
     }
     columns = [pl.lit(value, schema[name]).alias(name) for name, value in facts.items()]
-    times = {"start_ns": begin + graph.origin_ns, "end_ns": pl.col("finish_ns") + graph.origin_ns}
-    rows = ends.with_columns(**times).with_columns(*columns, pl.col("step").cast(schema["step"]))
+    times = {"start_ns": pl.col("begin_ns") + graph.origin_ns, "end_ns": pl.col("end_ns") + graph.origin_ns}
+    rows = extents.with_columns(**times).with_columns(*columns, pl.col("step").cast(schema["step"]))
     nothing = pl.lit(0, pl.Int64)
     return rows.select(*schema.names()).with_columns(slack_ns=nothing, later_ns=nothing)
 

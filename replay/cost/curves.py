@@ -25,6 +25,7 @@ SIZES_VARY = 2.0  # largest over smallest size from which latency can be separat
 MAX_SAMPLES = 4000
 ROUNDS = 25
 STANDARD_ERRORS = 2.0
+UNCLEAR_FIT = "no fit, as the times vary too much"  # instead of latency and bandwidth, where neither is clear
 MIN_RESIDUAL = 1e-4  # of the time, in weights: smaller residuals count as this
 
 Between = Callable[[Floats, Floats], Floats]
@@ -89,6 +90,22 @@ class LinkCost:
     def gbps_error(self) -> float | None:
         """Half of the 95% interval of `gbps`; None where bytes cost nothing."""
         return self.gbps * self.ns_per_byte_error / self.ns_per_byte if self.ns_per_byte else None
+
+    @property
+    def clear_latency_ns(self) -> float | None:
+        """The latency; None where sizes vary too little, or its error is as large as its value."""
+        return None if self.bandwidth_only or self.latency_error_ns >= self.latency_ns else self.latency_ns
+
+    @property
+    def clear_gbps(self) -> float | None:
+        """Payload per time; None where bytes cost nothing, or its error is as large as its value."""
+        return None if self.ns_per_byte_error >= self.ns_per_byte else self.gbps
+
+    @property
+    def is_line(self) -> bool:
+        """Whether the transfers show a dependence on size: sizes vary, and one part of the line is clear."""
+        parts = self.clear_latency_ns, self.clear_gbps
+        return not self.bandwidth_only and any(part is not None for part in parts)
 
     def with_knots(self, sizes: Floats, times: Floats) -> LinkCost:
         """Return this line with a curve through measured times [K] ns at sizes [K] bytes, ascending."""

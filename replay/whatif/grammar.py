@@ -287,6 +287,8 @@ def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict
         raise UsageError(f"{name}: a quote is not closed in {rest!r}") from error
     for item in items:
         key, equals, value = item.partition("=")
+        if key not in keys and values and (not equals or ":" in key):  # `hide-input` or `heal:rank=1`
+            raise UsageError(f"{name}: {item.strip()!r} is no key=value; write another edit separately")
         if key not in keys:
             takes = f"it takes {', '.join(keys)}, as in {example}" if keys else "it takes none"
             raise UsageError(f"{name}: no key {key!r}{nearest(key, keys)}; {takes}")

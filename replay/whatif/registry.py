@@ -155,6 +155,9 @@ def apply_change(before: C, text: str, changes: Mapping[str, KnownChange[C]]) ->
     return change.apply(before, read_values(name, rest, change.keys, change.example))
 
 
+LIST_HAS_ALL = "`dpro whatif --list` has all"
+
+
 def no_change(name: str, there_are: Collection[str], what: str) -> UsageError:
     """Return the error for an unknown change, with the command that predicts it, or the nearest known change.
 
@@ -172,7 +175,7 @@ def no_change(name: str, there_are: Collection[str], what: str) -> UsageError:
         return UsageError(f"{name!r} is predicted by another command: dpro {command} RUN --edit {example}")
     meant = nearest(name, [*there_are, *examples, *EDITS])
     few = len(there_are) <= MAX_NAMED
-    all_of_them = f"there are {', '.join(there_are)}" if few else "`dpro whatif --list` has all"
+    all_of_them = f"there are {', '.join(there_are)}" if few else LIST_HAS_ALL
     return UsageError(f"no {what} {name!r}{meant}; {all_of_them}")
 
 

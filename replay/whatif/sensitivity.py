@@ -1,7 +1,7 @@
 """Sensitivity of the step time to the speed of each part of the machine, with the break-even of each.
 
 Takes a graph; returns a curve per part: the network, GPU kernels, the host's CPU, the input pipeline. The
-break-even is the factor at which nearly all of the possible gain is reached, with the next limit of the step.
+break-even is the factor from which on the step hardly gets shorter, with the next limit of the step.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dpro.replay.whatif.predict import baseline_steps
 from dpro.units import ms
 
 FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 30.0, 1000.0)
+FASTEST = FACTORS[-2]  # what a machine may reach; the last factor stands for a part that takes no time
 NEARLY_ALL = 0.9  # of the possible gain
 MIN_GAIN = 0.01  # of the step: a part with less gain is not a limit
 
@@ -36,8 +37,10 @@ class Curve(DocumentPart, frozen=True):
         base_ms: mean step as it is.
         factors: speed-ups of the part.
         step_ms: mean step for each of the factors.
-        break_even: factor beyond which hardly any gain is left; null where the part is not a limit.
-        then: part that limits the step beyond `break_even`; null where the part is not a limit.
+        break_even: factor beyond which hardly any gain is left; null where the part is not a limit, or is
+            still the limit at x30.
+        then: part that limits the step beyond `break_even`, or `part` if it still does at x30; null where the
+            part is not a limit.
     """
 
     part: str
@@ -63,11 +66,11 @@ def sensitivity(graph: Graph) -> list[Curve]:
         except Unanswerable:
             continue
         steps = [_mean_step(graph_then, baseline) for graph_then in changed]
-        factor = break_even(base, FACTORS, steps)
-        beyond = next(
-            (index for index, value in enumerate(FACTORS) if factor is not None and value >= factor), -1
-        )
-        then = None if factor is None else limiting_part(changed[beyond], part)
+        factor, then = break_even(base, FACTORS, steps), None
+        if factor is not None and factor > FASTEST:
+            factor, then = None, part
+        elif factor is not None:
+            then = limiting_part(changed[int(np.searchsorted(FACTORS, factor))], part)
         curves.append(Curve(part, ms(base), list(FACTORS), list(map(ms, steps)), factor, then))
     return curves
 
@@ -114,7 +117,9 @@ def _mean_step(changed: Graph, baseline: pl.DataFrame) -> float:
 
 
 def break_even(base: float, factors: tuple[float, ...], steps: list[float]) -> float | None:
-    """Return the factor at which nearly all of the gain is reached, interpolated between tried factors.
+    """Return the factor from which on the step hardly gets shorter, interpolated between tried factors.
+
+    There, nearly all of the gain is reached, and the part takes no more of the step than all others.
 
     Args:
         base: step time at a factor of 1.
@@ -123,12 +128,13 @@ def break_even(base: float, factors: tuple[float, ...], steps: list[float]) -> f
     Returns:
         None where the gain is negligible.
     """
-    gain = base - np.array([base, *steps])
-    if gain[-1] < MIN_GAIN * base:
+    last = steps[-1]
+    if base - last < MIN_GAIN * base:
         return None
-    share = np.maximum.accumulate(gain / gain[-1])
+    gain = np.maximum.accumulate(base - np.array([base, *steps]))
+    nearly_all = base - last - min((1 - NEARLY_ALL) * (base - last), last)
     speed = 1 / np.array([1.0, *factors])  # a step limited by the part is linear in its time, not its speed
-    return float(1 / np.interp(NEARLY_ALL, share, speed))
+    return float(1 / np.interp(nearly_all, gain, speed))
 
 
 def limiting_part(graph: Graph, but: str = "") -> str:
@@ -156,8 +162,11 @@ def parts_of(graph: Graph) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 def curve_sentence(curve: Curve) -> str:
     """Word a curve as a sentence."""
     part = PART_WORDS[curve.part]
-    if curve.break_even is None or curve.then is None:
+    if curve.then is None:
         return f"{part}: not a limit; {FASTER[curve.part]} would not help"
+    if curve.break_even is None:
+        gain = min(curve.base_ms / curve.step_ms[curve.factors.index(FASTEST)], FASTEST)
+        return f"{part}: x{gain:.2f} once it is {FASTEST:.0f} times as fast, and it is still the limit"
     most = curve.base_ms / curve.step_ms[-1]
     less = " (less where hosts sleep)" if curve.part == "host" else ""  # a trace does not distinguish the two
     then = PART_WORDS[curve.then]

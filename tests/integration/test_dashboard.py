@@ -267,7 +267,7 @@ def test_what_is_of_the_whole_run_says_so_and_stays_while_steps_are_selected_and
     wait(browser, "return new URLSearchParams(location.search).get('edit') === 'heal:rank=1'")
     assert "steps=31" in browser.current_url
     settle(browser)
-    wait(browser, "return document.querySelector('#whatif-answer').innerText.includes('instead of 123 ms')")
+    wait(browser, "return document.querySelector('#whatif-answer')?.innerText.includes('instead of 123 ms')")
     browser.execute_script("dpro.go({edit: 'no-launch'})")
     wait(browser, "return !document.querySelector('#whatif-answer').innerText.includes('instead of 123 ms')")
     assert complaints(browser) == []
@@ -287,6 +287,15 @@ def test_keys_change_the_theme_and_going_back_undoes_a_selection(browser, sample
     browser.back()
     wait(browser, "return !location.search.includes('ranks=1')")
     wait(browser, "return document.getElementById('ranks').value === ''")
+    theme = "return document.documentElement.dataset.theme"
+    browser.get(f"{sample}?view=breakdown")  # an address without a theme
+    settle(browser)
+    assert browser.execute_script(theme) == "dark"
+    browser.find_element("css selector", "body").send_keys("t")
+    wait(browser, "return location.search.includes('theme=light')")
+    browser.get(f"{sample}?view=breakdown")
+    settle(browser)
+    assert browser.execute_script(theme) == "light"
     assert complaints(browser) == []
 
 
@@ -438,6 +447,59 @@ def test_another_run_shows_that_it_is_worked_out_until_it_is_and_never_the_cards
 
 
 @pytest.mark.slow
+def test_replayed_lanes_stand_below_replayed_marks_and_only_they_have_a_line_about_the_replay(
+    browser, sample
+):
+    line = "return document.querySelector('.timeline').innerText.includes('The replay')"
+    browser.get(f"{sample}?view=timeline")
+    wait(browser, f"return {DRAWN} && dproTimeline.info.replay.state === 'ready'")
+    assert not browser.execute_script(line)
+    browser.get(f"{sample}?view=timeline&show=replayed")
+    wait(browser, f"return {DRAWN} && dproTimeline.info.replay.state === 'ready'")
+    assert browser.execute_script(line)
+    path = "dproTimeline.rows.find(({ label }) => label === 'critical path')"
+    assert browser.execute_script(f"return {path}.from.map(({{ rank }}) => rank)") == [-2]
+    lanes = browser.execute_script("return dproTimeline.rows.map(({ rank, label }) => `${rank} ${label}`)")
+    assert lanes
+    assert len(lanes) == len(set(lanes))
+
+
+def test_tables_of_edits_and_of_an_area_fit_beside_the_rest_of_the_page(browser, sample):
+    beyond = "const it = document.querySelector('{}'); return it.scrollWidth - it.clientWidth"
+    broken = (
+        "return [...document.querySelectorAll('.examples code')].filter("
+        "({ childNodes }) => [...childNodes].some((text) => {"
+        "const range = document.createRange(); range.selectNodeContents(text);"
+        "return range.getClientRects().length > 1; })).map((code) => code.textContent)"
+    )
+    for width in (1440, 390):
+        sized(browser, width)
+        browser.get(f"{sample}?view=whatif&examples=1")
+        settle(browser)
+        assert browser.execute_script(beyond.format("#whatif-form")) <= 0
+        assert all("/" in edit for edit in browser.execute_script(broken))  # others wrap between keys alone
+        browser.get(f"{sample}?view=timeline&area=20~90")
+        wait(browser, "return document.querySelector('#timeline-facts .totals table')")
+        assert browser.execute_script(beyond.format("#timeline-facts .panel")) <= 0
+        names = "#timeline-facts .totals table"
+        assert browser.execute_script(beyond.format(names)) <= 0 or width == 390  # it scrolls on a phone
+
+
+def test_runs_are_readable_on_a_phone(browser, repository):
+    with served(offered_runs([str(repository / "sample_traces")])) as address:
+        sized(browser, 390)
+        browser.get(f"{address}?view=runs")
+        settle(browser)
+        wait(browser, "return document.querySelectorAll('#runs-table tbody tr').length > 7")
+        wait(browser, "return document.querySelectorAll('#runs-figure .xtick').length > 7")
+        boxes = "[...document.querySelectorAll('{}')].map((it) => it.getBoundingClientRect().{})"
+        most = f"return Math.max(...{boxes})"
+        lowest = browser.execute_script(most.format("#runs-figure .xtick text", "bottom"))
+        assert lowest <= browser.execute_script(most.format("#runs-picture .legend", "top"))
+        assert browser.execute_script(most.format("#runs-table tbody tr", "height")) < 40
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_opened_details_of_a_card_stay_within_it(browser, sample):
     sized(browser, 1440)
     try:

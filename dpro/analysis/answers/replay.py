@@ -11,7 +11,7 @@ from dpro.account import AccountedDocument
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.end import JobEnd
 from dpro.analysis.step_time import StepTimeDocument, step_time_document
-from dpro.documents import DocumentPart, finite
+from dpro.documents import DocumentPart
 from dpro.errors import UsageError
 from dpro.replay.fidelity.accuracy import (
     PERCENTILES,
@@ -84,9 +84,9 @@ class LinkCostDocument(DocumentPart, frozen=True):
     Attributes:
         op: the operation.
         group: the process group.
-        latency_us: time independent of the bytes; null if sizes vary too little.
+        latency_us: time independent of the bytes; null if sizes vary too little, or its error is as large.
         latency_error_us: half of the 95% interval of `latency_us`.
-        gbps: payload per time, 1e9 bytes per second; null if bytes cost nothing.
+        gbps: payload per time, 1e9 bytes per second; null if bytes cost nothing, or its error is as large.
         gbps_error: half of the 95% interval of `gbps`.
         transfers: number of transfers in the fit.
         misfit: median deviation of a transfer from the fit, as a share of its time.
@@ -296,9 +296,9 @@ def _communication(analysis: Analysis) -> list[LinkCostDocument]:
         LinkCostDocument(
             op=op,
             group=group,
-            latency_us=None if cost.bandwidth_only else us(cost.latency_ns),
+            latency_us=_us_or_none(cost.clear_latency_ns),
             latency_error_us=us(cost.latency_error_ns),
-            gbps=finite(cost.gbps),
+            gbps=cost.clear_gbps,
             gbps_error=cost.gbps_error,
             transfers=cost.num_samples,
             misfit=cost.misfit,

@@ -19,8 +19,8 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, choices, csv_link, graph, message, table, view
 from dpro.dashboards.theme import colour, styled, time_unit
 from dpro.errors import Unanswerable
-from dpro.extensions.goodput.account import totals
-from dpro.extensions.goodput.attempts import DOWN, ensure_one_job
+from dpro.extensions.goodput.account import HANG, totals
+from dpro.extensions.goodput.attempts import DOWN, HUNG, ensure_one_job
 from dpro.extensions.goodput.document import IN_WORDS, goodput_document, in_words
 from dpro.extensions.goodput.life import JobLife, life_of
 from dpro.schema import STARTS
@@ -141,16 +141,24 @@ def attempt_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     """Return the attempts of the job.
 
     Returns:
-        `attempt`, `begin_ms` and `end_ms` since the job began, `first_step`, `steps`, `repeated`, `lost`, and
-        the `label` and `words` of its end.
+        `attempt`, `begin_ms` and `end_ms` since the job began, `stopped_ms` (when it hung, else `end_ms`),
+        `first_step`, `steps`, `repeated`, `lost`, and the `label` and `words` of its end.
     """
     life = chosen_life(loaded, link)
     document = goodput_document(life, [loaded.run.label])
-    begin, end = pl.col("start_ns").min(), (pl.col("start_ns") + pl.col("duration_ns")).max()
-    up = life.pieces.filter(pl.col("class") != DOWN).group_by("attempt", "rank").agg(begin=begin, end=end)
+    moved = pl.col("start_ns") + pl.col("duration_ns")
+    up = (
+        life.pieces.filter(pl.col("class") != DOWN)
+        .group_by("attempt", "rank")
+        .agg(
+            begin=pl.col("start_ns").min(), end=moved.max(), moved=moved.filter(pl.col("class") != HANG).max()
+        )
+    )
     # The rank that fails ends before those that wait for it, so the first end counts.
     times = up.group_by("attempt").agg(
-        begin_ms=_since_begin(life, pl.col("begin").min()), end_ms=_since_begin(life, pl.col("end").min())
+        begin_ms=_since_begin(life, pl.col("begin").min()),
+        end_ms=_since_begin(life, pl.col("end").min()),
+        moved_ms=_since_begin(life, pl.col("moved").max()),
     )
     rows = [
         (number, attempt.first_step, attempt.steps, attempt.repeated, attempt.lost, end.label, end.words)
@@ -158,7 +166,9 @@ def attempt_info(loaded: Loaded, link: Link) -> pl.DataFrame:
     ]
     names = ["attempt", "first_step", "steps", "repeated", "lost", "label", "words"]
     said = pl.DataFrame(rows, schema=names, orient="row").with_columns(pl.col("attempt").cast(pl.Int32))
-    return said.join(times, on="attempt").sort("attempt")
+    stopped = pl.when(pl.col("label") == HUNG).then("moved_ms").otherwise("end_ms")
+    attempts = said.join(times, on="attempt").with_columns(stopped_ms=stopped)
+    return attempts.drop("moved_ms").sort("attempt")
 
 
 def progress_info(loaded: Loaded, link: Link) -> pl.DataFrame:
@@ -240,10 +250,7 @@ def _draw_steps(
         if done and last is not None:
             falls.append((last, (times_ms[0], done[0])))
         height = done[-1] if done else last[1] if last is not None else 0
-        x = [
-            time_ms / scale
-            for time_ms in [*times_ms, max(row["end_ms"], *times_ms, 0.0) if times_ms else row["end_ms"]]
-        ]
+        x = [time_ms / scale for time_ms in [*times_ms, max([row["stopped_ms"], *times_ms])]]
         line = {"color": colour("compute", theme), "width": 2.5}
         figure.add_scatter(
             x=x if done else [], y=[*done, height] if done else [], mode="lines", line=line,
@@ -420,7 +427,16 @@ def _attempts(loaded: Loaded, link: Link) -> Any:
         ]
         for row in attempt_info(loaded, link).iter_rows(named=True)
     ]  # fmt: skip
-    header = ["attempt", "began at", "lasted", "from step", "steps", "done again", "lost", "how it ended"]
+    header = [
+        "attempt",
+        "began at",
+        "lasted",
+        "from step",
+        "steps",
+        "steps done again",
+        "steps lost",
+        "how it ended",
+    ]
     said = f"Goodput {document.goodput:.1%}, effective training time ratio (ETTR) {document.ettr:.1%}."
     return [
         message(said),

@@ -126,6 +126,16 @@ def test_job_that_was_killed_five_times_says_how_each_attempt_ended_and_what_it_
     assert "The job was started 6 times, 5 attempts did not end well, and 11 steps were done again." in said
 
 
+def test_a_job_that_hung_is_marked_where_it_stopped_not_where_it_was_killed(repository):
+    hung = Loaded(open_run(repository / "sample_traces" / "h200_hang"))
+    (attempt,) = attempt_info(hung, Link()).to_dicts()
+    last_step_ms = progress_info(hung, Link())["time_ms"].max()
+    assert last_step_ms <= attempt["stopped_ms"] < last_step_ms + 100 < attempt["end_ms"] - 10_000
+    (end,) = (trace for trace in drawn(hung).data if trace.name == "end of an attempt")
+    assert list(end.text) == ["hung"]
+    assert end.x[0] == pytest.approx(attempt["stopped_ms"] / 1000)
+
+
 def test_ends_of_very_many_attempts_are_under_the_pointer_alone(tmp_path):
     attempts = []
     for number in range(MAX_LABELS + 1):

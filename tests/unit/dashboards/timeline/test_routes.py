@@ -11,11 +11,14 @@ import pytest
 
 from dpro.dashboards.app import make_app
 from dpro.dashboards.command import load
+from dpro.dashboards.links import Link
 from dpro.dashboards.theme import SPAN_LOOKS
 from dpro.dashboards.timeline.measured import BackgroundResult, make_replayed
 from dpro.dashboards.timeline.routes import lane_info, parse_viewport
+from dpro.dashboards.views.timeline import VIEW
 from dpro.errors import UsageError
-from dpro.replay.timeline import replay
+from dpro.replay.timeline import replay, step_ends
+from dpro.store import open_run
 from dpro.units import format_duration
 from tests.builders import BACKWARD, TinyRun, gpu_job
 
@@ -240,6 +243,25 @@ def test_the_note_on_the_replayed_path_states_what_recording_cost_apart_from_err
     assert after
 
 
+def test_a_replay_of_several_windows_has_one_lane_per_name_and_its_own_path_and_steps(repository):
+    windowed = load(open_run(repository / "sample_traces" / "slow_rank"))
+    windowed.measured.all()
+    windowed.replay_lanes._work()
+    replayed = windowed.replay_lanes.value
+    for rank, lanes in replayed.ranks.items():
+        labels = [lane.label for lane in lanes.lanes]
+        assert len(labels) == len(set(labels))
+        assert set(labels) <= {lane.label for lane in windowed.measured.ranks[rank].lanes}
+    timeline, info = replayed.timeline, lane_info(windowed)
+    shift = timeline.graph.origin_ns - windowed.measured.clocks.origin_ns
+    path = replayed.replayed_path
+    assert (path.all.end == timeline.end[path.ident] + shift).all()
+    assert {each["rank"] for each in info["ranks"] if each["rank"] < 0} == {-1, -2}
+    ends = step_ends(timeline.graph, timeline.start, timeline.end)["finish_ns"] + shift
+    assert [round(each[3] * 1e6) for each in info["replay"]["steps"]] == ends.to_list()
+    assert len(info["steps"]) == len(info["replay"]["steps"])
+
+
 def test_the_replay_comes_later_with_the_critical_path_and_causes(client, loaded):
     deadline = time.monotonic() + 60
     while (info := _ask(client, "lanes?replay=1").json)["replay"]["state"] != "ready":
@@ -323,6 +345,20 @@ def test_what_is_shown_can_be_had_as_a_table(client, loaded):
     assert any("softmax" in line for line in lines)
     step = loaded.measured.clocks.steps.filter(step=1).row(0, named=True)
     assert all(float(line.split(",")[-4]) <= step["end_ms"] for line in lines)
+
+
+def test_the_legend_has_only_kinds_that_occur(loaded, tmp_path):
+    assert loaded.measured.clocks.kinds == {"cpu", "runtime", "kernel", "transfer", "wait"}
+    on_cpu = TinyRun()
+    on_cpu.op("aten::mm", 0, 10)
+    on_cpu.step(0, 0, 10)
+    cpu_run = load(on_cpu.write(tmp_path))
+    shown = json.dumps(
+        VIEW.sections["timeline-legend"](cpu_run, Link()), default=lambda part: part.to_plotly_json()
+    )
+    assert "operator" in shown
+    assert "kernel" not in shown
+    assert "copy" not in shown
 
 
 def test_the_tip_the_panel_the_area_the_legend_and_the_table_have_one_word_for_a_kind(client, loaded):

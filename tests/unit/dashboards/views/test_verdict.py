@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import plotly.graph_objects as go
 import polars as pl
@@ -14,7 +15,7 @@ from plotly.utils import PlotlyJSONEncoder
 from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.step_time import step_names_in_words
 from dpro.analysis.summary import finding_info, gain_info, health_info, run_info, trust_info
-from dpro.dashboards.account import healing_in_words
+from dpro.dashboards.account import advice_info, healing_in_words
 from dpro.dashboards.command import load
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
@@ -29,7 +30,9 @@ from dpro.dashboards.views.verdict import (
 )
 from dpro.replay.fidelity.accuracy import criterion
 from dpro.schema import STEPS, conform
+from dpro.store import open_run
 from dpro.units import format_duration
+from dpro.verdict.verdict import explain
 from dpro.verdict.words import limit_of_run
 from tests.builders import TinyRun, cpu_job
 
@@ -76,7 +79,41 @@ def test_steps_of_a_gpu_that_did_not_time_them_are_as_long_as_in_the_breakdown(t
     assert heat_info(loaded)["value_ms"].to_list() == parts["duration_ms"].to_list()
     assert "as in Breakdown" in str(VIEW.sections["verdict-run"](loaded, Link()))
     basis = str(BREAKDOWN.sections["breakdown-rank"](loaded, Link()))
-    assert "The usual step, 303 us, is the mean of these steps" in basis
+    said = "The usual step takes 303 us without recording's cost: the mean of steps 0-2 (3 of 3 recorded)."
+    assert said in basis
+    assert said in str(BREAKDOWN.sections["breakdown-rank"](loaded, parse_link("?steps=1")))
+
+
+def test_the_usual_step_of_a_job_is_that_of_its_last_rank_while_the_bars_are_of_each_rank(slow):
+    assert " ms until its last rank is done, without recording's cost: the mean of steps " in str(
+        BREAKDOWN.sections["breakdown-rank"](slow, Link())
+    )
+
+
+def test_advice_beside_what_was_found_does_not_send_the_reader_there(slow):
+    heal = advice_info(slow, explain(slow)).filter(edit="heal:rank=1")
+    assert heal["how"].to_list() == [""]
+    assert "What was found, in Verdict" not in str(VIEW.sections["verdict-advice"](slow, Link()))
+
+
+def test_a_hang_is_told_once_in_each_panel_and_no_trust_in_predictions_is_given(repository):
+    hung = load(open_run(repository / "sample_traces" / "h200_hang"))
+    short, findings, trust = (
+        str(VIEW.sections[f"verdict-{name}"](hung, Link())) for name in ("short", "findings", "trust")
+    )
+    assert "The job hung at step 31" in short
+    assert "Where its step goes is not known" not in short
+    assert "The job hung at step 31" not in findings
+    assert findings.count("its GPU never completed all_reduce #125") == 1
+    assert "confidence 0.90 of 1." in trust
+    assert "Predictions" not in trust
+
+
+def test_the_spans_of_a_slow_rank_are_marked_beside_those_of_its_peers(slow):
+    advice = str(VIEW.sections["verdict-advice"](slow, Link()))
+    (address,) = re.findall(r"mark its spans in the timeline', href='([^']*)'", advice)
+    assert parse_link(address).options["find"]
+    assert parse_link(address).ranks == ()
 
 
 def test_the_figure_of_the_steps_has_their_numbers(slow):

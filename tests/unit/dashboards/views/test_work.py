@@ -26,7 +26,8 @@ from dpro.dashboards.views.collectives import (
     transfer_info,
 )
 from dpro.dashboards.views.difference import waterfall_figure
-from dpro.dashboards.views.kernels import in_steps, kernel_info
+from dpro.dashboards.views.kernels import VIEW as KERNELS
+from dpro.dashboards.views.kernels import kernel_info
 from dpro.dashboards.views.matrix import late_info
 from dpro.dashboards.views.verdict import VIEW as FIRST
 from dpro.dashboards.views.whatif import (
@@ -47,7 +48,8 @@ from dpro.errors import Unanswerable, UsageError
 from dpro.extensions.trial.changes import kind_of_edit
 from dpro.extensions.trial.ledger import LedgerEntry, Ratio, append
 from dpro.extensions.trial.panel import add_tries, ledger_info
-from dpro.replay.cost.curves import fit_line, medians
+from dpro.replay.cost.curves import UNCLEAR_FIT, fit_line, medians
+from dpro.replay.steps import recorded_steps
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import parse_edit
@@ -124,6 +126,17 @@ def test_the_line_of_transfers_never_falls_where_one_size_was_slow():
     assert np.allclose(stuck.y, [21e-6, 500e-6, 120e-6, 1020e-6])  # what was measured is drawn, too
 
 
+def test_no_line_is_drawn_where_its_errors_are_as_large_as_itself():
+    sizes, times = np.repeat([4e6, 9e6], 2), np.array([4e3, 14e3, 5e3, 13e3])
+    transfers = pl.DataFrame(
+        {"rank": 0, "step": 0, "op": "all_reduce", "group": "world", "bytes": sizes, "transfer_us": times,
+         "payload_gbps": 1.0}
+    )  # fmt: skip
+    figure = transfer_figure(transfers, {("all_reduce", "world"): fit_line(sizes, times * 1e3)}, "light")
+    assert figure.data[0].name == f"all_reduce<br>{UNCLEAR_FIT}"
+    assert not any(part.mode == "lines" for part in figure.data)
+
+
 def test_the_rank_that_comes_last_keeps_the_others_waiting(loaded):
     ranks = last_info(arrivals(loaded, Link()))
     assert ranks["last"].to_list() == [0, 3]
@@ -155,6 +168,21 @@ def test_a_wait_is_one_figure_in_table_chart_matrix_and_breakdown(tmp_path):
         assert sums == (waited_ns, moved_ns)
 
 
+def test_time_in_which_a_rank_waits_in_two_calls_counts_once(tmp_path):
+    run = TinyRun()
+    for rank, arrives in ((0, (100, 150)), (1, (300, 400))):
+        run.step(0, 0, 500, rank)
+        for call, (begin, stream) in enumerate(zip(arrives, (20, 21))):
+            run.call(10 * call, 10 * call + 5, call, rank)
+            group = {"group": str(stream), "stream": stream}
+            run.nccl(begin, 420, call, rank, **group)
+    loaded = load(run.write(tmp_path))
+    came = arrivals(loaded, Link())
+    assert last_info(came)["waited_ms"].to_list() == pytest.approx([0.3, 0])  # from 100 to 400 us
+    assert last_info(came)["kept_waiting_ms"].to_list() == pytest.approx([0, 0.3])
+    assert late_info(came)["waited_ms"].to_list() == pytest.approx([0.3])
+
+
 def test_calls_without_all_ranks_are_in_the_total_alone_and_counted_below_the_table(tmp_path):
     run = gpu_job()
     run.call(2, 4, 77, 0)
@@ -175,8 +203,11 @@ def test_long_waits_are_in_seconds():
 
 
 def test_kernels_are_those_of_the_selection_ordered_and_filtered(loaded):
+    def of(query):
+        return KERNELS.tables["kernels"](loaded, parse_link(query))
+
     def names(query):
-        return kernel_info(loaded.spans, loaded.steps, parse_link(query))["name"].to_list()
+        return of(query)["name"].to_list()
 
     assert names("")[0] in ("softmax", "ncclDevKernel")
     assert names("?sort=name") == sorted(names(""))
@@ -185,21 +216,42 @@ def test_kernels_are_those_of_the_selection_ordered_and_filtered(loaded):
     assert names("?filter=gemm") == ["gemm"]
     assert names("?sort=nonsense") == names("?sort=total_ms")
     assert names("?ranks=9") == []
-    spans = in_steps(loaded.spans, loaded.steps)
-    one = kernel_info(spans, loaded.steps, parse_link("?steps=1&ranks=0"))
+    one = of("?steps=1&ranks=0")
     assert one["count"].to_list() == [1] * 5
     assert one["share"].sum() == pytest.approx(1)
     assert one["per_step_ms"].to_list() == one["total_ms"].to_list()
-    two = kernel_info(spans, loaded.steps, parse_link("?steps=1,2&ranks=0"))
+    two = of("?steps=1,2&ranks=0")
     assert (2 * two["per_step_ms"]).to_list() == pytest.approx(two["total_ms"].to_list())
-    without = kernel_info(loaded.spans, loaded.steps.clear(), Link())
+    without = kernel_info(loaded.spans, recorded_steps(loaded.spans, loaded.steps).clear(), Link())
     assert without["per_step_ms"].null_count() == without.height > 0
+
+
+def test_kernels_outside_of_the_steps_that_count_are_left_out_and_the_table_names_these_steps(tmp_path):
+    run = TinyRun()
+    run.call(0, 5, 90)
+    run.kernel("before", 10, 1000, 90)
+    at = 1000
+    for step, length in enumerate((900, 100, 100, 100)):  # the first one is far longer than a usual one
+        run.call(at, at + 5, step)
+        run.kernel("gemm", at + 10, at + length - 5, step)
+        run.call(at + 5, at + length, 100 + step, name="cudaDeviceSynchronize")
+        run.step(step, at, at + length)
+        at += length
+    made = load(run.write(tmp_path))
+    (row,) = KERNELS.tables["kernels"](made, Link()).to_dicts()
+    assert (row["name"], row["count"], row["total_ms"]) == ("gemm", 3, pytest.approx(3 * 0.085))
+    assert row["per_step_ms"] == pytest.approx(0.085)
+    note = "Work of the usual steps 1-3 (3 of 4 recorded)."
+    assert note in str(KERNELS.sections["kernels-table"](made, Link()))
+    (all_four,) = KERNELS.tables["kernels"](made, parse_link("?steps=0-3")).to_dicts()
+    assert (all_four["count"], all_four["per_step_ms"]) == (4, pytest.approx((885 + 3 * 85) / 4000))
 
 
 def test_operators_of_a_job_without_gpus_have_a_class_as_kernels_have():
     names = {"aten::mm": "gemm", "c10d::allreduce_": "communication", "aten::copy_": "memory"}
     spans = pl.DataFrame({"name": list(names), "kind": "cpu_op", "duration_ns": 10, "start_ns": [0, 20, 40]})
-    found = kernel_info(conform(SPANS, spans.with_columns(rank=0, window=0, tid=1)), STEPS.empty(), Link())
+    spans = conform(SPANS, spans.with_columns(rank=0, window=0, tid=1))
+    found = kernel_info(spans, recorded_steps(spans, STEPS.empty()), Link())
     assert dict(found.select("name", "class").iter_rows()) == names
 
 
@@ -208,6 +260,8 @@ def test_edits_are_those_of_the_link_one_a_line():
     assert edits_of(link) == [parse_edit("heal:rank=1"), parse_edit("network:bandwidth=2")]
     with pytest.raises(UsageError, match="did you mean"):
         edits_of(Link(options={"edit": "heel:rank=1"}))
+    with pytest.raises(UsageError, match="“edits, by example” has all"):
+        edits_of(Link(options={"edit": "frobnicate"}))
 
 
 def test_a_prediction_is_drawn_with_its_interval(loaded):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.interpolate import PchipInterpolator
 
-from dpro.replay.cost.curves import fit_curve, growth, left_out, medians, monotone, scale
+from dpro.replay.cost.curves import fit_curve, fit_line, growth, left_out, medians, monotone, scale
 
 MEASURED = st.dictionaries(st.integers(0, 30), st.floats(1e2, 1e9), min_size=3, max_size=20)
 
@@ -81,3 +81,15 @@ def test_what_is_far_from_any_size_may_be_further_off():
     rate = growth(sizes, left_out(sizes, times, fit_curve(sizes, times).line_ns(sizes)))
     near, middle, beyond = scale(sizes, rate, np.array([2.0**12, 2.0**13, 2.0**21]))
     assert near < middle < beyond
+
+
+def test_only_parts_of_a_line_that_are_larger_than_their_errors_are_clear():
+    sizes = np.repeat([1e3, 1e5, 1e7], 20)
+    exact = fit_line(sizes, 20e3 + sizes)  # 20 us, then 1 GB/s
+    assert (exact.clear_latency_ns, exact.clear_gbps) == (pytest.approx(20e3), pytest.approx(1.0))
+    assert exact.is_line
+    alike = fit_line(np.full(20, 1e6), np.full(20, 2e6))
+    assert (alike.clear_latency_ns, alike.clear_gbps, alike.is_line) == (None, pytest.approx(0.5), False)
+    two_sizes, wide = np.repeat([4e6, 9e6], 2), np.array([4e6, 14e6, 5e6, 13e6])
+    unclear = fit_line(two_sizes, wide)
+    assert (unclear.clear_latency_ns, unclear.clear_gbps, unclear.is_line) == (None, None, False)

@@ -103,6 +103,8 @@ def test_the_example_of_every_edit_is_one(name):
         ("heal:rank=one", "rank must be a whole number, not 'one'"),
         ("heal:rank=1.5", "rank must be a whole number"),
         ("heal:rank", "rank needs a value"),
+        ("heal:rank=1, hide-input", "heal: 'hide-input' is no key=value; write another edit separately"),
+        ("heal:rank=1,slow:rank=2", "heal: 'slow:rank=2' is no key=value; write another edit separately"),
         ("heal:rank=", "rank needs a value"),
         ("scale:factor=fast", "factor must be a number, not 'fast'"),
         ("scale:factor=-1", "must be from 0 to"),

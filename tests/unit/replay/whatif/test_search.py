@@ -34,7 +34,13 @@ from dpro.replay.whatif.search import (
     in_order,
     replayed_gains,
 )
-from dpro.replay.whatif.sensitivity import FACTORS, break_even, limiting_part, sensitivity
+from dpro.replay.whatif.sensitivity import (
+    FACTORS,
+    break_even,
+    curve_sentence,
+    limiting_part,
+    sensitivity,
+)
 from dpro.store import open_run
 from tests.builders import TinyRun
 from tests.ddp import ddp_job
@@ -198,6 +204,19 @@ def test_everything_that_is_tried_can_be_asked_for(tmp_path):
 def test_break_even_is_where_nine_tenths_are_gained(step_at, expected):
     found = break_even(100.0, FACTORS, [step_at(factor) for factor in FACTORS])
     assert found == (None if expected is None else pytest.approx(expected, rel=0.01))
+
+
+def test_a_gain_goes_no_further_than_the_next_limit_and_a_part_that_stays_the_limit_has_none(tmp_path):
+    steps = [1 + 100 / factor for factor in FACTORS]  # the other 1 ms is the limit only from x100 on
+    assert break_even(101.0, FACTORS, steps) == pytest.approx(100 / 1.2)  # with what is left at x1000
+    slow_input = slower(equal_work(1, 4), "data", [0], plus=1e6)
+    curves = {curve.part: curve for curve in sensitivity(graph_of(tmp_path, slow_input))}
+    alone = curves["input"]
+    assert (alone.break_even, alone.then) == (None, "input")
+    assert alone.step_ms[-1] < alone.base_ms / 100
+    assert curve_sentence(alone) == (
+        "the input pipeline: x29.96 once it is 30 times as fast, and it is still the limit"
+    )
 
 
 def test_part_that_limits_is_shown_by_the_critical_path(tmp_path):
