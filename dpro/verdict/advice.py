@@ -555,18 +555,20 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     prepared = _work_by_name(facts, before_input)
     if facts.first_call and prepared.sort("took_ns")["name"].last() == facts.first_call[0]:
         return  # later steps do not repeat a first call
+    or_on_gpu = "" if facts.computes_on_hosts else " or on the GPU"
     in_workers = prepared["name"].str.contains("_MultiProcessingDataLoaderIter").any()
     if crowded:
-        how = "prepare less input per sample, or on the GPU"
+        how = f"prepare less input per sample{or_on_gpu}"
     elif in_workers:
         how = "more DataLoader workers (num_workers), or less work per sample"
     else:
-        how = "prepare the input beside the step or on the GPU"
+        how = f"prepare the input beside the step{or_on_gpu}"
     longest = _longest_names(prepared, facts.rank_steps)
     loading = None if crowded else best_of(facts, facts.candidates("workers"))
     is_hidden = _hides_input(facts, gain)
     if loading is not None:
-        do = f"have {loading.what()} (num_workers) load the input, or prepare it on the GPU{longest}"
+        or_prepare = "" if facts.computes_on_hosts else ", or prepare it on the GPU"
+        do = f"have {loading.what()} (num_workers) load the input{or_prepare}{longest}"
         advice = by_edit("input", do, loading)
         yield replace(advice, gain_low=1.0) if is_hidden else advice
         return

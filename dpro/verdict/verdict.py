@@ -36,7 +36,7 @@ from dpro.errors import DproError, Unanswerable
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.fidelity.accuracy import cut_in_words, deep_and_usual, taken_out_in_words, without_spans
 from dpro.replay.phases import in_words
-from dpro.replay.steps import StepSeries
+from dpro.replay.steps import StepSeries, kernel_totals
 from dpro.replay.whatif.predict import Prediction, gain_uncertainty, measured_ns
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import can_combine, in_order
@@ -81,6 +81,7 @@ NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks a
 NOTABLE = 0.2  # of GPU time: communication with a larger share is tempting
 WINDOWS_ONLY = "deep windows mostly contain the overhead of recording"
 NOT_RECORDED = "what devices wait for was not recorded"
+EXCHANGING = r"^(c10d::|gloo:|nccl:|record_param_comms)"  # operators that call or carry out collectives
 LONGEST_KERNELS = 20  # kernels that are grouped by name to find those that take most of a step
 NOT_DIAGNOSED, NO_FIT = "not diagnosed", "the replay does not fit"
 UNKNOWN = 0.5  # of computing time: with more in kernels of unknown kind, advice may miss what they do
@@ -676,6 +677,8 @@ def cause_of(facts: JobFacts, limit: str) -> str:
             f"threads of ranks wait for a CPU core {still.share:.0%} of the step, on average "
             f"{still.at_once:.0f} of {ranks} ranks at a time"
         )
+    if limit == COMPUTE and facts.computes_on_hosts:
+        return longest_operators(facts.spans)
     if limit == COMPUTE:
         of_short: dict[str, list[str]] = {}  # short name -> kernels that do one thing per element
         for name in facts.computing_kernels["name"].head(LONGEST_KERNELS):
@@ -687,6 +690,15 @@ def cause_of(facts: JobFacts, limit: str) -> str:
     if limit == COMMUNICATION:
         return ", ".join(facts.short_names[name] for name in facts.communication_kernels["name"].head(1))
     return ""
+
+
+def longest_operators(spans: pl.DataFrame) -> str:
+    """Return the operators of hosts that compute longest, with their shares of compute, by their own time."""
+    totals = kernel_totals(spans)
+    computing = totals.filter(~pl.col("name").str.contains(EXCHANGING))
+    whole = max(computing["total_ns"].sum(), 1)
+    longest = computing.select("name", "total_ns").head(2).iter_rows()
+    return ", ".join(f"{name} {total_ns / whole:.0%}" for name, total_ns in longest)
 
 
 def _launching(facts: JobFacts) -> str:
