@@ -757,7 +757,8 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
     autocast = dict.fromkeys([*on_tensor_cores, *floats], 0.5) | dict.fromkeys(names, 1 / most)
     if facts.share_of(names) >= SURE_TO_SHOW:
         gpu = GPUS.get(facts.gpu)
-        how = "autocast" if gpu and gpu.tflops["tf32"] <= gpu.tflops["fp32"] else "TF32, or autocast"
+        has_tf32 = gpu is None or gpu.tflops["tf32"] > gpu.tflops["fp32"]
+        how = 'torch.set_float32_matmul_precision("high"), or autocast' if has_tf32 else "autocast"
         do = f"matmuls on tensor cores ({how}): {short_kernel(names[0])} and others are FP32, "
         do += f"{facts.share_of(names):.0%} of compute"
         at_least = dict.fromkeys(names, 1 / least)
