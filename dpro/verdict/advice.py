@@ -24,6 +24,7 @@ from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.recorders import RECORDER_FRAMES, STACKS, how_to_record, is_of_xla
+from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import GPUS, stored_as
 from dpro.replay.graph import NO_SPAN, Graph, NodeKind
 from dpro.replay.steps import host_facts
@@ -1058,7 +1059,8 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
     gain = facts.gains_by_limit().get(SYNCHRONISATION, 1.0)
     if gain < 1.03:
         return
-    waits = pl.concat(facts.job.map_ranks(_measured_waits)).select("rank", "span_id", "waited_ns")
+    waits = pl.concat(facts.job.map_ranks(_measured_waits))
+    waits = waits.select("rank", "span_id", "waited_ns", call="name")
     usual = facts.spans.join(waits, on=["rank", "span_id"]).sort("waited_ns", "span_id", descending=True)
     before_ns = pl.col("waited_ns").cum_sum() - pl.col("waited_ns")
     longest = usual.filter(before_ns < NEARLY_ALL * pl.col("waited_ns").sum())
@@ -1069,12 +1071,30 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if ended is not None:
         yield by_edit(
             "sync",
-            f"remove waits for the GPU (.item(), .to(), blocking copies), "
+            f"remove waits for the GPU ({_waiting_in_words(longest, facts.spans)}), "
             f"{counted(max(round(count), 1), 'call')} a step"
             f"{place_of(longest, facts.spans)}",
             ended,
             "the results can be read later",
         )
+
+
+def _waiting_in_words(waits: pl.DataFrame, spans: pl.DataFrame) -> str:
+    """Return the two calls that wait longest, each with its operator: `cudaMemcpyAsync in aten::copy_`.
+
+    Args:
+        waits: some rows of `spans`, with `call`, the name of what waits, and `waited_ns`.
+    """
+    operators = spans.filter(pl.col("kind") == "cpu_op")
+    around = pl.Series(innermost(operators, waits))
+    names = operators["name"].gather(around.replace(-1, None))
+    operator = pl.when(pl.col("name") != pl.col("call")).then("name").otherwise(names)
+    named = waits.group_by("call", operator=operator).agg(pl.col("waited_ns").sum())
+    longest = named.sort("waited_ns", "call", "operator", descending=[True, False, False]).head(2)
+    return " and ".join(
+        f"{call} in {operator}" if operator else call
+        for call, operator in longest.select("call", "operator").iter_rows()
+    )
 
 
 def _measured_waits(graph: Graph) -> pl.DataFrame:
