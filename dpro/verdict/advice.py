@@ -26,6 +26,7 @@ from dpro.errors import DproError
 from dpro.recorders import RECORDER_FRAMES, STACKS, how_to_record, is_of_xla
 from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import GPUS, stored_as
+from dpro.replay.gradient_buckets import framework_of, half_precision_setting
 from dpro.replay.graph import NO_SPAN, Graph, NodeKind
 from dpro.replay.steps import host_facts
 from dpro.replay.timeline import warm_up
@@ -36,7 +37,7 @@ from dpro.replay.whatif.edits.kernels import COMPILED
 from dpro.replay.whatif.edits.synchronisation import redundant_reductions
 from dpro.replay.whatif.graph_ops.aside import COMPILER
 from dpro.replay.whatif.predict import Prediction
-from dpro.schema import GPU_WORK_KINDS
+from dpro.schema import BUCKETS, GPU_WORK_KINDS
 from dpro.units import format_bytes, format_duration
 from dpro.verdict.facts import BYTES, JobFacts, exchanges_of_objects, place_of, short_kernel
 from dpro.verdict.limits import (
@@ -103,6 +104,9 @@ WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch chan
 EFFORT = {"new code": 2.0, "other hardware": 2.0}  # relative to a line or a setting
 OFTEN = 0.5  # times per step and rank above which something is done in each
 WARM = 3.0  # length of warm-up over that of all usual steps above which warm-up dominates a recording
+REDUCER = r"^DistributedDataParallel\.forward|distributed(::|\.ddp\.)reducer"  # ranges of DDP
+    r"^DistributedDataParallel\.forward|^torch(::distributed|\.distributed\.ddp)(::|\.)reducer"  # of DDP
+)
 _SOFTMAX = r"(?i)softmax"
 _WRITTEN_OUT = (r"(?i)\bexp_kernel", r"(?i)MaxOps|MaxNanFunctor")  # parts of a softmax; with a log, of a loss
 _LOG = r"(?i)\blog_kernel"
@@ -405,7 +409,6 @@ def by_edit(kind: str, do: str, prediction: Prediction, assumes: str = "") -> Ad
 # Changes advised for their gain alone: the edit, the kind of advice, and what to do.
 _EDITS: Sequence[tuple[str, str, str]] = (
     ("optimizer:impl=fused", "optimizer", "a fused optimizer (fused=True)"),
-    ("compress:to=bf16", "compression", "reduce gradients in bf16 (a communication hook of DDP)"),
     (EVEN_SEQUENCES, "balance-input", "spread long and short samples evenly over the ranks"),
 )
 
@@ -416,10 +419,28 @@ def _predicted(facts: JobFacts, limit: str) -> Iterator[Advice]:
         prediction = best_of(facts, [text])
         if prediction is not None and (prediction.effect == "faster" or kind in _FIRST.get(limit, ())):
             yield by_edit(kind, do, prediction)
+    prediction = best_of(facts, ["compress:to=bf16"])
+    if prediction is not None and (prediction.effect == "faster" or "compression" in _FIRST.get(limit, ())):
+        do, effort = reducing_in_bf16(facts.analysis)
+        yield replace(by_edit("compression", do, prediction), effort=effort)
     prediction = best_of(facts, facts.candidates("bucket"))
     if prediction is not None and prediction.effect == "faster":
         (bucket,) = prediction.edits
         yield by_edit("buckets", f"{bucket.describe()}: {bucket.how()}", prediction)
+
+
+def reducing_in_bf16(analysis: Analysis) -> tuple[str, str]:
+    """Return how to reduce gradients in bf16 with what reduces them in the job, and the effort.
+
+    DDP shows itself by its ranges, or by its buckets.
+    """
+    buckets = analysis.run.table(BUCKETS, ["source"])["source"]
+    framework = framework_of(analysis.run)
+    if framework:
+        return f"reduce gradients in bf16: {half_precision_setting(framework, 'bf16')}", EFFORTS["line"]
+    if buckets.str.starts_with("DDP").any() or analysis.spans["name"].str.contains(REDUCER).any():
+        return "reduce gradients in bf16 (a communication hook of DDP)", EFFORTS["line"]
+    return "reduce gradients in bf16, in the code that reduces them", EFFORTS["code"]
 
 
 def interval_of(prediction: Prediction) -> tuple[float, float]:
