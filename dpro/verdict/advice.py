@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
+from dpro.analysis.analysis import Analysis
 from dpro.analysis.predictions import under_any_load
 from dpro.arrays import Bools, Ints
 from dpro.detect import load_model, pauses
@@ -105,8 +106,6 @@ EFFORT = {"new code": 2.0, "other hardware": 2.0}  # relative to a line or a set
 OFTEN = 0.5  # times per step and rank above which something is done in each
 WARM = 3.0  # length of warm-up over that of all usual steps above which warm-up dominates a recording
 REDUCER = r"^DistributedDataParallel\.forward|distributed(::|\.ddp\.)reducer"  # ranges of DDP
-    r"^DistributedDataParallel\.forward|^torch(::distributed|\.distributed\.ddp)(::|\.)reducer"  # of DDP
-)
 _SOFTMAX = r"(?i)softmax"
 _WRITTEN_OUT = (r"(?i)\bexp_kernel", r"(?i)MaxOps|MaxNanFunctor")  # parts of a softmax; with a log, of a loss
 _LOG = r"(?i)\blog_kernel"
