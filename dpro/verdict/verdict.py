@@ -338,9 +338,17 @@ def _why_not_representative(analysis: Analysis) -> NoLimit | None:
         return NoLimit(cut[0], "copy the truncated traces again, or record again")
     both = deep_and_usual(analysis.steps)  # times of steps in deep windows, as recorded, and of the others
     if both and both[0] / both[1].typical_ns >= FAR:
-        do = "record for longer, with fewer windows (--skip, --every): they slow such short steps too much"
-        return NoLimit(WINDOWS_ONLY, do)
+        return NoLimit(WINDOWS_ONLY, f"{_fewer_windows(analysis.steps)}: they slow such short steps too much")
     return None
+
+
+def _fewer_windows(steps: pl.DataFrame) -> str:
+    """Return how to record with fewer deep windows than a run has, or with a later one where it has one."""
+    in_windows, recorded = steps.filter(pl.col("window") >= 0), steps["step"].n_unique()
+    windows = in_windows["window"].n_unique()
+    if windows > 1:
+        return f"record with fewer windows (--every {2 * recorded // windows})"
+    return f"record for longer, with a later window (--skip {recorded // 2})"
 
 
 def _why_no_limit(facts: JobFacts, limit: Limit | None, untold: NoLimit | None) -> list[str]:

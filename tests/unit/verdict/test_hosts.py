@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import polars as pl
 import pytest
 
 from dpro.analysis.analysis import Analysis
@@ -11,7 +12,7 @@ from dpro.replay.whatif.code import code_difference
 from dpro.replay.whatif.registry import parse_edit
 from dpro.store import open_run
 from dpro.verdict.limits import COMPUTE, HOST
-from dpro.verdict.verdict import Limit, explain
+from dpro.verdict.verdict import Limit, _fewer_windows, explain
 from dpro.verdict.words import limit_in_words, lines_of
 from tests.builders import TinyRun, gpu_job
 from tests.jobs import ROOT
@@ -61,3 +62,14 @@ def test_compute_of_devices_is_named_by_kernels(tmp_path):
 @pytest.mark.parametrize("kind", [COMPUTE, HOST])
 def test_a_limit_is_worded_alike_with_and_without_devices(kind):
     assert not OF_GPUS.search(limit_in_words(Limit(kind, 1.5, 0.4), 10.0))
+
+
+def steps_with_windows(windows: int) -> pl.DataFrame:
+    """60 steps of a rank: two in each deep window."""
+    deep = {20 * window + step: window for window in range(windows) for step in (5, 6)}
+    return pl.DataFrame({"step": range(60), "window": [deep.get(step, -1) for step in range(60)]})
+
+
+@pytest.mark.parametrize(("windows", "option"), [(1, "--skip 30"), (3, "--every 40")])
+def test_fewer_windows_are_advised_only_where_there_were_several(windows, option):
+    assert option in _fewer_windows(steps_with_windows(windows))
