@@ -161,7 +161,8 @@ def outcome_in_words(answers: Answers) -> str:
         return "no deep window was recorded, since no rank answered"
     given = answers.given[min(answers.given)]
     if "paid_in_s" in given:
-        return f"a deep window is postponed for {given['paid_in_s']:,.0f} s, since {given['why_not']}"
+        postponed_s = max(given["paid_in_s"], 1.0)
+        return f"a deep window is postponed for {postponed_s:,.0f} s, since {given['why_not']}"
     if given["why_not"]:
         return f"no deep window was recorded, since {given['why_not']}"
     first, end = given["steps"]

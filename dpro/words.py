@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, takewhile
 from typing import Any
@@ -78,13 +79,25 @@ def shortened(text: str, most: int) -> str:
 def distinct_names(names: Sequence[str], most: int) -> list[str]:
     """Cut names to at most `most` characters so that they stay distinct: `Cijk_Alik_Blj…_MT128x256…`.
 
+    Where no part of that length tells names apart, they are numbered: `elementwise #2…direct_copy…`.
+
     Args:
         most: number of characters, at least 8.
     """
-    same: dict[str, set[str]] = {}
+    alike: dict[str, set[str]] = {}
     for name in names:
-        same.setdefault(shortened(name, most), set()).add(name)
-    return [_without_middle(name, same[shortened(name, most)] - {name}, most) for name in names]
+        alike.setdefault(name[: most - 1], set()).add(name)
+    by_name: dict[str, str] = {}
+    times: Counter[str] = Counter()
+    for name in dict.fromkeys(names):
+        cut = name
+        if len(name) > most:
+            cut = _without_middle(name, alike[name[: most - 1]] - {name}, most)
+        times[cut] += 1
+        head, mark, end = cut.partition(_MORE)
+        number = f" #{times[cut]}" if times[cut] > 1 else ""
+        by_name[name] = head[: len(head) - len(number)] + number + mark + end
+    return [by_name[name] for name in names]
 
 
 def _without_middle(name: str, others: Iterable[str], most: int) -> str:

@@ -5,6 +5,7 @@ Takes the analyses of both runs; returns a `DifferenceDocument`, and the sentenc
 
 from __future__ import annotations
 
+import math
 import shlex
 
 import polars as pl
@@ -16,7 +17,7 @@ from dpro.analysis.selected import replayed_steps
 from dpro.analysis.step_time import median_change
 from dpro.replay.difference import DifferenceDocument, TypicalChange, explain
 from dpro.replay.fidelity.accuracy import MIN_USUAL_STEPS
-from dpro.replay.steps import device_step_ns, series_outside
+from dpro.replay.steps import device_step_ns, series_outside, step_series
 from dpro.selection import ALL, Selection
 from dpro.units import format_ms, ms, signed_ms
 from dpro.words import counted
@@ -46,6 +47,8 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
         first_doubts.append(
             "steps in deep windows changed the other way: the rows do not explain the other steps"
         )
+    if not (selection or measured) and is_within_variation(a.steps, b.steps):
+        first_doubts.append("the change is within the variation of steps")
     if abs(document.unexplained_ms) > abs(document.delta_ms):
         first_doubts.append("the unexplained part exceeds the whole change: the rows say little about it")
     return replace(
@@ -54,6 +57,23 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
         commands=difference_in_words(*(shlex.join(run.run.manifest.command) for run in (a, b))),
         doubts=[*first_doubts, *doubts],
     )
+
+
+ERRORS = 2.0  # standard errors of the difference of two means within which it is no change
+
+
+def is_within_variation(a: pl.DataFrame, b: pl.DataFrame) -> bool:
+    """Return whether the mean steps of two runs differ by no more than chance may cause.
+
+    Args:
+        a, b: tables from `Analysis.steps`; with fewer than two steps in one, nothing is known of chance.
+    """
+    series = step_series(a), step_series(b)
+    times = [each.times[~each.paused] for each in series if each is not None]
+    if len(times) < len(series) or min(each.size for each in times) < 2:
+        return False
+    error_ns = math.sqrt(sum(each.var(ddof=1) / each.size for each in times))
+    return bool(abs(times[1].mean() - times[0].mean()) <= ERRORS * error_ns)
 
 
 def how_known(document: DifferenceDocument) -> list[str]:

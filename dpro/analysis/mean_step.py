@@ -240,14 +240,23 @@ def mfu_of(analysis: Analysis) -> tuple[Mfu | None, str]:
 
 
 def rate_of(analysis: Analysis) -> tuple[Inputs | None, str]:
-    """Return samples and tokens per second, of a step over the typical step; or None, and the reason."""
+    """Return samples and tokens per second, pauses included; or None, and the reason."""
     inputs, unknown = inputs_of_step(analysis)
-    series = step_series(analysis.steps)
     if inputs is None:
         return None, unknown
-    if series is None or not series.typical_ns:
+    paced_ns = pace_ns(analysis)
+    if not paced_ns:
         return None, "no step was timed"
-    return Inputs(*(amount / series.typical_ns * NS_PER_S for amount in inputs)), ""
+    return Inputs(*(amount / paced_ns * NS_PER_S for amount in inputs)), ""
+
+
+def pace_ns(analysis: Analysis) -> float:
+    """Return the time of all steps over their number, pauses included, in ns; 0 where no step was timed.
+
+    Throughput is per this time: samples over a median would be those of a job without slow steps.
+    """
+    series = step_series(analysis.steps)
+    return series.mean_ns if series is not None else 0.0
 
 
 @cached
@@ -288,15 +297,15 @@ def _replicas_known(analysis: Analysis) -> bool:
 
 
 def inputs_per_s(analysis: Analysis) -> float | None:
-    """Return elements of batches per second, of a step over the typical step; None if not counted."""
+    """Return elements of batches per second, pauses included; None if not counted."""
     from dpro.detect.load_model import WORKLOAD
 
     counted = analysis.counters.filter((pl.col("counter") == WORKLOAD) & (pl.col("value") > 0))
-    series = step_series(analysis.steps)
-    if counted.is_empty() or series is None or not series.typical_ns:
+    paced_ns = pace_ns(analysis)
+    if counted.is_empty() or not paced_ns:
         return None
     of_rank = counted.group_by("rank").agg(pl.col("value").mean())
-    return _of_replicas(analysis, of_rank, "value") / series.typical_ns * NS_PER_S
+    return _of_replicas(analysis, of_rank, "value") / paced_ns * NS_PER_S
 
 
 def _of_replicas(analysis: Analysis, of_rank: pl.DataFrame, column: str) -> float:
@@ -329,9 +338,9 @@ def facts_of(mean: MeanStep) -> list[tuple[str, str]]:
     if mean.samples_per_s is not None:
         samples = f"{format_rate(mean.samples_per_s)} samples"
         tokens = f"{mean.tokens_per_s:,.0f} tokens ({samples})" if mean.tokens_per_s else samples
-        rows.append(("throughput", f"{tokens} per second in a typical step, all recorded ranks"))
+        rows.append(("throughput", f"{tokens} per second, pauses included, all recorded ranks"))
     elif mean.inputs_per_s is not None:
-        elements = f"{mean.inputs_per_s:,.0f} elements of batches per second in a typical step, all ranks"
+        elements = f"{mean.inputs_per_s:,.0f} elements of batches per second, pauses included, all ranks"
         rows.append(("input", f"{elements}; samples and tokens are not known: {mean.rate_unknown}"))
     else:
         rows.append(("throughput", f"not known: {mean.rate_unknown}"))

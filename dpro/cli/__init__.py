@@ -28,6 +28,8 @@ from dpro.stages import set_display
 from dpro.words import shortened
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from click.shell_completion import CompletionItem
 
 # Sections of `dpro --help`, in the order in which a new user needs them; other sections of extensions follow.
@@ -118,12 +120,10 @@ class LazyGroup(click.Group):
                 ctx.fail(f"two runs: `dpro diff {args[0]} {args[1]}` compares them")
             args = ["explain", *args]
         if args and args[0] not in listed and not args[0].startswith("-") and not ctx.resilient_parsing:
-            from difflib import get_close_matches
-
             beside: list[str] = []
             with suppress(OSError):  # the working directory is gone, or not readable
                 beside = os.listdir()
-            near = get_close_matches(args[0], [*listed, *beside], n=1)
+            near = _nearest(args[0], [*listed, *beside])
             meant = f" Did you mean {near[0]!r}?" if near else ""
             if not near and shutil.which(args[0]):
                 meant = f" To record it: dpro record -o RUN -- {shlex.join(args)}"
@@ -150,6 +150,13 @@ class LazyGroup(click.Group):
             rows = [(name.ljust(width), of.help) for name, of in listed.items() if of.section == section]
             with formatter.section(section):
                 formatter.write_dl(rows)
+
+
+def _nearest(word: str, names: Iterable[str]) -> list[str]:
+    """Return the name that is closest to a word; none if no name is close."""
+    from difflib import get_close_matches
+
+    return get_close_matches(word, list(names), n=1)
 
 
 def _is_path(word: str) -> bool:
@@ -192,6 +199,9 @@ def main() -> None:
             click.echo(error.format_message())
         sys.exit(error.exit_code)
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption):
+            near = _nearest(error.option_name, error.possibilities or ())
+            error = click.NoSuchOption(error.option_name, error.message, near, error.ctx)
         asked = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "dpro"
         message = shortened(error.format_message().removesuffix("."), MAX_MESSAGE)
         fail(UsageError(f"{message} (see `{asked} --help`)"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -190,8 +192,10 @@ def in_words(document: AttachDocument) -> list[str]:
         lines += [f"rank {rank}: did not answer" for rank in document.silent_ranks]
     if isinstance(document, SwitchDocument):
         lines.append(f"takes effect at step {document.from_step}")
+    if isinstance(document, WindowDocument) and not document.copy:
+        lines.append(f"next: dpro attach {shlex.quote(document.run)} -o COPY, then dpro COPY")
     if document.copy:
-        lines.append(f"copied to {document.copy}")
+        lines.append(f"copied to {document.copy}; next: dpro {shlex.quote(document.copy)}")
     return lines
 
 
@@ -205,11 +209,18 @@ def _window_in_words(answer: RankWindow) -> str:
 def _stacks_in_words(answers: Sequence[RankStacks]) -> list[str]:
     """Return the lines of all ranks' stacks, merged to one tree per kind of thread."""
     from dpro.detect.hang.stack_tree import StackedThread, lines_of, merge_stacks
+    from dpro.recorders import RECORDER_FRAMES
     from dpro.words import ranks_in_words
 
     threads = [
         StackedThread(
-            answer.rank, thread.name, [f"{one.file}:{one.line} {one.function}" for one in thread.frames]
+            answer.rank,
+            thread.name,
+            [
+                f"{one.file}:{one.line} {one.function}"
+                for one in thread.frames
+                if not re.search(RECORDER_FRAMES, one.file)
+            ],
         )
         for answer in answers
         for thread in answer.threads

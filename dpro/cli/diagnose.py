@@ -72,7 +72,8 @@ def diagnose(runs: tuple[str, ...], as_json: bool, **given: Any) -> None:
         console().print(f"{capitalised(line)}.")
     for print_more in hooks_of("printed"):
         print_more(analysis.run)
-    if diagnosis.findings and not diagnosis.end.hung:
+    leads_on = diagnosis.findings or not (diagnosis.answerable or analysis.run.manifest.num_cut)
+    if leads_on and not diagnosis.end.hung:
         print_following(run, analysis, ["explain"])
 
 
@@ -152,7 +153,7 @@ def _nothing_found(diagnosis: Diagnosis, limits: str) -> str:
                 "No slow rank or component found in its steps and calls; what its deep windows show is not "
                 "known, since their replay does not fit."
             )
-        return "Not diagnosed: the replay does not fit the trace. `dpro RUN` shows what would help."
+        return "Not diagnosed: the replay does not fit the trace."
     if diagnosis.end.early:
         return "No slow rank or component found before that."
     where = "" if diagnosis.basis == REPLAY else " in its steps and calls"

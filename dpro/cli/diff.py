@@ -116,6 +116,9 @@ def _summary_lines(document: DifferenceDocument) -> list[str]:
     said = how_known(document)
     if said and _rows_of(document):
         said[-1] += ", of which"
+    elif document.delta_ms and not _rows_of(document):
+        rest = f"; {signed_ms(document.unexplained_ms)} is not explained" if document.unexplained_ms else ""
+        said.append(f"no kind of work changed by {MIN_SHARE:.1%} of the step or more{rest}")
     return [*filter(None, [document.commands]), *said]
 
 
@@ -149,7 +152,7 @@ def _rows_of(document: DifferenceDocument) -> list[tuple[float, str, str, str, s
     ]
     less_ms = sum(part.delta_ms for part in document.contributors if part not in shown)
     for rest_ms, words in ((less_ms, LESS), (document.unexplained_ms, UNEXPLAINED)):
-        rows += [(rest_ms, "", "", words, "")] if rest_ms and (shown or abs(rest_ms) >= least_ms) else []
+        rows += [(rest_ms, "", "", words, "")] if rest_ms and shown else []
     return rows
 
 

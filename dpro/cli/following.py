@@ -37,6 +37,8 @@ def _answers(name: str, analysis: Analysis) -> bool:
     with suppress(DproError):
         if name == "report":
             return bool(analysis.run.num_rows(SPANS))
+        if name in ("diagnose", "whatif") and analysis.run.manifest.num_cut:
+            return False  # both would say again that traces are cut short
         if name == "diagnose":
             return bool(analysis.verdict)
         return name == "explain" or bool(not analysis.end.hung and analysis.trust)

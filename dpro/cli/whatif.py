@@ -21,7 +21,7 @@ from dpro.cli.output import (
 from dpro.errors import UsageError
 from dpro.plugins import hooks_of
 from dpro.units import format_bytes
-from dpro.words import capitalised, one_line, shortened
+from dpro.words import capitalised, one_line
 
 if TYPE_CHECKING:
     from dpro.analysis.analysis import Analysis
@@ -325,15 +325,15 @@ def _print_whole(
         return
     if analysis.end.hung:
         out.print("The job hung: these predictions are for the steps before that, and none fixes the hang.")
+    healed = [row for row in answer.predictions if not row.is_advice]
+    tries = explain(analysis).advice if explains or healed else []
     if explains:
         advised = advised_predictions(analysis)
     else:
-        healed = [row for row in answer.predictions if not row.is_advice]
-        texts = [advice.edit for advice in explain(analysis).advice] if healed else []
-        advised = [row for row in healed if heals_as_advised(row, texts)]
+        advised = [row for row in healed if heals_as_advised(row, [advice.edit for advice in tries])]
     trial = None if proposal is None else proposal.trial
-    _print(answer, analysis.run, listed, explained=explains, advised=advised, trial=trial)
-    if explains and (line := unpredicted_in_words(explain(analysis).advice)):
+    _print(answer, analysis.run, listed, explains, advised, tries, trial)
+    if explains and (line := unpredicted_in_words(tries)):
         out.print(line)
     for line in () if proposal is None else proposal.lines:
         out.print(line)
@@ -345,17 +345,19 @@ def _print(
     listed: Listed,
     explained: bool,
     advised: Sequence[Prediction],
+    tries: Sequence[Advice],
     trial: str | None,
 ) -> None:
     """Print trust, the unchanged step, predictions in blocks, and what was not answered.
 
     Args:
-        explained: whether the cost of recording is already on the screen.
+        explained: whether the verdict is already on the screen, with TRY and the cost of recording.
         advised: predictions of what TRY advises, always listed, and first.
+        tries: what TRY advises, as far as it is needed.
         trial: command that tries the edits; empty if none can, None for the default command.
     """
     from dpro.analysis.step_time import usual_step_in_words
-    from dpro.analysis.summary import HEADINGS, WORTH_SHOWING, group_of
+    from dpro.analysis.summary import WORTH_SHOWING
     from dpro.analysis.unanswered import pretended_lines
 
     out, document = console(), answer.document
@@ -376,17 +378,20 @@ def _print(
         changes = changes[: max(MAX_CHANGES - len(advised), 0)]
     bounds = [row for row in worth if listed.bounds and not row.is_advice]
     shown = sorted(
-        [*advised, *changes, *bounds],
-        key=lambda row: list(HEADINGS).index(group_of(row, document.answerable, row in advised)),
+        [*advised, *changes, *bounds], key=lambda row: _place_of(row, document.answerable, advised)
     )
     _print_blocks(shown, document.answerable, advised)
     left = len(others) - len(worth) + len(document.little)
     if left and listed.changes:
         out.print(f"{left} more would change little or nothing (--json has them)")
-    to_make = [*advised, *changes]
+    to_make = [row for row in shown if row.is_advice or row in advised]
     for note in shown[0].notes if listed.asked and shown and not to_make else ():
         out.print(f"  - {note}")
-    _print_how(to_make, run, trial)
+    for line in how_in_words(to_make, tries, explained):
+        out.print(line)
+    sure = [row for row in to_make if listed.asked or row in advised or row.effect == "faster"]
+    if line := measuring_in_words(sure, to_make, run, trial):
+        out.print(line)
     hidden, refused = len(worth) + len(advised) - len(shown), len(document.refused)
     more = [f"{hidden} more (--all)"] if hidden and not listed.changes else []
     more += [f"{refused} not answerable (--why-not)"] if refused and not listed.refused else []
@@ -409,11 +414,18 @@ def _together_in_words(pair: Interaction) -> str:
 
 
 def unpredicted_in_words(tries: Sequence[Advice]) -> str:
-    """Return which advice under TRY no edit predicts, in a line; empty if edits predict all."""
+    """Return which gains under TRY no edit predicts, in a line; empty if edits predict all."""
     without = [
-        f"{number} ({shortened(advice.do, 40)})" for number, advice in enumerate(tries, 1) if not advice.edit
+        str(number)
+        for number, advice in enumerate(tries, 1)
+        if not advice.edit and advice.gain_low is not None
     ]
-    return f"No edit predicts TRY {', '.join(without)}." if without else ""
+    if len(without) == 1:
+        return f"The gain of TRY {without[0]} is estimated from the run; no single edit predicts it."
+    named = " and ".join(without)
+    return (
+        f"The gains of TRY {named} are estimated from the run; no single edit predicts them." if named else ""
+    )
 
 
 def refused_in_words(refused: Sequence[Refusal]) -> list[str]:
@@ -422,6 +434,19 @@ def refused_in_words(refused: Sequence[Refusal]) -> list[str]:
     for refusal in refused:
         edits.setdefault(refusal.reason, []).append(str(refusal.edit))
     return [one_line(f"not answered: {', '.join(names)}: {reason}") for reason, names in edits.items()]
+
+
+def _place_of(row: Prediction, answerable: bool, advised: Sequence[Prediction]) -> tuple[int, bool, float]:
+    """Return the place of a prediction in the list: its group, whether training changes, its gain, negated.
+
+    What TRY advises stays in the order of TRY, and bounds change no training.
+    """
+    from dpro.analysis.summary import HEADINGS, group_of
+
+    group = group_of(row, answerable, row in advised)
+    if group == "advised":
+        return list(HEADINGS).index(group), False, 0.0
+    return list(HEADINGS).index(group), bool(row.training) and row.is_advice, -row.speedup
 
 
 def _print_blocks(shown: Sequence[Prediction], answerable: bool, advised: Sequence[Prediction]) -> None:
@@ -433,12 +458,14 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool, advised: Sequen
     """
     from itertools import groupby
 
-    from dpro.analysis.summary import HEADINGS, effort_in_words, gain_in_words, group_of, step_in_words
+    from dpro.analysis.summary import HEADINGS, effort_in_words, gain_in_words, step_in_words
 
     out = console()
-    out.print("Throughput (samples per second) and the step:")
-    for group, rows in groupby(shown, lambda row: group_of(row, answerable, row in advised)):
-        out.print(f"{HEADINGS[group]}:")
+    if shown:
+        out.print("Throughput (samples per second) and the step:")
+    headings = list(HEADINGS.values())
+    for (place, alters), rows in groupby(shown, lambda row: _place_of(row, answerable, advised)[:2]):
+        out.print(f"{headings[place]}{', by changing the training' if alters else ''}:")
         for row in list(rows)[:ROWS]:
             out.print(f"  {gain_in_words(row)}  {step_in_words(row)}: {row.what()}")
             edits = " ".join(f"--edit '{edit}'" for edit in row.edits)
@@ -447,24 +474,39 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool, advised: Sequen
             out.print(f"{_INDENT}{edits}{'  ' if fits else chr(10) + _INDENT}{block}")
 
 
-def _print_how(shown: Sequence[Prediction], run: Run, trial: str | None = None) -> None:
-    """Print how to make the first change, the notes on it, and how to try the first that can be tried.
+def how_in_words(shown: Sequence[Prediction], tries: Sequence[Advice], explained: bool) -> list[str]:
+    """Return how to make the first change, and the notes on it; nothing if no edit predicts TRY 1.
 
     Args:
+        shown: predictions of changes, those of TRY first.
+        tries: what TRY advises. It says better than an edit how to end a fault, as it has the finding.
+        explained: whether TRY is on the screen, so that the first change is that of TRY 1.
+    """
+    of_try = explained and bool(tries)
+    if not shown or (of_try and not tries[0].edit):
+        return []
+    first = shown[0]
+    by_edit = {advice.edit: advice for advice in tries}
+    advice = by_edit.get(" ".join(map(str, first.edits)))
+    how = first.how()
+    if advice is not None and not first.is_advice:
+        how = f"{advice.do} (assumes that {advice.assumes})"
+    label = "How to do TRY 1" if of_try else "How to make the first change"
+    return [*(f"  - {note}" for note in (*first.notes, *first.training)), f"{label}: {how}"]
+
+
+def measuring_in_words(
+    sure: Sequence[Prediction], shown: Sequence[Prediction], run: Run, trial: str | None = None
+) -> str:
+    """Return how to measure the first change that can be tried; empty if none can.
+
+    Args:
+        sure: those of the predictions shown that are worth a measurement; changes of the training come last.
         trial: command that tries the edits; empty if none can, None for the default command.
     """
-    out = console()
-    if shown:
-        for note in (*shown[0].notes, *shown[0].training):
-            out.print(f"  - {note}")
-        out.print(f"How to make the first change: {shown[0].how()}")
-    named = "it"
-    if trial is None:
-        by_training = [*shown[:1], *sorted(shown[1:], key=lambda one: bool(one.training))]
-        trials = [
-            next(filter(None, (say([one], run) for say in hooks_of("tried"))), "") for one in by_training
-        ]
-        trial = next(filter(None, trials), "")
-        named = "it" if trial in trials[:1] else "one of them"
-    if trial:
-        out.print(f"To measure {named}: {trial}")
+    if trial is not None:
+        return f"To measure it: {trial}" if trial else ""
+    for one in [*sure[:1], *sorted(sure[1:], key=lambda one: bool(one.training))]:
+        if line := next(filter(None, (say([one], run) for say in hooks_of("tried"))), ""):
+            return f"To measure {'it' if one is shown[0] else 'one of them'}: {line}"
+    return ""

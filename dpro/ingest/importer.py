@@ -206,7 +206,8 @@ def find_traces(sources: Sequence[Path]) -> Traces:
         )
         given = "; ".join(advised)
         if not given:
-            given = f"dpro reads {', '.join(importer.name for importer in formats.importers)} files"
+            others = len(formats.importers) - 1
+            given = f"dpro reads PyTorch profiler traces and {others} other formats (docs/formats.md)"
         if runs:
             listed = first_few(sorted(map(str, runs)), MAX_RUNS_NAMED)
             raise InputError(f"{names}: {counted(len(runs), 'run')} here; choose one: {listed}")

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
+from dpro.analysis.analysis import Analysis
 from dpro.analysis.predictions import under_any_load
 from dpro.arrays import Bools, Ints
 from dpro.detect import load_model, pauses
@@ -24,7 +25,9 @@ from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.recorders import RECORDER_FRAMES, STACKS, how_to_record, is_of_xla
+from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import GPUS, stored_as
+from dpro.replay.gradient_buckets import framework_of, half_precision_setting
 from dpro.replay.graph import NO_SPAN, Graph, NodeKind
 from dpro.replay.steps import host_facts
 from dpro.replay.timeline import warm_up
@@ -35,7 +38,7 @@ from dpro.replay.whatif.edits.kernels import COMPILED
 from dpro.replay.whatif.edits.synchronisation import redundant_reductions
 from dpro.replay.whatif.graph_ops.aside import COMPILER
 from dpro.replay.whatif.predict import Prediction
-from dpro.schema import GPU_WORK_KINDS
+from dpro.schema import BUCKETS, GPU_WORK_KINDS
 from dpro.units import format_bytes, format_duration
 from dpro.verdict.facts import BYTES, JobFacts, exchanges_of_objects, place_of, short_kernel
 from dpro.verdict.limits import (
@@ -102,6 +105,7 @@ WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch chan
 EFFORT = {"new code": 2.0, "other hardware": 2.0}  # relative to a line or a setting
 OFTEN = 0.5  # times per step and rank above which something is done in each
 WARM = 3.0  # length of warm-up over that of all usual steps above which warm-up dominates a recording
+REDUCER = r"^DistributedDataParallel\.forward|distributed(::|\.ddp\.)reducer"  # ranges of DDP
 _SOFTMAX = r"(?i)softmax"
 _WRITTEN_OUT = (r"(?i)\bexp_kernel", r"(?i)MaxOps|MaxNanFunctor")  # parts of a softmax; with a log, of a loss
 _LOG = r"(?i)\blog_kernel"
@@ -404,7 +408,6 @@ def by_edit(kind: str, do: str, prediction: Prediction, assumes: str = "") -> Ad
 # Changes advised for their gain alone: the edit, the kind of advice, and what to do.
 _EDITS: Sequence[tuple[str, str, str]] = (
     ("optimizer:impl=fused", "optimizer", "a fused optimizer (fused=True)"),
-    ("compress:to=bf16", "compression", "reduce gradients in bf16 (a communication hook of DDP)"),
     (EVEN_SEQUENCES, "balance-input", "spread long and short samples evenly over the ranks"),
 )
 
@@ -415,10 +418,28 @@ def _predicted(facts: JobFacts, limit: str) -> Iterator[Advice]:
         prediction = best_of(facts, [text])
         if prediction is not None and (prediction.effect == "faster" or kind in _FIRST.get(limit, ())):
             yield by_edit(kind, do, prediction)
+    prediction = best_of(facts, ["compress:to=bf16"])
+    if prediction is not None and (prediction.effect == "faster" or "compression" in _FIRST.get(limit, ())):
+        do, effort = reducing_in_bf16(facts.analysis)
+        yield replace(by_edit("compression", do, prediction), effort=effort)
     prediction = best_of(facts, facts.candidates("bucket"))
     if prediction is not None and prediction.effect == "faster":
         (bucket,) = prediction.edits
         yield by_edit("buckets", f"{bucket.describe()}: {bucket.how()}", prediction)
+
+
+def reducing_in_bf16(analysis: Analysis) -> tuple[str, str]:
+    """Return how to reduce gradients in bf16 with what reduces them in the job, and the effort.
+
+    DDP shows itself by its ranges, or by its buckets.
+    """
+    buckets = analysis.run.table(BUCKETS, ["source"])["source"]
+    framework = framework_of(analysis.run)
+    if framework:
+        return f"reduce gradients in bf16: {half_precision_setting(framework, 'bf16')}", EFFORTS["line"]
+    if buckets.str.starts_with("DDP").any() or analysis.spans["name"].str.contains(REDUCER).any():
+        return "reduce gradients in bf16 (a communication hook of DDP)", EFFORTS["line"]
+    return "reduce gradients in bf16, in the code that reduces them", EFFORTS["code"]
 
 
 def interval_of(prediction: Prediction) -> tuple[float, float]:
@@ -555,18 +576,20 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
     prepared = _work_by_name(facts, before_input)
     if facts.first_call and prepared.sort("took_ns")["name"].last() == facts.first_call[0]:
         return  # later steps do not repeat a first call
+    or_on_gpu = "" if facts.computes_on_hosts else " or on the GPU"
     in_workers = prepared["name"].str.contains("_MultiProcessingDataLoaderIter").any()
     if crowded:
-        how = "prepare less input per sample, or on the GPU"
+        how = f"prepare less input per sample{or_on_gpu}"
     elif in_workers:
         how = "more DataLoader workers (num_workers), or less work per sample"
     else:
-        how = "prepare the input beside the step or on the GPU"
+        how = f"prepare the input beside the step{or_on_gpu}"
     longest = _longest_names(prepared, facts.rank_steps)
     loading = None if crowded else best_of(facts, facts.candidates("workers"))
     is_hidden = _hides_input(facts, gain)
     if loading is not None:
-        do = f"have {loading.what()} (num_workers) load the input, or prepare it on the GPU{longest}"
+        or_prepare = "" if facts.computes_on_hosts else ", or prepare it on the GPU"
+        do = f"have {loading.what()} (num_workers) load the input{or_prepare}{longest}"
         advice = by_edit("input", do, loading)
         yield replace(advice, gain_low=1.0) if is_hidden else advice
         return
@@ -755,7 +778,8 @@ def _matmuls(facts: JobFacts, limit: str) -> Iterator[Advice]:
     autocast = dict.fromkeys([*on_tensor_cores, *floats], 0.5) | dict.fromkeys(names, 1 / most)
     if facts.share_of(names) >= SURE_TO_SHOW:
         gpu = GPUS.get(facts.gpu)
-        how = "autocast" if gpu and gpu.tflops["tf32"] <= gpu.tflops["fp32"] else "TF32, or autocast"
+        has_tf32 = gpu is None or gpu.tflops["tf32"] > gpu.tflops["fp32"]
+        how = 'torch.set_float32_matmul_precision("high"), or autocast' if has_tf32 else "autocast"
         do = f"matmuls on tensor cores ({how}): {short_kernel(names[0])} and others are FP32, "
         do += f"{facts.share_of(names):.0%} of compute"
         at_least = dict.fromkeys(names, 1 / least)
@@ -1055,7 +1079,8 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
     gain = facts.gains_by_limit().get(SYNCHRONISATION, 1.0)
     if gain < 1.03:
         return
-    waits = pl.concat(facts.job.map_ranks(_measured_waits)).select("rank", "span_id", "waited_ns")
+    waits = pl.concat(facts.job.map_ranks(_measured_waits))
+    waits = waits.select("rank", "span_id", "waited_ns", call="name")
     usual = facts.spans.join(waits, on=["rank", "span_id"]).sort("waited_ns", "span_id", descending=True)
     before_ns = pl.col("waited_ns").cum_sum() - pl.col("waited_ns")
     longest = usual.filter(before_ns < NEARLY_ALL * pl.col("waited_ns").sum())
@@ -1066,12 +1091,30 @@ def _waits(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if ended is not None:
         yield by_edit(
             "sync",
-            f"remove waits for the GPU (.item(), .to(), blocking copies), "
+            f"remove waits for the GPU ({_waiting_in_words(longest, facts.spans)}), "
             f"{counted(max(round(count), 1), 'call')} a step"
             f"{place_of(longest, facts.spans)}",
             ended,
             "the results can be read later",
         )
+
+
+def _waiting_in_words(waits: pl.DataFrame, spans: pl.DataFrame) -> str:
+    """Return the two calls that wait longest, each with its operator: `cudaMemcpyAsync in aten::copy_`.
+
+    Args:
+        waits: some rows of `spans`, with `call`, the name of what waits, and `waited_ns`.
+    """
+    operators = spans.filter(pl.col("kind") == "cpu_op")
+    around = pl.Series(innermost(operators, waits))
+    names = operators["name"].gather(around.replace(-1, None))
+    operator = pl.when(pl.col("name") != pl.col("call")).then("name").otherwise(names)
+    named = waits.group_by("call", operator=operator).agg(pl.col("waited_ns").sum())
+    longest = named.sort("waited_ns", "call", "operator", descending=[True, False, False]).head(2)
+    return " and ".join(
+        f"{call} in {operator}" if operator else call
+        for call, operator in longest.select("call", "operator").iter_rows()
+    )
 
 
 def _measured_waits(graph: Graph) -> pl.DataFrame:

@@ -42,7 +42,7 @@ from dpro.replay.fidelity.accuracy import (
     without_spans,
 )
 from dpro.replay.phases import in_words
-from dpro.replay.steps import StepSeries
+from dpro.replay.steps import StepSeries, kernel_totals
 from dpro.replay.whatif.predict import Prediction, gain_uncertainty, measured_ns
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import can_combine, in_order
@@ -89,6 +89,7 @@ NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks a
 NOTABLE = 0.2  # of GPU time: communication with a larger share is tempting
 WINDOWS_ONLY = "deep windows mostly contain the overhead of recording"
 NOT_RECORDED = "what devices wait for was not recorded"
+EXCHANGING = r"^(c10d::|gloo:|nccl:|record_param_comms)"  # operators that call or carry out collectives
 LONGEST_KERNELS = 20  # kernels that are grouped by name to find those that take most of a step
 NOT_DIAGNOSED, NO_FIT = "not diagnosed", "the replay does not fit"
 UNKNOWN = 0.5  # of computing time: with more in kernels of unknown kind, advice may miss what they do
@@ -351,9 +352,17 @@ def _why_not_representative(analysis: Analysis) -> NoLimit | None:
     if cut := cut_in_words(analysis.run.manifest):
         return NoLimit(cut[0], "copy the truncated traces again, or record again")
     if windows_mislead(analysis.steps):
-        do = "record for longer, with fewer windows (--skip, --every): they slow such short steps too much"
-        return NoLimit(WINDOWS_ONLY, do)
+        return NoLimit(WINDOWS_ONLY, f"{_fewer_windows(analysis.steps)}: they slow such short steps too much")
     return None
+
+
+def _fewer_windows(steps: pl.DataFrame) -> str:
+    """Return how to record with fewer deep windows than a run has, or with a later one where it has one."""
+    in_windows, recorded = steps.filter(pl.col("window") >= 0), steps["step"].n_unique()
+    windows = in_windows["window"].n_unique()
+    if windows > 1:
+        return f"record with fewer windows (--every {2 * recorded // windows})"
+    return f"record for longer, with a later window (--skip {recorded // 2})"
 
 
 def _why_no_limit(facts: JobFacts, limit: Limit | None, untold: NoLimit | None) -> list[str]:
@@ -719,6 +728,8 @@ def cause_of(facts: JobFacts, limit: str) -> str:
             f"threads of ranks wait for a CPU core {still.share:.0%} of the step, on average "
             f"{still.at_once:.0f} of {ranks} ranks at a time"
         )
+    if limit == COMPUTE and facts.computes_on_hosts:
+        return longest_operators(facts.spans)
     if limit == COMPUTE:
         of_short: dict[str, list[str]] = {}  # short name -> kernels that do one thing per element
         for name in facts.computing_kernels["name"].head(LONGEST_KERNELS):
@@ -730,6 +741,15 @@ def cause_of(facts: JobFacts, limit: str) -> str:
     if limit == COMMUNICATION:
         return ", ".join(facts.short_names[name] for name in facts.communication_kernels["name"].head(1))
     return ""
+
+
+def longest_operators(spans: pl.DataFrame) -> str:
+    """Return the operators of hosts that compute longest, with their shares of compute, by their own time."""
+    totals = kernel_totals(spans)
+    computing = totals.filter(~pl.col("name").str.contains(EXCHANGING))
+    whole = max(computing["total_ns"].sum(), 1)
+    longest = computing.select("name", "total_ns").head(2).iter_rows()
+    return ", ".join(f"{name} {total_ns / whole:.0%}" for name, total_ns in longest)
 
 
 def _launching(facts: JobFacts) -> str:

@@ -36,8 +36,8 @@ MARGIN = 7  # width of the labels
 SHOWN = 0.005  # least share of the step that is shown
 
 _LIMITS = {
-    HOST: "the host: devices wait for it",
-    COMPUTE: "compute: the devices work {share:.0%} of the step",
+    HOST: "the host: compute waits for it",
+    COMPUTE: "compute: {share:.0%} of the step",
     COMMUNICATION: "communication: data moves between ranks while nothing computes",
     IMBALANCE: "uneven ranks: the others wait for the slowest",
     INPUT: "the input: the step waits until it is prepared",

@@ -53,7 +53,8 @@ BY_CHANCE = 0.05
 CALL_NS = 5_000
 LONG_AGO = np.iinfo(np.int64).min // 2
 
-COPIES = r"^(cuda|hip)Mem(cpy|set)"
+# Asynchronous copies may block, as those from pageable memory do; asynchronous fills never do.
+COPIES = r"^(cuda|hip)Mem(cpy|set(2D|3D|D\d+)?($|_))"
 ONE_STREAM = r"^(cuda|hip)(Stream|Event)Synchronize"
 # These calls return only when the device has drained; of the allocating ones only some do.
 # `cudaThreadSynchronize` is the older name of `cudaDeviceSynchronize`.

@@ -65,7 +65,7 @@ def _precision(edit: Any) -> Replacements:
 
 
 def _workers(edit: Any) -> Replacements:
-    beside = f", num_workers={edit.count}, persistent_workers=True, pin_memory=True"
+    beside = f", num_workers={edit.count}, persistent_workers=True"
     return {"batch_size=batch": f"batch_size=batch{beside}"} if edit.count else {}
 
 

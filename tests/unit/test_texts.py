@@ -65,6 +65,12 @@ def test_what_is_counted_agrees_with_its_number():
         (["kernel_" * 4 + "64x1_nt", "kernel_" * 4 + "64x2_nt"], ["kernel_k…64x1_nt", "kernel_k…64x2_nt"]),
         (["kernel_" * 4 + "8_" + "b" * 20, "kernel_" * 4 + "9"], ["kernel_…8_bbbbb…", "kernel_kernel_…9"]),
         (["forward_" * 3, "forward_" * 3 + "of_cpu"], ["forward_forward…", "forward_f…of_cpu"]),
+        (["flash_attention", "flash_attention_back"], ["flash_attention", "flash_a…tion_ba…"]),
+        # Each differs from another at 13 and from a third at 30: no part of 16 characters tells all apart.
+        (
+            [f"elementwise_{place}_{'m' * 20}{what}" for place in "24" for what in ("mul", "add")],
+            ["elementw…mmmmmul", "elementw…mmmmadd", "eleme #2…mmmmmul", "eleme #2…mmmmadd"],
+        ),
         (["same_" * 9, "same_" * 9], ["same_same_same_…"] * 2),
     ],
 )

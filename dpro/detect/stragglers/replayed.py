@@ -279,24 +279,19 @@ def _counted(graph: Graph, work: pl.DataFrame, rank: int, since: int) -> dict[st
 
 
 def lateness(graph: Graph, rank: int) -> Observation:
-    """Return how often a rank came last to a collective, and how long the others waited there."""
+    """Return the share of all waiting in collectives that is for a rank, and how often it came last.
+
+    A share, since waits of one rank in several collectives at once add up to more than it really waits.
+    """
     frame = waits(graph, graph.nodes.measured_start)
     times = frame.filter((pl.col("wait_ns") == 0) & (pl.col("rank") == rank)).height
-    per_rank = (
-        frame.group_by("rank", "step")
-        .agg(pl.col("wait_ns").sum())
-        .group_by("rank")
-        .agg(pl.col("wait_ns").mean())
-    )
-    own_ns = per_rank.filter(pl.col("rank") == rank)["wait_ns"].to_numpy().sum()
-    peers = per_rank.filter(pl.col("rank") != rank)["wait_ns"].to_numpy()
-    peers_ns = float(np.median(peers)) if peers.size else 0.0
+    waited_ns, is_last = frame["wait_ns"].to_numpy(), (frame["last"] == rank).to_numpy()
     return observe(
         "lateness",
-        "rank {rank} came last to {times} of {collectives} collectives; per step it waits {own_wait_ns} for "
-        "its peers, each peer waits {peer_wait_ns}",
-        rank=rank, times=times, collectives=frame["instance"].n_unique(),
-        own_wait_ns=float(own_ns), peer_wait_ns=peers_ns,
+        "{waited_share} of all waiting in collectives is for rank {rank}, which comes last to {times} of "
+        "{collectives}",
+        waited_share=float(waited_ns[is_last].sum()) / max(float(waited_ns.sum()), 1.0), rank=rank,
+        times=times, collectives=frame["instance"].n_unique(),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dpro.selection import Ranges, RankChoice, Selection
 
 _OF_PERFETTO = (".pftrace", ".perfetto-trace", ".perfetto", ".pb")  # ends of names of such files, by custom
+VIEWER = "https://ui.perfetto.dev"
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
@@ -101,7 +102,7 @@ def export(
         ensure_writable(path)
     from dpro.analysis.selected import selection_of
     from dpro.selection import selection_document
-    from dpro.timelines.slices import path_in, path_note, path_offsets
+    from dpro.timelines.slices import path_in, path_offsets
 
     analysis = analyse(run)
     selection = selection_of(steps, ranks, analysis.run)
@@ -109,7 +110,7 @@ def export(
     for form, path in wanted.items():
         _write(drawn, form, path)
     recorded = None if analysis.built.of_operations else analysis.replayed
-    offset, kept = path_offsets(analysis.timeline, path_in(drawn.rows), recorded)
+    offset, _ = path_offsets(analysis.timeline, path_in(drawn.rows), recorded)
     if as_json:
         from dpro.extensions.export.drawing import ExportDocument, FileDocument, PathOffset
 
@@ -126,7 +127,7 @@ def export(
         print_selection(selection)
         for path in wanted.values():
             console().print(f"{path}: {drawn.rows.height:,} slices, {drawn.arrows.height:,} arrows")
-        console().print(path_note(offset, kept))
+        console().print(f"next: open {'it' if len(wanted) == 1 else 'one of them'} in {VIEWER}")
 
 
 def _send(run: str, otlp: str, steps: Ranges, ranks: RankChoice, as_json: bool) -> None:

@@ -267,7 +267,7 @@ def _throughput(throughput: ThroughputDocument) -> list[str]:
     if rate is None or over_all is None:
         return [*lines, f"tokens per second: not known: {throughput.rate_unknown}"]
     overall = f"{format_rate(over_all)} over all the time"
-    return [*lines, f"{what} per second: {format_rate(rate)} in a typical step, {overall}"]
+    return [*lines, f"{what} per second: {format_rate(rate)} in steps, {overall}"]
 
 
 def _progress(attempt: AttemptDocument) -> str:

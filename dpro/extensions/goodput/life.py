@@ -16,7 +16,7 @@ from typing import NamedTuple
 import polars as pl
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.mean_step import Inputs, mfu_of, rate_of
+from dpro.analysis.mean_step import Inputs, mfu_of, pace_ns, rate_of
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.extensions.goodput.account import account
@@ -29,7 +29,6 @@ from dpro.extensions.goodput.attempts import (
     missing_attempts,
 )
 from dpro.replay.cost.work import Mfu
-from dpro.replay.steps import step_series
 from dpro.schema import ITERATIONS, REQUESTS, SPANS
 from dpro.store import Run
 from dpro.units import NS_PER_S
@@ -43,9 +42,9 @@ class StepAmount(NamedTuple):
     Attributes:
         mfu: model FLOPs utilisation of its matmuls; None where unknown.
         no_mfu: why it is unknown; empty where it is known.
-        rate: samples and tokens per second in a typical step, all ranks; None where unknown.
+        rate: samples and tokens per second, pauses included, all ranks; None where unknown.
         no_rate: why it is unknown; empty where it is known.
-        step_s: the typical step, s; 0 without steps.
+        step_s: the mean step, pauses included, s; 0 without steps.
     """
 
     mfu: Mfu | None
@@ -70,9 +69,9 @@ class ThroughputDocument(DocumentPart, frozen=True):
         mfu: model FLOPs utilisation in steps, the mean of its attempts; null where unknown.
         mfu_overall: model FLOPs utilisation over the wall time of all ranks.
         mfu_unknown: why it is unknown; empty where it is known.
-        samples_per_s: samples per second in a typical step, all ranks; null where unknown.
+        samples_per_s: samples per second in steps, pauses included, all ranks; null where unknown.
         samples_per_s_overall: samples per second over the wall time.
-        tokens_per_s: tokens per second in a typical step; null where unknown, or where inputs are images.
+        tokens_per_s: tokens per second in steps; null where unknown, or where inputs are images.
         tokens_per_s_overall: tokens per second over the wall time.
         rate_unknown: why samples are unknown; empty where they are known.
         attempts_measured: attempts with steps whose MFU or rate is known; others are assumed to do the same.
@@ -92,13 +91,11 @@ class ThroughputDocument(DocumentPart, frozen=True):
 def amount_of(analysis: Analysis) -> StepAmount:
     """Return what one step of an attempt computes."""
     try:
-        series = step_series(analysis.steps)
-        step_s = series.typical_ns / NS_PER_S if series is not None else 0.0
         mfu = mfu_of(analysis) if analysis.run.num_rows(SPANS) else (None, NOT_IN_DEPTH)
         rate, no_rate = rate_of(analysis)
         if no_rate and not analysis.run.num_rows(SPANS):
             no_rate = NOT_IN_DEPTH
-        return StepAmount(*mfu, rate, no_rate, step_s)
+        return StepAmount(*mfu, rate, no_rate, pace_ns(analysis) / NS_PER_S)
     except DproError as error:
         return StepAmount(None, str(error), None, str(error), 0.0)
 
@@ -133,7 +130,7 @@ def throughput_of(done: Sequence[DoneSteps], wall_s: float, rank_s: float) -> Th
 def _inputs_per_s(
     stepped: Sequence[DoneSteps], rates: Sequence[DoneSteps], name: str, wall_s: float
 ) -> tuple[float | None, float | None]:
-    """Return samples or tokens per second, in typical steps and over the wall time."""
+    """Return samples or tokens per second, in steps and over the wall time."""
     if not rates or wall_s <= 0:
         return None, None
     amounts = [

@@ -20,7 +20,7 @@ from dpro.cli.options import DAY_S, MAX_STEPS, NumberRange
 from dpro.cli.output import json_option, print_json, warn
 from dpro.errors import DproError, InputError, MissingExtra, Unanswerable, UsageError
 from dpro.extensions.history.command import NO_HISTORY
-from dpro.words import one_line, whole_number
+from dpro.words import counted, one_line, whole_number
 
 if TYPE_CHECKING:
     from dpro.collectors.launch.recording import Launch
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dpro.extensions.goodput.document import GoodputDocument
     from dpro.extensions.goodput.running import LiveAccount
     from dpro.extensions.watch.hook import Hook
+    from dpro.extensions.watch.job import Job
     from dpro.extensions.watch.outlets import Metrics, Webhook
     from dpro.extensions.watch.policy import Policy
     from dpro.extensions.watch.watcher import Watcher
@@ -183,7 +184,8 @@ def watch(
         return
     check_outlets(webhook, metrics)
     policy = policy_of(**hook_options)
-    _wait_for_recording(run)
+    say = None if as_json else _say
+    _wait_for_recording(run, say or _ignore)
     server = _serve(metrics)
     log = open_log(run)
     if alone and not log.is_writer:
@@ -209,9 +211,10 @@ def watch(
         if hook is not None:
             hook.offer(notice, hosts, watcher.job.attempt)
 
-    say = None if as_json else _say
     complain = _complainer()
-    watch(watcher, look_s, pass_on, _after_look(server, LiveAccount(run.resolve()), say), complain)
+    begins = None if as_json or alone else partial(watched_in_words, run)
+    after_look = _after_look(server, LiveAccount(run.resolve()), say, begins)
+    watch(watcher, look_s, pass_on, after_look, complain)
     if hook is not None and policy is not None and policy.once:
         _offer_end(hook, watcher, complain)
     for outlet in (posts, hook):
@@ -266,8 +269,20 @@ def _look_at_windows(run: Path, windows: tuple[int, ...]) -> None:
     print_json(answer)
 
 
-def _wait_for_recording(run: Path) -> None:
+def watched_in_words(run: Path, job: Job) -> str:
+    """Return what is watched and how it moves: `watching RUN: 2 ranks, the latest step is 49, 66 s ago`."""
+    if not job.tails:
+        return f"dpro: watching {run}: no process of it trains yet"
+    ranks = counted(len({tail.process.rank for tail in job.tails.values()}), "rank")
+    latest = f"the latest step is {job.step}, {job.still_s:,.0f} s ago" if job.step >= 0 else "no step yet"
+    return f"dpro: watching {run}: {ranks}, {latest}"
+
+
+def _wait_for_recording(run: Path, say: Callable[[str], None]) -> None:
     """Wait up to `BEGIN_S` for a recording to begin.
+
+    Args:
+        say: called with a line if there is none yet.
 
     Raises:
         InputError: there is none.
@@ -275,10 +290,12 @@ def _wait_for_recording(run: Path) -> None:
     from dpro.collectors.launch.recording import launches
 
     deadline = time.monotonic() + BEGIN_S
+    if not run.exists():
+        say(f"dpro: waiting {BEGIN_S:.0f} s for {run} to appear")
     while not launches(run.resolve()):
         if time.monotonic() > deadline or (run / "manifest.json").exists():
             what = "is not being recorded now; `dpro diagnose` reads a run whose job has ended"
-            raise InputError(f"{run}: {what}" if run.exists() else f"{run}: no such run")
+            raise InputError(f"{run}: {what}" if run.exists() else f"{run}: no such file or folder")
         time.sleep(0.1)
 
 
@@ -395,16 +412,24 @@ def _ignore(_line: str) -> None:
 
 
 def _after_look(
-    server: Metrics | None, life: LiveAccount, say: Callable[[str], None] | None
+    server: Metrics | None,
+    life: LiveAccount,
+    say: Callable[[str], None] | None,
+    begins: Callable[[Job], str] | None = None,
 ) -> Callable[[Watcher], None]:
     """Return a function that runs after each look, to report on the job and update the metrics.
 
     It reports the job's goodput after a restart and once an hour, and its limit when that changes.
+
+    Args:
+        begins: returns what to say after the first look; None for nothing.
     """
     said_s, attempts, limit = time.monotonic(), 1, ""
 
     def seen(watcher: Watcher) -> None:
         nonlocal said_s, attempts, limit
+        if say is not None and begins is not None and watcher.looks == 1:
+            say(begins(watcher.job))
         if say is not None and watcher.deep.limit_kind not in ("", limit):
             limit = watcher.deep.limit_kind
             say(f"What limits the job is {watcher.deep.limit}")

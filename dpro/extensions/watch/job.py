@@ -43,7 +43,7 @@ class Progress:
 
     Attributes:
         updates: ends of steps so far, over all ranks.
-        moved_s: when the latest was read, or a process joined, on this host's monotonic clock.
+        moved_s: when the latest happened, or a process joined, on this host's monotonic clock.
         pauses_s: seconds between the ends of the first rank's latest steps, oldest first.
     """
 
@@ -170,7 +170,8 @@ class Job:
         if any(new):
             self._heard_s = time.monotonic()
         updates = sum(tail.num_updates for tail in self.tails.values())
-        self.progress = advance(self.progress, updates, self._pause_s(before), time.monotonic())
+        quiet_s = min((tail.quiet_s for tail in self.tails.values()), default=0.0)
+        self.progress = advance(self.progress, updates, self._pause_s(before), time.monotonic() - quiet_s)
 
     def _pause_s(self, before: dict[Path, int]) -> float | None:
         """Return the seconds between the first rank's latest two ends of steps; None where it ended none."""
@@ -248,6 +249,13 @@ class ProcessTail:
     def step(self) -> int:
         """The latest step that ended; -1 before the first. Updates count until the steps are known."""
         return self._before[0] if self._anchor is not None else self.num_updates - 1
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds from the latest update to the latest record of the clock; 0 before either."""
+        if self.heartbeat is None or self.last_update_ns < 0:
+            return 0.0
+        return max(self.heartbeat.a - self.last_update_ns, 0) / NS_PER_S
 
     @property
     def recorded(self) -> list[Record]:

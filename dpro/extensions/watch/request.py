@@ -81,7 +81,8 @@ class WindowRequests:
         for notice in notices:
             about = notice.finding.title
             if notice.event == BEGINS:
-                self._add(about, f"{notice.finding.component} is late", first, late_ns)
+                how = "late" if notice.finding.component_kind == "rank" else "slow"
+                self._add(about, f"{notice.finding.component} is {how}", first, late_ns)
             else:
                 self._drop(about)
         if unclear:

@@ -547,9 +547,9 @@ class Compress(ReductionEdit):
     def how(self) -> str:
         if self.to == "bf16":  # DDP refuses PyTorch's hook without NCCL by its name
             hook = "lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket)"
-            return f"model.register_comm_hook(None, {hook})"
+            return f"with DDP: model.register_comm_hook(None, {hook})"
         if self.to:
-            return f"model.register_comm_hook(None, default_hooks.{self.to}_compress_hook)"
+            return f"with DDP: model.register_comm_hook(None, default_hooks.{self.to}_compress_hook)"
         if self.topk is not None:
             return (
                 "use a hook that gathers the largest gradients and keeps the others, such as the "
@@ -558,4 +558,4 @@ class Compress(ReductionEdit):
         if self.budget is not None:
             return f"use a hook with the codec chosen for each bucket, as dpro try {self} does"
         state = f"PowerSGDState(None, matrix_approximation_rank={self.powersgd_rank})"
-        return f"model.register_comm_hook({state}, powerSGD_hook); check accuracy"
+        return f"with DDP: model.register_comm_hook({state}, powerSGD_hook); check accuracy"

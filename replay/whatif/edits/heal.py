@@ -78,7 +78,7 @@ class Heal(Edit):
     summary = "make a rank, host or stage as fast as its peers"
     example = "heal:rank=1"
     needs = "ranks that call the same collectives; for host=, other hosts; for stage=, other stages"
-    assumes = "its peers do the same work (for stages: layers can be moved to achieve this)"
+    assumes = "its peers do the same work"
     source = "ours: for each phase between collectives, the median over steps against the median of its peers"
     proof = "slow ranks of DDP, FSDP2 and tensor parallelism, 2 and 4 on gloo; a sleep, 4 V100"
     is_advice = False  # it says what a rank costs; what to do about it is in the finding

@@ -65,7 +65,7 @@ class HideInput(RankwiseEdit):
         return "the input is ready when the step asks for it"
 
     def how(self) -> str:
-        return "DataLoader(num_workers=N, prefetch_factor=…, pin_memory=True) with enough workers"
+        return "DataLoader(num_workers=N, prefetch_factor=…) with enough workers"
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Workers(Edit):
         )
 
     def how(self) -> str:
-        return f"DataLoader(num_workers={self.count}, persistent_workers={self.count > 0}, pin_memory=True)"
+        return f"DataLoader(num_workers={self.count}, persistent_workers={self.count > 0})"
 
 
 def _cores_of_hosts(run: Run) -> Iterator[tuple[str, int, float]]:

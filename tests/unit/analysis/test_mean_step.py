@@ -141,13 +141,16 @@ def test_the_utilisation_is_of_the_typical_step_as_rates_are_and_not_of_one_that
     assert mean.mfu.share == pytest.approx(tflops / mean.mfu.peak_tflops)
     done = CliRunner().invoke(goodput, [str(ROOT / "sample_traces" / "h200_gpt"), "--json"])
     found = json.loads(done.stdout)["throughput"]
-    overall = found["tokens_per_s_overall"] / found["tokens_per_s"]
-    assert found["mfu_overall"] / found["mfu"] == pytest.approx(overall, rel=1e-6)
+    assert found["mfu_overall"] < found["mfu"]
 
 
-def test_throughput_is_said_to_be_of_the_typical_step():
-    analysis = Analysis(open_run(ROOT / "sample_traces" / "h200_input"))
-    mean, typical_ns = mean_step_of(analysis), step_series(analysis.steps).typical_ns
-    samples = explain(analysis).account.samples
-    assert mean.samples_per_s == pytest.approx(samples / typical_ns * 1e9)
-    assert dict(facts_of(mean))["throughput"].split("per second ")[1].startswith("in a typical step")
+def test_throughput_is_samples_over_the_time_of_all_steps_wherever_it_is_printed():
+    path = ROOT / "sample_traces" / "h200_input"  # half of its steps take 46 ms, the others 185
+    analysis = Analysis(open_run(path))
+    mean, series = mean_step_of(analysis), step_series(analysis.steps)
+    assert series.mean_ns > 1.8 * series.typical_ns
+    per_s = explain(analysis).account.samples / series.mean_ns * 1e9
+    assert mean.samples_per_s == pytest.approx(per_s)
+    assert dict(facts_of(mean))["throughput"].endswith("per second, pauses included, all recorded ranks")
+    done = CliRunner().invoke(goodput, [str(path), "--json"])
+    assert json.loads(done.stdout)["throughput"]["samples_per_s"] == pytest.approx(per_s)

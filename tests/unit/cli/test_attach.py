@@ -56,6 +56,16 @@ def test_a_window_is_listed_with_the_ranks_that_did_not_record_it(replies, tmp_p
     assert dpro("attach", tmp_path, "--steps", 3).stdout.splitlines() == [
         "rank 0: steps 20 to 22 are window 4",
         "rank 1: not recorded: the disk is full",
+        f"next: dpro attach {tmp_path} -o COPY, then dpro COPY",
+    ]
+
+
+def test_the_recorders_own_calls_are_no_part_of_the_jobs_stack(replies, tmp_path):
+    hook = {"file": "collectors/inside/hooks.py", "line": 129, "function": "backward"}
+    replies(Answers({0: {"rank": 0, "threads": [{"name": "MainThread", "frames": [hook, FRAME]}]}}, []))
+    assert dpro("attach", tmp_path, "--stacks").stdout.splitlines() == [
+        "MainThread, rank 0",
+        "  job.py:7 main",
     ]
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import polars as pl
 import pytest
 from click.testing import CliRunner
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.comparison import difference_of, typical_change
-from dpro.cli.diff import diff
+from dpro.analysis.comparison import difference_of, is_within_variation, typical_change
+from dpro.cli.diff import _rows_of, _summary_lines, diff
 from dpro.errors import UsageError
+from dpro.replay.difference import DifferenceDocument
 from dpro.schema import STEPS, conform
 from tests.builders import gpu_job
 from tests.commands import dpro, refused
@@ -100,6 +102,37 @@ def test_a_change_is_that_of_all_steps_and_within_noise_no_change():
     assert slower.is_clear
     assert not noisy.is_clear
     assert typical_change(series(10.0), series(*[12.0] * 20)) is None
+
+
+def deep(took_ms: list[float]) -> pl.DataFrame:
+    """Steps of one rank in a deep window."""
+    ends = np.cumsum(took_ms)
+    rows = [
+        (0, step, 0, round((end - took) * 1e6), round(took * 1e6))
+        for step, (end, took) in enumerate(zip(ends, took_ms))
+    ]
+    return conform(
+        STEPS, pl.DataFrame(rows, ["rank", "step", "window", "start_ns", "duration_ns"], orient="row")
+    )
+
+
+def test_the_mean_of_few_steps_has_changed_only_beyond_their_variation():
+    # Means of 10 and 10.5 ms: their difference has a standard error of sqrt(2 / 3), then of 0.01 ms.
+    varying, steady = ([9.0, 10.0, 11.0], [9.5, 10.5, 11.5]), ([9.99, 10.0, 10.01], [10.49, 10.5, 10.51])
+    for (before, after), expected in ((varying, True), (steady, False)):
+        assert is_within_variation(deep(before), deep(after)) is expected
+    assert not is_within_variation(deep([10.0]), deep([10.0]))
+
+
+def test_without_a_change_of_any_work_there_is_no_table():
+    document = DifferenceDocument(
+        a="a", b="b", a_ms=100.0, b_ms=99.0, delta_ms=-1.0, contributors=[], unexplained_ms=-0.9,
+        by_rank={}, doubts=[],
+    )  # fmt: skip
+    assert _rows_of(document) == []
+    assert _summary_lines(document) == [
+        "no kind of work changed by 0.5% of the step or more; -900 us is not explained"
+    ]
 
 
 def test_different_jobs_and_a_job_that_hung_are_said_to_be():

@@ -48,6 +48,10 @@ def test_usage_that_click_refuses_is_one_line():
     line = refused(dpro("report", "--nothing"), 2)
     assert line == "dpro: No such option '--nothing' (see `dpro report --help`)"
     assert "Did you mean 'report'?" in refused(dpro("repor"), 2)
+    for wrong, meant in (("--edt", "--edit"), ("--sensitvity", "--sensitivity")):
+        line = refused(dpro("whatif", "RUN", wrong, "1"), 2)
+        assert line.count("--") == 3  # also that of `dpro whatif --help`
+        assert meant in line
 
 
 def test_a_plan_of_a_batch_that_is_a_large_prime_ends(tmp_path):

@@ -70,7 +70,7 @@ def test_the_rank_that_is_always_last_is_named_though_the_backlog_hides_most_of_
     (finding,) = diagnosed(imported(traces, "torchrec_v100_4r_opt4"))
     assert (finding.class_, finding.component_kind, finding.component_id) == ("slow.host", "rank", "2")
     assert 0.065 < finding.severity < 0.08
-    assert "came last to 12 of 27 collectives" in finding.evidence[1]
+    assert "comes last to 12 of 27" in finding.evidence[1]
 
 
 @pytest.mark.parametrize("job", [SLEEPER, SHORT_SLEEPER, "torchrec_v100_4r_opt4"])

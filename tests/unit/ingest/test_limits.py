@@ -247,3 +247,11 @@ def test_names_that_no_text_can_hold_are_read_with_a_warning(tmp_path):
     manifest = import_sources([folder], tmp_path / "run", jobs=1)
     assert manifest.ranks == [0]
     assert any("1: JSON cut short" in line for line in manifest.warnings)
+
+
+def test_what_can_be_read_is_said_in_a_line_where_nothing_is_a_trace(tmp_path):
+    (tmp_path / "notes.txt").write_text("no trace")
+    with pytest.raises(InputError) as caught:
+        import_sources([tmp_path], tmp_path / "run")
+    assert "; dpro reads PyTorch profiler traces and " in str(caught.value)
+    assert str(caught.value).endswith(" other formats (docs/formats.md)")

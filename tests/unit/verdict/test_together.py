@@ -29,7 +29,7 @@ def test_two_changes_that_may_gain_nothing_alone_are_named_as_a_pair_with_the_ga
     assert verdict.advice[0].gain_low < 1 < both.gain_low
     with facts_of(gpt) as facts:
         assert (both.gain_low, both.gain_high) == interval_of(facts.predict(*both.edits))
-    assert "BOTH   1 and 2 together: x1.05 to 1.58 (--edit cuda-graph --edit compile)" in lines_of(verdict)
+    assert "BOTH   1 and 2 together: x1.05 to 1.57 (--edit cuda-graph --edit compile)" in lines_of(verdict)
 
 
 def test_new_code_and_what_has_no_edit_is_in_no_pair(gpt):

@@ -62,7 +62,8 @@ def test_the_summary_says_what_the_command_says(repository):
     for words in (commands, typical, in_depth.removesuffix(", of which"), step.partition(": ")[2]):
         assert words in shown
     assert commands == "B also has `--slow-rank 1 --slow-ms 6`"
-    assert said[-1].lstrip(" -") in shown or said[-1].startswith("each rank alone")
+    last = next(line for line in reversed(said) if not line.startswith("MORE"))
+    assert last.lstrip(" -") in shown or last.startswith("each rank alone")
 
 
 def test_what_contributes_little_is_one_bar_and_nothing_is_lost():

@@ -104,7 +104,7 @@ def test_a_hang_is_told_once_in_each_panel_and_no_trust_in_predictions_is_given(
     assert "The job hung at step 31" in short
     assert "Where its step goes is not known" not in short
     assert "The job hung at step 31" not in findings
-    assert findings.count("its GPU never completed all_reduce #125") == 1
+    assert findings.count("its GPU never started all_reduce #125") == 1
     assert "confidence 0.90 of 1." in trust
     assert "Predictions" not in trust
 

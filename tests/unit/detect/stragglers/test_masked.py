@@ -53,7 +53,7 @@ def test_a_first_step_in_which_all_ranks_work_longer_does_not_hide_a_rank(tmp_pa
     few = replace(work, compute=compute, data=work.data[:, :4], gap=work.gap[:, :4], tail=work.tail[:, :4])
     (finding,) = find_masked(Baseline(graph_of(tmp_path, few)))
     assert finding.ranks == (2,)
-    assert "came last" in finding.evidence[1]
+    assert "comes last" in finding.evidence[1]
 
 
 def test_work_that_is_only_somewhat_longer_is_not_said(tmp_path):

@@ -80,7 +80,7 @@ def test_command_gives_the_tokens_of_a_model_and_says_why_mfu_is_not_known(tmp_p
     assert document.throughput.tokens_per_s_overall == pytest.approx(8 * 128 * 10 / 14)
     lines = dpro("goodput", str(run.path)).stdout.splitlines()
     assert "MFU: not known: no GPU work" in lines
-    assert "tokens per second: 1,024 in a typical step, 731.4 over all the time" in lines
+    assert "tokens per second: 1,024 in steps, 731.4 over all the time" in lines
 
 
 def test_run_without_windows_says_why_tokens_are_not_known(tmp_path):

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dpro.collectors.inside.records import ANCHOR, UPDATE
+import pytest
+
+from dpro.collectors.inside.records import ANCHOR, CLOCK, UPDATE
 from dpro.collectors.launch.recording import MARKERS, RAW
+from dpro.errors import InputError
+from dpro.extensions.watch import command
+from dpro.extensions.watch.command import watched_in_words
 from dpro.extensions.watch.job import MAX_PAUSES, Job, Progress, advance
 from tests.recorder_output import FlushedWriter
 
@@ -40,6 +45,29 @@ def process(run: Path, rank: int, attempt: str, started_ns: int) -> FlushedWrite
     records = FlushedWriter(own / "records.bin")
     records.write(ANCHOR, 0, 0, 0, 0)
     return records
+
+
+def test_a_job_that_stood_still_before_it_was_watched_has_done_so_since_its_latest_step(tmp_path):
+    job = Job(tmp_path)
+    for rank in (0, 1):
+        records = process(tmp_path, rank, "0", 1 * S)
+        for count in (1, 2, 3):
+            records.write(UPDATE, 0, count, (count + 10) * S, (count + 10) * S)
+        records.write(CLOCK, (73 + 6 * rank) * S, 0, 0, 0)  # rank 0 shows 60 s after its latest step
+    assert watched_in_words(Path("RUN"), job) == "dpro: watching RUN: no process of it trains yet"
+    job.follow()
+    assert watched_in_words(Path("RUN"), job) == "dpro: watching RUN: 2 ranks, no step yet"
+    job.read()
+    assert 60 <= job.still_s < 65
+    assert watched_in_words(Path("RUN"), job) == "dpro: watching RUN: 2 ranks, the latest step is 2, 60 s ago"
+
+
+def test_a_run_that_does_not_exist_is_said_to_be_waited_for_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "BEGIN_S", 0.2)
+    heard: list[str] = []
+    with pytest.raises(InputError, match="no such file or folder"):
+        command._wait_for_recording(tmp_path / "RUN", heard.append)
+    assert heard == [f"dpro: waiting 0 s for {tmp_path / 'RUN'} to appear"]
 
 
 def test_a_job_that_begins_again_is_another_one_whose_steps_count_from_the_first(tmp_path):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dpro.collectors.attach import Answers
+from dpro.collectors.attach import Answers, outcome_in_words
 from dpro.detect.findings import Finding
 from dpro.detect.findings_log import BEGINS, ENDS, Notice
 from dpro.errors import InputError
@@ -206,3 +206,9 @@ def test_slow_steps_that_follow_a_window_or_that_one_shows_get_none(job, tmp_pat
     for _ in range(4):
         look(requests, job, after_s=11)
     assert len(job.sent) == count
+
+
+def test_a_window_is_never_postponed_for_no_time():
+    for paid_in_s, words in ((0.2, "for 1 s"), (90.0, "for 90 s")):
+        answers = Answers({0: PUT_OFF | {"paid_in_s": paid_in_s}}, ())
+        assert words in outcome_in_words(answers)

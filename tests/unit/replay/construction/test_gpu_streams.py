@@ -335,6 +335,18 @@ def test_a_copy_whose_call_returns_with_it_blocks_and_one_whose_call_returns_at_
     assert seen.lasting("Memcpy DtoD", 1000).start("on") == seen.start("on")
 
 
+@pytest.mark.parametrize(("name", "waits"), [("cudaMemset", True), ("cudaMemsetAsync", False)])
+def test_a_fill_that_is_asynchronous_never_blocks_even_where_its_call_returns_with_it(tmp_path, name, waits):
+    run = TinyRun()
+    run.call(0, 5, 1)
+    run.kernel("gemm", 10, 300, 1)
+    run.call(20, 310, 2, name=name)
+    run.kernel("Memset", 300, 308, 2, kind="memset")
+    run.op("on", 310, 350)
+    seen = replayed(run, tmp_path)
+    assert seen.lasting("gemm", 1000).start("on") - seen.start("on") == (1000 if waits else 0)
+
+
 def test_a_blocking_copy_returns_sooner_when_the_kernel_before_it_gets_faster(tmp_path):
     run = TinyRun()
     run.call(0, 5, 1)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from dpro.analysis.analysis import Analysis
 from dpro.replay.gradient_buckets import FRAMEWORKS, framework_of
 from dpro.replay.whatif.registry import parse_edit
-from dpro.schema import BUCKETS
+from dpro.schema import BUCKETS, SPANS
+from dpro.verdict.advice import REDUCER, reducing_in_bf16
 from tests.ddp import ddp_job
 
 SOURCES = {
@@ -63,3 +67,26 @@ def test_what_to_write_is_said_in_the_words_of_the_framework(tmp_path, edit, sou
     note = parse_edit(edit).notes(job(tmp_path, source))[0]
     assert note.startswith(f"in {next(name for name in FRAMEWORKS if source.startswith(name))}: ")
     assert setting in note
+
+
+@pytest.mark.parametrize(
+    ("source", "ranges", "words", "effort"),
+    [
+        ("DDP logging data", [], "a communication hook of DDP", "a line of code"),
+        ("", ["DistributedDataParallel.forward"], "a communication hook of DDP", "a line of code"),
+        ("FSDP2 parameter groups", [], "MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)", "a line of code"),
+        ("", [], "in the code that reduces them", "new code"),
+    ],
+)
+def test_fewer_bits_of_gradients_are_advised_where_the_job_reduces_them(
+    tmp_path, source, ranges, words, effort
+):
+    run = ddp_job()
+    run.rows[BUCKETS.name] = [row | {"source": source} for row in run.rows[BUCKETS.name] if source]
+    run.rows[SPANS.name] = [row for row in run.rows[SPANS.name] if not re.search(REDUCER, row["name"])]
+    for name in ranges:
+        run.op(name, 0, 1)
+    analysis = Analysis(run.write(tmp_path / "run"))
+    said, takes = reducing_in_bf16(analysis)
+    assert words in said
+    assert takes == effort

@@ -1,0 +1,75 @@
+"""The verdict on a job that computes on its hosts: neither names nor advises anything of a GPU."""
+
+from __future__ import annotations
+
+import re
+
+import polars as pl
+import pytest
+
+from dpro.analysis.analysis import Analysis
+from dpro.replay.whatif.code import code_difference
+from dpro.replay.whatif.registry import parse_edit
+from dpro.store import open_run
+from dpro.verdict.limits import COMPUTE, HOST
+from dpro.verdict.verdict import Limit, _fewer_windows, explain
+from dpro.verdict.words import limit_in_words, lines_of
+from tests.builders import TinyRun, gpu_job
+from tests.jobs import ROOT
+
+OF_GPUS = re.compile(r"(?i)\bgpus?\b|cuda|pin_memory|\bdevices?\b|kernel")
+
+
+def verdict_on(run: TinyRun, folder):
+    return explain(Analysis(run.write(folder / "run")))
+
+
+@pytest.mark.parametrize("name", ["healthy", "slow_input", "slow_rank"])
+def test_a_job_without_gpus_gets_no_words_about_them(name):
+    verdict = explain(Analysis(open_run(ROOT / "sample_traces" / name)))
+    assert not OF_GPUS.search("\n".join(lines_of(verdict)))
+
+
+@pytest.mark.parametrize("edit", ["workers:count=2", "hide-input"])
+def test_loading_the_input_beside_the_step_takes_no_gpu(edit):
+    assert not OF_GPUS.search(parse_edit(edit).how())
+    assert not any(OF_GPUS.search(line) for line in code_difference([parse_edit(edit)]))
+
+
+def multiplying(steps: int = 4) -> TinyRun:
+    """Each step: 60 us of aten::mm within 70 us of aten::linear, 20 us of aten::add, 15 us of an exchange."""
+    run = TinyRun()
+    for step in range(steps):
+        at = 110 * step
+        run.op("aten::linear", at, at + 70)
+        run.op("aten::mm", at + 5, at + 65)
+        run.op("aten::add", at + 70, at + 90)
+        run.op("c10d::allreduce_", at + 90, at + 105)
+        run.step(step, at, at + 110)
+    return run
+
+
+def test_compute_of_hosts_is_named_by_the_operators_with_the_longest_time_of_their_own(tmp_path):
+    limit = verdict_on(multiplying(), tmp_path).limit
+    assert (limit.kind, limit.cause) == (COMPUTE, "aten::mm 67%, aten::add 22%")  # 60 and 20 of 90 us
+
+
+def test_compute_of_devices_is_named_by_kernels(tmp_path):
+    limit = verdict_on(gpu_job(), tmp_path).limit
+    assert limit is None or "aten::" not in limit.cause
+
+
+@pytest.mark.parametrize("kind", [COMPUTE, HOST])
+def test_a_limit_is_worded_alike_with_and_without_devices(kind):
+    assert not OF_GPUS.search(limit_in_words(Limit(kind, 1.5, 0.4), 10.0))
+
+
+def steps_with_windows(windows: int) -> pl.DataFrame:
+    """60 steps of a rank: two in each deep window."""
+    deep = {20 * window + step: window for window in range(windows) for step in (5, 6)}
+    return pl.DataFrame({"step": range(60), "window": [deep.get(step, -1) for step in range(60)]})
+
+
+@pytest.mark.parametrize(("windows", "option"), [(1, "--skip 30"), (3, "--every 40")])
+def test_fewer_windows_are_advised_only_where_there_were_several(windows, option):
+    assert option in _fewer_windows(steps_with_windows(windows))
