@@ -79,20 +79,20 @@ def shortened(text: str, most: int) -> str:
 def distinct_names(names: Sequence[str], most: int) -> list[str]:
     """Cut names to at most `most` characters so that they stay distinct: `Cijk_Alik_Blj…_MT128x256…`.
 
-    Where no part of that length tells names apart, they are numbered: `elementwise #2…direct_copy…`.
+    Where no part of that length distinguishes names, they are numbered: `elementwise #2…direct_copy…`.
 
     Args:
         most: number of characters, at least 8.
     """
-    alike: dict[str, set[str]] = {}
+    with_same_start: dict[str, set[str]] = {}
     for name in names:
-        alike.setdefault(name[: most - 1], set()).add(name)
+        with_same_start.setdefault(name[: most - 1], set()).add(name)
     by_name: dict[str, str] = {}
     times: Counter[str] = Counter()
     for name in dict.fromkeys(names):
         cut = name
         if len(name) > most:
-            cut = _without_middle(name, alike[name[: most - 1]] - {name}, most)
+            cut = _without_middle(name, with_same_start[name[: most - 1]] - {name}, most)
         times[cut] += 1
         head, mark, end = cut.partition(_MORE)
         number = f" #{times[cut]}" if times[cut] > 1 else ""

@@ -252,7 +252,7 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     open_questions = [html.Li(["not known: ", why]) for why in unknown if why not in said_of_trust]
     earlier = describe_logged(logged_findings(loaded.run.path))
     fault = explain(loaded).fault
-    # What hung is told in short above, and in full on its card.
+    # What hung is above in short, and in full on its card.
     listed: list[Any] = [] if _hangs(loaded) else [html.P([html.B("FAULT"), fault], className="said")]
     listed += [_finding(finding, loaded, link) for finding in findings]
     said_in_short = said_in_short or fault.startswith(NOT_DIAGNOSED.rstrip("."))

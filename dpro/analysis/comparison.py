@@ -69,11 +69,11 @@ def is_within_variation(a: pl.DataFrame, b: pl.DataFrame) -> bool:
         a, b: tables from `Analysis.steps`; with fewer than two steps in one, nothing is known of chance.
     """
     series = step_series(a), step_series(b)
-    times = [each.times[~each.paused] for each in series if each is not None]
-    if len(times) < len(series) or min(each.size for each in times) < 2:
+    usual_ns = [run.times[~run.paused] for run in series if run is not None]
+    if len(usual_ns) < len(series) or min(times.size for times in usual_ns) < 2:
         return False
-    error_ns = math.sqrt(sum(each.var(ddof=1) / each.size for each in times))
-    return bool(abs(times[1].mean() - times[0].mean()) <= ERRORS * error_ns)
+    error_ns = math.sqrt(sum(times.var(ddof=1) / times.size for times in usual_ns))
+    return bool(abs(usual_ns[1].mean() - usual_ns[0].mean()) <= ERRORS * error_ns)
 
 
 def how_known(document: DifferenceDocument) -> list[str]:

@@ -105,6 +105,7 @@ WEIGHTS = {"cores": 2.0, "launch-one": 4.0, "batch": 0.5}  # a larger batch chan
 EFFORT = {"new code": 2.0, "other hardware": 2.0}  # relative to a line or a setting
 OFTEN = 0.5  # times per step and rank above which something is done in each
 WARM = 3.0  # length of warm-up over that of all usual steps above which warm-up dominates a recording
+RUNTIME_CALL = r"(cuda|hip|cu)[A-Z]"
 REDUCER = r"^DistributedDataParallel\.forward|distributed(::|\.ddp\.)reducer"  # ranges of DDP
 _SOFTMAX = r"(?i)softmax"
 _WRITTEN_OUT = (r"(?i)\bexp_kernel", r"(?i)MaxOps|MaxNanFunctor")  # parts of a softmax; with a log, of a loss
@@ -1111,10 +1112,12 @@ def _waiting_in_words(waits: pl.DataFrame, spans: pl.DataFrame) -> str:
     operator = pl.when(pl.col("name") != pl.col("call")).then("name").otherwise(names)
     named = waits.group_by("call", operator=operator).agg(pl.col("waited_ns").sum())
     longest = named.sort("waited_ns", "call", "operator", descending=[True, False, False]).head(2)
-    return " and ".join(
-        f"{call} in {operator}" if operator else call
-        for call, operator in longest.select("call", "operator").iter_rows()
+    pairs = longest.select("call", "operator").iter_rows()
+    # Where it is the operator that waits, the other name is that of its call.
+    ordered = (
+        (other, one) if other and re.match(RUNTIME_CALL, other) else (one, other) for one, other in pairs
     )
+    return " and ".join(f"{call} in {operator}" if operator else call for call, operator in ordered)
 
 
 def _measured_waits(graph: Graph) -> pl.DataFrame:

@@ -66,7 +66,7 @@ def test_what_is_counted_agrees_with_its_number():
         (["kernel_" * 4 + "8_" + "b" * 20, "kernel_" * 4 + "9"], ["kernel_…8_bbbbb…", "kernel_kernel_…9"]),
         (["forward_" * 3, "forward_" * 3 + "of_cpu"], ["forward_forward…", "forward_f…of_cpu"]),
         (["flash_attention", "flash_attention_back"], ["flash_attention", "flash_a…tion_ba…"]),
-        # Each differs from another at 13 and from a third at 30: no part of 16 characters tells all apart.
+        # Each differs from another at 13 and from a third at 30: no part of 16 characters distinguishes all.
         (
             [f"elementwise_{place}_{'m' * 20}{what}" for place in "24" for what in ("mul", "add")],
             ["elementw…mmmmmul", "elementw…mmmmadd", "eleme #2…mmmmmul", "eleme #2…mmmmadd"],

@@ -60,7 +60,7 @@ def test_compute_of_devices_is_named_by_kernels(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [COMPUTE, HOST])
-def test_a_limit_is_worded_alike_with_and_without_devices(kind):
+def test_a_limit_has_equal_words_with_and_without_devices(kind):
     assert not OF_GPUS.search(limit_in_words(Limit(kind, 1.5, 0.4), 10.0))
 
 

@@ -96,7 +96,7 @@ def test_advice_beside_what_was_found_does_not_send_the_reader_there(slow):
     assert "What was found, in Verdict" not in str(VIEW.sections["verdict-advice"](slow, Link()))
 
 
-def test_a_hang_is_told_once_in_each_panel_and_no_trust_in_predictions_is_given(repository):
+def test_a_hang_is_stated_once_in_each_panel_and_no_trust_in_predictions_is_given(repository):
     hung = load(open_run(repository / "sample_traces" / "h200_hang"))
     short, findings, trust = (
         str(VIEW.sections[f"verdict-{name}"](hung, Link())) for name in ("short", "findings", "trust")

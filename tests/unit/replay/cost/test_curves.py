@@ -88,8 +88,8 @@ def test_only_parts_of_a_line_that_are_larger_than_their_errors_are_clear():
     exact = fit_line(sizes, 20e3 + sizes)  # 20 us, then 1 GB/s
     assert (exact.clear_latency_ns, exact.clear_gbps) == (pytest.approx(20e3), pytest.approx(1.0))
     assert exact.is_line
-    alike = fit_line(np.full(20, 1e6), np.full(20, 2e6))
-    assert (alike.clear_latency_ns, alike.clear_gbps, alike.is_line) == (None, pytest.approx(0.5), False)
+    single = fit_line(np.full(20, 1e6), np.full(20, 2e6))
+    assert (single.clear_latency_ns, single.clear_gbps, single.is_line) == (None, pytest.approx(0.5), False)
     two_sizes, wide = np.repeat([4e6, 9e6], 2), np.array([4e6, 14e6, 5e6, 13e6])
     unclear = fit_line(two_sizes, wide)
     assert (unclear.clear_latency_ns, unclear.clear_gbps, unclear.is_line) == (None, None, False)
