@@ -125,9 +125,8 @@ _ADVICE |= {
 _ADVICE[SHORT] = _LEFT_ADVICE
 _MEANS[BEHIND] = "{who}: {its} GPU never started {call}: work launched before it does not end"
 _ADVICE[BEHIND] = (
-    "find the kernel that the GPU of {who} still runs, among those launched before this call{in_place} "
-    "(while it hangs: `cuda-gdb -p PID`, `info cuda kernels`), and check that GPU for errors "
-    "(`dmesg | grep -i xid`, `nvidia-smi -q`) before reusing it{where}"
+    "see what the GPU of {who} still runs (`cuda-gdb -p PID`: `info cuda kernels`), and its errors "
+    "(`dmesg | grep -i xid`){where}"
 )
 _MEANS[GREW] = "{who}: the process was killed after its memory had grown without end"
 _ADVICE[GREW] = f"{OF_HOST}{{signalled}}"

@@ -113,7 +113,7 @@ def test_of_a_job_that_hung_it_says_first_what_gains_are_of():
 def test_of_a_job_that_hung_no_change_is_predicted_unasked():
     hung = ROOT / "sample_traces" / "h200_hang"
     said = dpro("whatif", hung).stdout
-    assert said.index("TRY    1 find the kernel that the GPU of rank 1") < said.index("End the hang first")
+    assert said.index("TRY    1 see what the GPU of rank 1 still runs") < said.index("End the hang first")
     assert "x1." not in said
     assert "--edit '" not in said
     assert json.loads(dpro("whatif", hung, "--json").stdout)["predictions"] == []
