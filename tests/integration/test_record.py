@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import shlex
 import socket
 import subprocess
@@ -321,13 +322,13 @@ def test_on_a_terminal_the_run_is_named_before_the_job_begins(tmp_path):
 
 
 def said_in_a_shell(command: str, folder: Path, until: bytes) -> list[bytes]:
-    """Return the lines on the terminal of a shell, which stays until the last word has come."""
+    """Return the lines on the terminal of a shell, which stays until a word and the exit code have come."""
     child, end = pty.fork()
     if child == 0:
         os.chdir(folder)
         os.execve("/bin/sh", ["/bin/sh", "-c", f"{command}; echo exit $?; read key"], environment())
     text = b""
-    while until not in text:
+    while not (until in text and re.search(rb"(^|\n)exit \d+\r\n", text)):
         text += os.read(end, 1 << 16)
     os.write(end, b"\n")
     assert os.waitpid(child, 0)[1] == 0
