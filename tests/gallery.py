@@ -40,7 +40,7 @@ DRAWN = """
 return [...document.querySelectorAll('.dash-graph')].every(each => each.querySelector('.main-svg'))
   && !document.querySelector('[data-loading]')
   && (!document.querySelector('#timeline')
-    || / spans of .*(The replay|No replay|replay it)/.test(document.querySelector('main').innerText));
+    || / spans of [0-9]/.test(document.querySelector('main').innerText));
 """
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
