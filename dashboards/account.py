@@ -185,7 +185,7 @@ _DIAGNOSE = "run `dpro diagnose` to find"
 
 
 def _hows(edits: Sequence[Edit]) -> list[str]:
-    """Return how to make each change, beside what `dpro diagnose` finds, which is no answer then."""
+    """Return how to make each change, except where only what `dpro diagnose` finds says how."""
     return [how for how in (edit.how() for edit in edits) if not how.startswith(_DIAGNOSE)]
 
 

@@ -169,6 +169,11 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(numbers) != 1 else ''} {numbers_in_words(numbers)}"
 
 
+def as_fast_as_peers(ranks: Sequence[int]) -> str:
+    """Return `rank 1 as fast as its peers`, or `ranks 0-2 as fast as their peers`."""
+    return f"{ranks_in_words(ranks)} as fast as {'its' if len(ranks) == 1 else 'their'} peers"
+
+
 def numbers_in_words(numbers: Sequence[int]) -> str:
     """Return ascending numbers with consecutive ones joined: `0-2, 5`."""
     starts = [numbers[0], *(b for a, b in pairwise(numbers) if b != a + 1)] if numbers else []

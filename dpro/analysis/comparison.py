@@ -59,7 +59,7 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
     )
 
 
-ERRORS = 2.0  # standard errors of the difference of two means within which it is no change
+ERRORS = 2.0  # standard errors of the difference of two means up to which they count as equal
 
 
 def is_within_variation(a: pl.DataFrame, b: pl.DataFrame) -> bool:

@@ -384,8 +384,24 @@ def _print(
     left = len(others) - len(worth) + len(document.little)
     if left and listed.changes:
         out.print(f"{left} more would change little or nothing (--json has them)")
-    _print_how(shown, run, listed, explained, advised, tries, trial)
-    hidden, refused = len(worth) + len(advised) - len(shown), len(document.refused)
+    to_make = [row for row in shown if row.is_advice or row in advised]
+    for note in shown[0].notes if listed.asked and shown and not to_make else ():
+        out.print(f"  - {note}")
+    for line in how_in_words(to_make, tries, explained):
+        out.print(line)
+    sure = [row for row in to_make if listed.asked or row in advised or row.effect == "faster"]
+    if line := measuring_in_words(sure, to_make, run, trial):
+        out.print(line)
+    _print_left(document, listed, hidden=len(worth) + len(advised) - len(shown))
+
+
+def _print_left(document: WhatIfDocument, listed: Listed, hidden: int) -> None:
+    """Print what is not shown above, what pairs of changes save, and why others were not answered.
+
+    Args:
+        hidden: number of predictions that are not shown.
+    """
+    out, refused = console(), len(document.refused)
     more = [f"{hidden} more (--all)"] if hidden and not listed.changes else []
     more += [f"{refused} not answerable (--why-not)"] if refused and not listed.refused else []
     if more:
@@ -396,31 +412,6 @@ def _print(
     if document.untried:
         out.print(f"not tried, since the budget was used up: {', '.join(document.untried)}")
     for line in refused_in_words(document.refused) if listed.refused else ():
-        out.print(line)
-
-
-def _print_how(
-    shown: Sequence[Prediction],
-    run: Run,
-    listed: Listed,
-    explained: bool,
-    advised: Sequence[Prediction],
-    tries: Sequence[Advice],
-    trial: str | None,
-) -> None:
-    """Print how to make the first change, the notes on it, and how to measure one.
-
-    Args:
-        shown: the predictions above; the other arguments are those of `_print`.
-    """
-    out = console()
-    to_make = [row for row in shown if row.is_advice or row in advised]
-    for note in shown[0].notes if listed.asked and shown and not to_make else ():
-        out.print(f"  - {note}")
-    for line in how_in_words(to_make, tries, explained):
-        out.print(line)
-    sure = [row for row in to_make if listed.asked or row in advised or row.effect == "faster"]
-    if line := measuring_in_words(sure, to_make, run, trial):
         out.print(line)
 
 

@@ -51,7 +51,7 @@ from dpro.detect.stragglers.replayed import find_masked
 from dpro.detect.uneven_work import find_uneven_work_of_stages, with_doubt
 from dpro.plugins import load, places
 from dpro.schema import CHECKPOINTS, COUNTERS, LOSSES, PASSES, SPANS, STEPS
-from dpro.words import ranks_in_words
+from dpro.words import as_fast_as_peers
 
 
 @dataclass(frozen=True)
@@ -235,8 +235,7 @@ def _as_replayed(late: Finding, saved: Callable[[Sequence[int]], tuple[float, fl
     if replayed is None or not 1 / AGREEING <= replayed[0] / late.cost_ns <= AGREEING:
         return late
     cost_ns, step_ns = replayed
-    peers = "its peers" if len(late.ranks) == 1 else "their peers"
-    shown = observe_replay(f"{ranks_in_words(late.ranks)} as fast as {peers}", step_ns - cost_ns, step_ns)
+    shown = observe_replay(as_fast_as_peers(late.ranks), step_ns - cost_ns, step_ns)
     return replace(late.observing(shown), cost_ns=cost_ns, severity=round(cost_ns / step_ns, 4))
 
 

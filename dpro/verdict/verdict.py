@@ -475,9 +475,8 @@ def steps_in_words(steps: pl.DataFrame, step_ns: float, others: StepSeries | Non
     if abs(others.typical_ns / step_ns - 1) <= SIMILAR:
         return f"{took} ({total:,} steps, {deep} in depth)"
     outside, in_depth = counted(total - deep, "step"), f"{deep} in depth: {format_duration(step_ns)}"
-    typical = _typical_in_words(others)
-    kind = "typical step" if typical[0].isdigit() else "step:"
-    return f"{kind} {typical} ({outside}; {in_depth})"
+    kind = "step:" if _is_skewed(others) else "typical step"
+    return f"{kind} {_typical_in_words(others)} ({outside}; {in_depth})"
 
 
 def _devices(analysis: Analysis) -> str:
@@ -711,8 +710,12 @@ def _deep_and_others(deep_ns: float, others: StepSeries) -> str:
 def _typical_in_words(series: StepSeries) -> str:
     """Return the median of steps, and their mean if it differs."""
     typical, mean = format_duration(series.typical_ns), format_duration(series.mean_ns)
-    differ = abs(series.mean_ns / series.typical_ns - 1) > SIMILAR
-    return f"median {typical}, mean {mean}" if differ else typical
+    return f"median {typical}, mean {mean}" if _is_skewed(series) else typical
+
+
+def _is_skewed(series: StepSeries) -> bool:
+    """Return whether the mean of steps is not about their median."""
+    return abs(series.mean_ns / series.typical_ns - 1) > SIMILAR
 
 
 def cause_of(facts: JobFacts, limit: str) -> str:

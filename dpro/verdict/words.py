@@ -28,7 +28,7 @@ from dpro.verdict.limits import (
     SYNCHRONISATION,
 )
 from dpro.verdict.verdict import NOT_DIAGNOSED, Explanation, Limit, explain, unlike_the_others
-from dpro.words import ranks_in_words
+from dpro.words import as_fast_as_peers, ranks_in_words
 
 WIDTH = 80
 TRY, BOTH, THEN = "TRY", "BOTH", "THEN"
@@ -143,9 +143,7 @@ def limit_in_words(limit: Limit, step_ms: float) -> str:
         return f"{said}{because}."
     if not limit.fits:
         return f"{said}{because}. The gain without that is not known, since the replay does not fit."
-    peers = "its peers" if len(limit.ranks) == 1 else "their peers"
-    healed = f"With {ranks_in_words(limit.ranks)} as fast as {peers}"
-    without = healed if limit.ranks else _WITHOUT[limit.kind]
+    without = f"With {as_fast_as_peers(limit.ranks)}" if limit.ranks else _WITHOUT[limit.kind]
     gain = times(limit.gain_low, limit.gain_high)
     shorter = f"{format_ms(step_ms)} -> {format_ms(step_ms / limit.gain)} ({gain})"
     return f"{said}{because}. {without} {shorter}."
