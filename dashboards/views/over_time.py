@@ -119,6 +119,8 @@ class InBackground:
                 value = str(error)
             except Exception as error:  # a defect with one run must not stop the others
                 value = f"cannot be read: {type(error).__name__}"
+            except KeyboardInterrupt:  # for the main thread: Polars raises it in whichever one computes
+                continue  # asked for again, it is computed
             with self._lock:
                 self._values[key] = value
 

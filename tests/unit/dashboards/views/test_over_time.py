@@ -125,6 +125,21 @@ def test_what_fails_for_one_run_costs_the_others_nothing():
     assert known == {"a": "damaged", "b": "cannot be read: ZeroDivisionError", "c": 3}
 
 
+def test_what_an_interrupt_cuts_off_is_computed_when_asked_for_again():
+    def interrupted():
+        if not calls:
+            calls.append(1)
+            raise KeyboardInterrupt
+        return 1
+
+    calls: list[int] = []
+    background, end = InBackground(), time.monotonic() + PATIENCE_S
+    while background.of({"a": interrupted}) != {"a": 1}:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert calls
+
+
 def test_the_verdict_is_that_of_explain(tmp_path):
     cpu_job(num_steps=12).write(tmp_path / "run")
     assert judged_run(tmp_path / "run").limit
