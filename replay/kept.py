@@ -245,6 +245,8 @@ class _Arrays:
         if isinstance(value, Mapping):
             return {"mapping": [[self.taken_apart(part) for part in item] for item in value.items()]}
         if isinstance(value, (tuple, list)):
+            if hasattr(value, "_fields"):
+                raise TypeError(f"{kind.__name__} would be read as a plain tuple: name it among the records")
             return [self.taken_apart(part) for part in value]
         if isinstance(value, Run):
             return {"run": None}

@@ -6,11 +6,10 @@ the trace: `dpro.replay.fidelity.accuracy` does.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -424,6 +423,46 @@ def share_saved(graph: Graph, changed: Graph) -> float:
     return 1 - float(step_times(changed, timeline.start, timeline.end)["duration_ns"].sum()) / measured
 
 
+class HostsAlone(NamedTuple):
+    """What the hosts of a graph do where they wait for no device and no other rank.
+
+    Attributes:
+        on_device: nodes that take no time then.
+        edges: those that remain, sorted by target; `indptr` [N + 1] as in a graph.
+        nodes: nodes of hosts, those of a step together.
+        steps: `rank`, `window` and `step`, sorted; the nodes of row i begin at `first[i]` of `nodes`.
+    """
+
+    on_device: Ints
+    edges: Ints
+    indptr: Ints
+    nodes: Ints
+    first: Ints
+    steps: pl.DataFrame
+
+
+@computed_once
+def _hosts_alone(graph: Graph) -> HostsAlone | None:
+    """Return the hosts of a graph; None where they launch no work on devices."""
+    nodes, kind = graph.nodes, graph.edges.kind
+    on_gpu = is_one_of(nodes.kind, GPU_KINDS)
+    on_host = np.flatnonzero(is_one_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0))
+    if not on_gpu.any() or not on_host.size or not (kind == EdgeKind.LAUNCH).any():
+        return None
+    stays = kind != EdgeKind.RENDEZVOUS
+    ordered = on_host[np.lexsort((nodes.step[on_host], nodes.window[on_host], nodes.rank[on_host]))]
+    places = np.stack([nodes.rank[ordered], nodes.window[ordered], nodes.step[ordered]])
+    first = np.flatnonzero(np.append(True, (places[:, 1:] != places[:, :-1]).any(0)))
+    return HostsAlone(
+        np.flatnonzero(on_gpu | is_one_of(nodes.kind, (NodeKind.TRANSFER, NodeKind.RENDEZVOUS))),
+        np.flatnonzero(stays),
+        np.append(0, np.cumsum(stays))[graph.indptr],
+        ordered,
+        first,
+        pl.DataFrame(dict(zip(("rank", "window", "step"), places[:, first]))),
+    )
+
+
 def host_paces(graph: Graph) -> pl.DataFrame:
     """Replay the hosts alone, and measure the time each needs for a step.
 
@@ -431,26 +470,17 @@ def host_paces(graph: Graph) -> pl.DataFrame:
         `rank`, `window`, `pace_ns` (of one step) and `later` (whether after the window's first step, so that
         the beginning is known), a row per step; no rows where hosts launch no work on devices.
     """
-    nodes = graph.nodes
-    if not is_one_of(nodes.kind, GPU_KINDS).any() or not (graph.edges.kind == EdgeKind.LAUNCH).any():
+    hosts = _hosts_alone(graph)
+    if hosts is None:
         return pl.DataFrame(schema=PACES)
-    on_device = is_one_of(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER, NodeKind.RENDEZVOUS))
-    alone = dataclasses.replace(
-        graph.without_edges(graph.edges.kind == EdgeKind.RENDEZVOUS),
-        nodes=dataclasses.replace(
-            nodes,
-            duration=np.where(on_device, 0, nodes.duration),
-            earliest=np.where(on_device, 0, nodes.earliest),
-        ),
+    duration, earliest = graph.nodes.duration.copy(), graph.nodes.earliest.copy()
+    duration[hosts.on_device] = earliest[hosts.on_device] = 0
+    start, end, _ = longest_path(
+        duration, earliest, hosts.indptr, graph.edges.source[hosts.edges], graph.edges.lag[hosts.edges]
     )
-    timeline = replay(alone)
-    on_host = is_one_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
-    extents = (
-        pl.DataFrame({name: getattr(nodes, name)[on_host] for name in ("rank", "window", "step")})
-        .with_columns(start=pl.Series(timeline.start[on_host]), end=pl.Series(timeline.end[on_host]))
-        .group_by("rank", "window", "step")
-        .agg(pl.col("start").min(), pl.col("end").max())
-        .sort("rank", "window", "step")
+    extents = hosts.steps.with_columns(
+        start=np.minimum.reduceat(start[hosts.nodes], hosts.first),
+        end=np.maximum.reduceat(end[hosts.nodes], hosts.first),
     )
     between = pl.col("end") - pl.col("end").shift(1).over("rank", "window")
     first = pl.col("step") == pl.col("step").min().over("rank", "window")

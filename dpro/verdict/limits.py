@@ -20,7 +20,7 @@ from dpro.classify import is_communication
 from dpro.errors import DproError, Unanswerable
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.first_calls import PROMPTLY_NS, beside_launched_ns
-from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, is_one_of
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, computed_once, is_one_of
 from dpro.replay.peers import ON_GPU, PHASE, teams_by_work
 from dpro.replay.steps import NO_STEP
 from dpro.replay.timeline import durations_of, step_lengths
@@ -139,6 +139,7 @@ def input_of(graph: Graph) -> Bools:
     return before
 
 
+@computed_once
 def before_input(graph: Graph) -> Bools:
     """Return [N] a mask of what hosts do before a step's first launch, or for long before copying a batch."""
     return before_first_launch(graph) | before_batches(graph)

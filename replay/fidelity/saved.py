@@ -31,14 +31,15 @@ from dpro.replay.fidelity.overlap import Contention
 from dpro.replay.graph import Edges, Fact, Graph, MeshPosition, Message, Nodes, recall
 from dpro.replay.kept import read_archive, write_archive
 from dpro.replay.sharded import JoinedGraph, MatchedRun, Pooled, parts_of
+from dpro.replay.timeline import HostsAlone
 from dpro.store import Run
 
 RECORDS: Mapping[str, Any] = {  # dataclasses and named tuples
     kind.__name__: kind
     for kind in (
         Alignment, Built, Clock, ClockLine, CondensedRun, Contention, Criterion, EdgeCounts, Edges, Evidence,
-        Fact, Graph, JoinedGraph, Lags, MatchedRun, Matching, MeshPosition, Message, Nodes, Pooled,
-        PartialCollectives, RecordingCost, Starts, StreamPairs, TraceCoverage, Trust,
+        Fact, Graph, HostsAlone, JoinedGraph, Lags, MatchedRun, Matching, MeshPosition, Message, Nodes,
+        PartialCollectives, Pooled, RecordingCost, Starts, StreamPairs, TraceCoverage, Trust,
     )
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.replay.graph import CPU_KINDS, Graph
+from dpro.replay.graph import CPU_KINDS, Graph, computed_once
 from dpro.replay.intervals import union
 from dpro.schema import CHECKPOINTS, COUNTERS, SPANS
 
@@ -78,6 +78,7 @@ def held_ns(graph: Graph, stretches: Stretches) -> Ints:
     return np.minimum(held, nodes.duration)
 
 
+@computed_once
 def clock_shifts(graph: Graph) -> dict[int, int]:
     """Return ns to add to each rank's recorded times to get the graph's clock, within its drift."""
     if graph.run is None:

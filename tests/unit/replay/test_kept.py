@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from dpro.replay.cost.transfers import fit_costs
 from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.gradient_buckets import gradient_passes
 from dpro.replay.graph import Fact, Graph, once
-from dpro.replay.kept import kept, write_archive
+from dpro.replay.kept import kept, read_archive, write_archive
 from dpro.replay.mesh import axes_of_messages
 from dpro.replay.peers import phase_work
 from dpro.replay.whatif.graph_ops.scope import optimizing, rows_of
@@ -29,6 +29,10 @@ from tests.builders import cpu_job
 from tests.unit.replay.fidelity.test_saved import equal
 
 HEALTHY = Path(__file__).parents[3] / "sample_traces" / "healthy"
+
+
+class Named(NamedTuple):
+    value: int
 
 
 @pytest.fixture
@@ -184,3 +188,10 @@ def test_predictions_from_kept_facts_are_those_without(empty_cache, monkeypatch)
     assert any(isinstance(each, Prediction) for each in without)
     for _ in range(2):  # the first writes what the second reads
         assert [answer(*graph_of(run), text) for text in EDITS] == without
+
+
+def test_a_record_that_would_be_read_as_something_else_is_not_written(tmp_path):
+    with pytest.raises(TypeError, match="Named would be read as a plain tuple"):
+        write_archive(tmp_path / "file", Named(1), {})
+    write_archive(tmp_path / "file", Named(1), {"Named": Named})
+    assert read_archive(tmp_path / "file", {"Named": Named}, None) == Named(1)

@@ -11,11 +11,12 @@ import pytest
 
 from dpro.errors import Unanswerable
 from dpro.replay.fidelity.accuracy import assess
-from dpro.replay.timeline import replay, slowest_pace, step_lengths, usual_steps
+from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, NodeKind, is_one_of
+from dpro.replay.timeline import host_paces, replay, slowest_pace, step_lengths, usual_steps
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import baseline_steps, measured_ns, predict, refuse_nothing_left
 from dpro.replay.whatif.registry import parse_edit
-from tests.builders import US, TinyRun, cpu_job
+from tests.builders import US, TinyRun, cpu_job, gpu_job
 
 
 def ends_of(*lengths: float) -> pl.DataFrame:
@@ -79,6 +80,30 @@ def test_the_pace_of_a_host_is_its_step_without_waits(tmp_path):
     # The host needs 500 a step, the device 600; without the device no step takes less than 500.
     graph = slow_device([600] * 4).build(tmp_path / "run").graph
     assert slowest_pace(graph) == pytest.approx(500 * US, rel=0.05)
+
+
+def test_hosts_alone_are_the_graph_whose_devices_and_other_ranks_take_no_time(tmp_path):
+    graph = gpu_job().build(tmp_path / "run").graph
+    nodes = graph.nodes
+    elsewhere = is_one_of(nodes.kind, (*GPU_KINDS, NodeKind.TRANSFER, NodeKind.RENDEZVOUS))
+    alone = graph.without_edges(graph.edges.kind == EdgeKind.RENDEZVOUS)
+    durations, earliest = (np.where(elsewhere, 0, of) for of in (nodes.duration, nodes.earliest))
+    alone = dataclasses.replace(
+        alone, nodes=dataclasses.replace(nodes, duration=durations, earliest=earliest)
+    )
+    timeline = replay(alone)
+    on_host = is_one_of(nodes.kind, CPU_KINDS) & (nodes.step >= 0)
+    ends = {
+        (rank, step): timeline.end[on_host & (nodes.rank == rank) & (nodes.step == step)].max()
+        for rank in graph.ranks
+        for step in np.unique(nodes.step[on_host]).tolist()
+    }
+    paces = host_paces(graph).filter("later")
+    steps = sorted({step for _, step in ends})
+    assert len(steps) > 1
+    for rank in graph.ranks:
+        between = [ends[rank, step] - ends[rank, before] for before, step in pairwise(steps)]
+        assert paces.filter(rank=rank)["pace_ns"].to_list() == between
 
 
 def test_no_predicted_step_is_shorter_than_the_host_needs_for_one(tmp_path):
