@@ -362,22 +362,26 @@ def changed_ends(baseline: pl.DataFrame, graph: Graph, end: Ints) -> pl.DataFram
 def _finish_of(baseline: pl.DataFrame, graph: Graph, end: Ints) -> tuple[Ints, NDArray[np.bool_]]:
     """Return the ends of baseline steps in a changed graph, and a mask of those that it has."""
 
-    def compute(graph: Graph) -> tuple[Ints, list[int], Ints]:
+    def compute(graph: Graph) -> tuple[Ints, Ints, Ints]:
         rows = _extents_at(graph, ("window", "step"))[0]
         counts = np.flatnonzero(rows["step"].to_numpy() != AFTER_STEPS)
-        here = rows[counts].select("window", "step").rows()
-        windows = [number for number, (window, _) in enumerate(here) if window != here[number - 1][0]]
-        places = {where: number for number, where in enumerate(here)}
-        wanted = baseline.select("window", "step").iter_rows()
-        place = np.array([places.get(step, -1) for step in wanted], np.int64)
-        return counts, [*windows, len(here)], place
+        opens = np.flatnonzero(differs_from_last(rows["window"].to_numpy()[counts]))
+        return counts, np.append(opens, counts.size), _ordinals(rows)[counts]
 
-    counts, windows, place = once(graph, "steps as before", compute, (baseline,))
+    counts, opens, there = once(graph, "steps in order", compute)
     finish = _of_extents(np.maximum, end, *_extents_at(graph, ("window", "step"))[1:])[counts]
-    for first, last in pairwise([0, *windows]):
+    for first, last in pairwise(opens.tolist()):
         np.maximum.accumulate(finish[first:last], out=finish[first:last])
-    kept = place >= 0
+    wanted = _ordinals(baseline)
+    place = np.searchsorted(there, wanted)
+    kept = np.append(there, -1)[place] == wanted
     return np.maximum(finish[place[kept]], _earliest_ends(baseline, graph)[kept]), kept
+
+
+def _ordinals(steps: pl.DataFrame) -> Ints:
+    """Return one number per `window` and `step`, in their order, which are not negative."""
+    ordinals: Ints = (steps["window"].to_numpy() << 40) + steps["step"].to_numpy() - AFTER_STEPS
+    return ordinals
 
 
 def _earliest_ends(baseline: pl.DataFrame, graph: Graph) -> Ints:
@@ -386,6 +390,9 @@ def _earliest_ends(baseline: pl.DataFrame, graph: Graph) -> Ints:
     Its busiest stream needs that long. Time that a change saves before such a step is subtracted from it, and
     may be more than the step takes.
     """
+    opens = differs_from_last(baseline["window"].to_numpy())
+    if not (opens[:-1] & opens[1:]).any() and not opens[-1:].any():
+        return np.zeros(opens.size, np.int64)
 
     def compute(graph: Graph) -> tuple[Ints, Ints, Ints, Ints]:
         nodes = graph.nodes
