@@ -345,6 +345,7 @@ class PooledOfRank:
         on_gpu: whether any rank has work on a GPU.
         has_shapes: whether shapes of arguments were recorded.
         scales: `Pooled.scales` of this rank, by window.
+        pace: as of `Pooled`.
     """
 
     rank: int
@@ -354,6 +355,7 @@ class PooledOfRank:
     on_gpu: bool
     has_shapes: bool
     scales: Mapping[int, float]
+    pace: float
 
 
 @dataclass(frozen=True)
@@ -370,6 +372,7 @@ class Pooled:
         has_shapes: whether shapes of arguments were recorded.
         scales: by rank and window, the multiple of the prior of `recording_cost` that is taken out of CPU
             work; empty where ranks are as recorded.
+        pace: from `recording_cost.find_pace`.
     """
 
     lags: Lags
@@ -380,12 +383,14 @@ class Pooled:
     num_nodes: int
     has_shapes: bool = False
     scales: Mapping[Cell, float] = dataclasses.field(default_factory=dict)
+    pace: float = 1.0
 
     def of(self, rank: int) -> PooledOfRank:
         """Return the input for condensing one rank."""
         positions = self.positions.get(rank, {})
         scales = {window: scale for (of_rank, window), scale in self.scales.items() if of_rank == rank}
-        return PooledOfRank(rank, self.lags, self.origin_ns, positions, self.on_gpu, self.has_shapes, scales)
+        given = (positions, self.on_gpu, self.has_shapes, scales, self.pace)
+        return PooledOfRank(rank, self.lags, self.origin_ns, *given)
 
 
 def pool(facts: Iterable[RankSummary]) -> Pooled:
@@ -441,7 +446,8 @@ def condense_rank(folder: Path, of_all: PooledOfRank) -> RankSkeleton:
 def with_pooled_lags(bare: BareRank, of_all: PooledOfRank) -> Graph:
     """Return the graph of a rank with lags, phases and times from the run's origin.
 
-    Where `of_all.scales` are known, the cost of recording and of first calls is taken out.
+    Where `of_all.scales` are known, the cost of recording and of first calls is taken out, and all is at the
+    pace of the job.
     """
     graph = bare.graph
     columns = {f.name: getattr(graph.nodes, f.name).copy() for f in dataclasses.fields(Nodes)}
@@ -456,10 +462,10 @@ def with_pooled_lags(bare: BareRank, of_all: PooledOfRank) -> Graph:
     )
     whole = dataclasses.replace(graph, nodes=nodes, edges=edges, origin_ns=of_all.origin_ns)
     if not of_all.scales:
-        return whole
+        return whole.at_pace(of_all.pace)
     work = cpu_work(whole, of_all.has_shapes)
     scales = np.array([of_all.scales.get(window, 0.0) for _, window in work.cells])
-    return with_warm_calls(whole.with_durations(work.without(whole, scales)))
+    return with_warm_calls(whole.with_durations(work.without(whole, scales))).at_pace(of_all.pace)
 
 
 @dataclass(frozen=True)

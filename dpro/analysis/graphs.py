@@ -312,7 +312,7 @@ def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
         Unanswerable: the run has no spans.
     """
     from dpro.replay.construction.graph_builder import build_graph, without_rendezvous
-    from dpro.replay.construction.recording_cost import find_recording_cost, profiler_of
+    from dpro.replay.construction.recording_cost import find_pace, find_recording_cost, profiler_of
     from dpro.replay.fidelity.accuracy import assess
     from dpro.replay.steps import steps_of
     from dpro.replay.timeline import replay
@@ -323,7 +323,8 @@ def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
             judged = without_rendezvous(built)
         elif not built.of_operations:
             cost = find_recording_cost(built.graph, steps_of(run), profiler_of(run))
-            judged = built = replace(built, recording=cost)
+            built = replace(built, recording=cost)
+            judged = built = replace(built, pace=find_pace(built.predictive, steps_of(run)))
         return built, assess(judged, replay(judged.graph), run.manifest)
 
 

@@ -33,6 +33,7 @@ from dpro.detect.regression import LONGER_SINCE
 from dpro.detect.words import cost_verb, join_hangs, name_part
 from dpro.documents import Document, DocumentPart, finite
 from dpro.errors import DproError, Unanswerable
+from dpro.replay.construction.recording_cost import SIMILAR
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.fidelity.accuracy import (
     cut_in_words,
@@ -94,7 +95,6 @@ LONGEST_KERNELS = 20  # kernels that are grouped by name to find those that take
 NOT_DIAGNOSED, NO_FIT = "not diagnosed", "the replay does not fit"
 UNKNOWN = 0.5  # of computing time: with more in kernels of unknown kind, advice may miss what they do
 UNLIKE = 1.5  # times as long: beyond this, a limit of steps in deep windows may not be that of the others
-SIMILAR = 0.1  # relative difference up to which steps in deep windows and the others count as equally long
 ENDED = 0.5  # share of a limit's savings from which an edit that saves it is what ends the limit
 SAME_CHANGE = 0.01  # relative difference of gains up to which an advised change ends the limit
 EASY = ("a setting", "a line of code")  # efforts of advice that is worth combining
@@ -240,9 +240,10 @@ def _by_replay(facts: JobFacts) -> Explanation:
     advice = first_of(ranked, record_steps(facts)) or record_code(facts)
     limit = _as_advised(facts, limit, advice) if limit else None
     together = best_together(facts, advice) if analysis.trust.answerable else None
-    others = deep_and_usual(analysis.steps)
+    both = deep_and_usual(analysis.steps)
     if analysis.trust.answerable:
-        steps = steps_in_words(analysis.steps, facts.step_ns, others[1] if others else None)
+        others = both[1] if both else None
+        steps = steps_in_words(analysis.steps, facts.step_ns, others, analysis.trust.pace != 1)
     else:  # a replay that does not fit shows no step
         recorded = format_duration(measured_ns(analysis.trust, facts.ends))
         steps = f"{recorded} a step as recorded ({counted(facts.ends.height, 'step')})"
@@ -459,20 +460,23 @@ def _job(analysis: Analysis, steps: str) -> str:
     return "   ".join([shortened(name, 34), devices, steps, *([f"MFU {mfu.share:.1%}"] if mfu else [])])
 
 
-def steps_in_words(steps: pl.DataFrame, step_ns: float, others: StepSeries | None) -> str:
+def steps_in_words(
+    steps: pl.DataFrame, step_ns: float, others: StepSeries | None, is_scaled: bool = False
+) -> str:
     """Return how long a step is, how many were timed, and how many of them in deep windows.
 
     Args:
         steps: as from `steps_of`; empty for traces of one step.
         step_ns: the usual step in deep windows, as the job runs.
         others: the other steps; None if there are too few.
+        is_scaled: whether `step_ns` is the length of the others.
     """
     took = f"usual step {format_duration(step_ns)}"
     total = max(steps["step"].n_unique(), 1)
     deep = steps.filter(pl.col("window") >= 0)["step"].n_unique()
     if others is None or deep in (0, total):
         return f"{took} ({counted(total, 'step')})"
-    if abs(others.typical_ns / step_ns - 1) <= SIMILAR:
+    if is_scaled or abs(others.typical_ns / step_ns - 1) <= SIMILAR:
         return f"{took} ({total:,} steps, {deep} in depth)"
     outside, in_depth = counted(total - deep, "step"), f"{deep} in depth: {format_duration(step_ns)}"
     kind = "step:" if _is_skewed(others) else "typical step"
@@ -666,7 +670,10 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     why, cut = next(iter(trust.reasons), trust.grade), manifest.num_cut > 0
     unknown = facts.share_of(facts.kernels.filter(pl.col("family") == OTHER)["name"].to_list())
     both, another = deep_and_usual(facts.analysis.steps), ""
-    if both is not None and abs(both[1].typical_ns / facts.step_ns - 1) > SIMILAR:
+    if both is not None and trust.pace != 1:
+        deep, others = (format_duration(ns) for ns in (facts.step_ns / trust.pace, facts.step_ns))
+        another = f"steps in deep windows take {deep}, the others {others}: figures are of the former, scaled"
+    elif both is not None and abs(both[1].typical_ns / facts.step_ns - 1) > SIMILAR:
         another = f"{_deep_and_others(facts.step_ns, both[1])}: these figures are for the former"
     reasons = {
         f"the replay does not fit, so do not rely on these figures: {why}": not (
@@ -697,8 +704,9 @@ def unlike_the_others(analysis: Analysis) -> str:
         return ""
     with suppress(DproError):  # windows that cannot be replayed
         least_ns, most_ns = sorted((both[1].typical_ns, both[1].mean_ns))
-        if not least_ns / UNLIKE < analysis.baseline_ns < most_ns * UNLIKE:
-            return f"{_deep_and_others(analysis.baseline_ns, both[1])}: what limits those is not known"
+        deep_ns = analysis.baseline_ns / analysis.trust.pace
+        if not least_ns / UNLIKE < deep_ns < most_ns * UNLIKE:
+            return f"{_deep_and_others(deep_ns, both[1])}: what limits those is not known"
     return ""
 
 

@@ -91,6 +91,7 @@ class Built:
         unknown: open questions about the trace, one line each.
         assumed: assumptions, one line each.
         recording: cost of recording the job; None where unknown.
+        pace: from `find_pace`.
     """
 
     graph: Graph
@@ -101,13 +102,14 @@ class Built:
     unknown: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     recording: RecordingCost | None = None
+    pace: float = 1.0
 
     @cached_property
     def predictive(self) -> Graph:
         """The graph of the job as it runs, on which all predictions and judgements are based.
 
-        The cost of recording and of the first calls of a process is taken out; from a graph of operations,
-        waits that only look like launch delays.
+        The cost of recording and of the first calls of a process is taken out, and a step is as long as those
+        outside deep windows; from a graph of operations, waits that only look like launch delays are removed.
         """
         if self.of_operations:
             return with_typical_delays(self.graph)
@@ -115,7 +117,7 @@ class Built:
         if self.recording is not None and self.recording.duration is not None:
             nodes = dataclasses.replace(graph.nodes, duration=self.recording.duration)  # not a copy
             graph = dataclasses.replace(graph, nodes=nodes)
-        warm = with_warm_calls(graph)
+        warm = with_warm_calls(graph).at_pace(self.pace)
         return warm if warm is self.graph else with_own_facts(warm)
 
 

@@ -22,8 +22,8 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import compiled
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_one_of
-from dpro.replay.steps import series_outside
-from dpro.replay.timeline import durations_of, host_paces, replay, step_ends, usual_steps
+from dpro.replay.steps import device_step_ns, series_outside
+from dpro.replay.timeline import durations_of, host_paces, replay, step_ends, step_lengths, usual_steps
 from dpro.schema import SPANS
 from dpro.store import Run
 from dpro.timed import all_hosts_ahead, disturbed, with_times
@@ -46,6 +46,8 @@ REACHED = 0.001  # share of the step below which a difference is none
 STEADY = 0.3  # share of the typical step: with a wider middle half, steps are not a reference
 MIN_STEPS = 5  # steps outside windows that a reference needs
 WARM_UP, MIN_EARLY = 10, 30  # first steps that do not count, and number of early steps needed after them
+SIMILAR = 0.1  # relative difference up to which steps in deep windows and the others count as equally long
+FAR = 3.0  # times as long: beyond this, windows slow down steps by more than can be corrected
 LASTING = 1.2  # factor by which a window may slow down later steps of a launch-bound GPU job
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, MAX_FITTED)  # multiples at which steps are replayed
 PYTHON_NAMES = r"\.py\(\d+\)|^<built-in|^nn\.Module: "
@@ -415,6 +417,30 @@ def reference_of(steps: pl.DataFrame) -> Reference | None:
     if high - low >= STEADY * typical:
         return None
     return Reference(BY_STEPS, {-1: (typical, float(high), float(low) / lasting)})
+
+
+def find_pace(graph: Graph, steps: pl.DataFrame) -> float:
+    """Return how long steps outside deep windows are, as a multiple of those in them.
+
+    Deep windows show what a step consists of, all steps show how long it is. Where a window happened to be in
+    a slow stretch of the job, or recording cost more than `find_recording_cost` can tell, both differ.
+
+    Args:
+        graph: of the job as it runs.
+        steps: table `steps` of its run.
+
+    Returns:
+        1 where steps outside windows are about as long, too few, or not comparable.
+    """
+    series = series_outside(steps, MIN_STEPS)
+    timeline = replay(graph)
+    lengths = step_lengths(usual_steps(step_ends(graph, timeline.start, timeline.end), device_step_ns(steps)))
+    if series is None or series.cycle > 1 or not lengths.any():
+        return 1.0
+    mean_ns = float(series.times[~series.paused].mean())
+    paces = np.array([mean_ns, series.typical_ns]) / lengths.mean()
+    is_like = (np.abs(paces - 1) <= SIMILAR).any() or not 1 / FAR < paces[0] < FAR
+    return 1.0 if is_like else float(paces[0])
 
 
 def host_paces_of(graph: Graph, cells: Sequence[Cell]) -> Floats:

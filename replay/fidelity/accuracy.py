@@ -21,6 +21,7 @@ from dpro.documents import DocumentPart
 from dpro.markup import table
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.construction.lags import UNEXPLAINED_NS
+from dpro.replay.construction.recording_cost import FAR
 from dpro.replay.engine import NO_NODE
 from dpro.replay.fidelity.missing_ranks import PartialCollectives, extrapolate_missing_ranks
 from dpro.replay.fidelity.overlap import Contention, contention_of, kernels_beside
@@ -59,7 +60,6 @@ GOOD, FAIR = 0.75, 0.25  # lowest scores of these grades
 COPIED = "start times surely copied from the trace"
 COLD_STEPS, WARM_UP = "first calls of a process in steps", "steps that warm up against the others"
 NOTABLE = 1.05  # factor from which a slowdown by recording is reported
-FAR = 3.0  # times as long: beyond this, windows slow down steps by more than can be corrected
 MIN_USUAL_STEPS = 5  # steps outside deep windows: fewer do not show the usual one
 
 
@@ -411,6 +411,7 @@ class Trust:
         figures: all figures on which predictions depend, each with its bars, worst first.
         doubt_pct: largest error of a step in % due to communication times, where these are not measured.
         taken_out: ratio of usual steps as recorded to those of the job as it runs.
+        pace: from `recording_cost.find_pace`.
         cold: share of the usual recorded steps in first calls of a process; these are taken out, too.
         hosts: factor by which recording slowed hosts: likely, at least, at most; all 1 where unknown.
         host_factors: by `rank`, the `factor` by which CPU work may be shorter, and longer, than estimated;
@@ -433,6 +434,7 @@ class Trust:
     figures: tuple[Criterion, ...] = ()
     doubt_pct: float = 0.0
     taken_out: float = 1.0
+    pace: float = 1.0
     cold: float = 0.0
     hosts: tuple[float, float, float] = (1.0, 1.0, 1.0)
     host_factors: tuple[pl.DataFrame, ...] = ()
@@ -511,7 +513,7 @@ def judge(
     missing, matching = extrapolate_missing_ranks(built, manifest), built.matching
     table = STEPS.empty() if built.graph.run is None else steps_of(built.graph.run)
     taken_out = _step_of(timeline) / _step_of(as_it_runs)
-    windows = windows_to_usual(table, taken_out)
+    windows = windows_to_usual(table, taken_out * built.pace)
     usual = usual_steps(step_ends(timeline.graph, timeline.start, timeline.end))
     cold, warming = cold_share(usual), warm_up(usual, built.steps_known)
     figures = figures_of(steps, starts, unexplained, doubtful, windows, _impossible(built), cold, warming)
@@ -538,6 +540,7 @@ def judge(
         rendezvous=missing.rendezvous,
         figures=figures,
         taken_out=taken_out,
+        pace=built.pace,
         cold=cold,
         hosts=(1.0, 1.0, 1.0) if built.recording is None else built.recording.slowed,
         host_factors=() if built.recording is None else built.recording.host_factors,
@@ -553,7 +556,7 @@ def _step_of(timeline: Timeline) -> float:
 def taken_out_in_words(trust: Trust) -> str:
     """Word what was taken out of the recorded job; empty where that is little."""
     likely, least, most = trust.hosts
-    without_cold = trust.taken_out * (1 - trust.cold)
+    without_cold = trust.taken_out * trust.pace * (1 - trust.cold)
     parts = []
     if max(likely, most) >= NOTABLE:
         step = f" and steps x{without_cold:.2f}" if without_cold >= NOTABLE else ""

@@ -23,6 +23,7 @@ from dpro.replay.construction.recording_cost import (
     BY_STEPS,
     Profiler,
     RecordingCost,
+    find_pace,
     join_observations,
     judge_cost,
     profiler_of,
@@ -130,12 +131,20 @@ def condense_run(run: Run, folder: Path, executor: Executor, report: Progress = 
     edges[EdgeKind.RENDEZVOUS] = (np.count_nonzero(joined.graph.edges.kind == EdgeKind.RENDEZVOUS), 0)
     facts = dataclasses.replace(facts, starts=facts.starts._replace(edges=edges))
     built, as_it_runs = _built(matched, pooled, joined), joined
+
+    def condensed_again() -> JoinedGraph:
+        again = executor.map(condense_rank, folders, [pooled.of(rank) for rank in ranks])
+        return join_skeletons(list(again), matched, pooled, run)
+
     cost = profiler and _cost_of_recording(run, executor, folder, matched, pooled, profiler)
     if cost is not None:
         pooled = dataclasses.replace(pooled, scales=cost.scales)
-        skeletons = list(executor.map(condense_rank, folders, [pooled.of(rank) for rank in ranks]))
-        as_it_runs = join_skeletons(skeletons, matched, pooled, run)
-        built = dataclasses.replace(built, recording=cost)
+        as_it_runs = condensed_again()
+    pace = find_pace(as_it_runs.graph, steps_of(run))
+    if pace != 1:
+        pooled = dataclasses.replace(pooled, pace=pace)
+        as_it_runs = condensed_again()
+    built = dataclasses.replace(built, recording=cost, pace=pace)
     trust = judge(built, timeline, facts, run.manifest, replay(as_it_runs.graph))
     return CondensedRun(matched, pooled, as_it_runs, trust, facts.misses)
 

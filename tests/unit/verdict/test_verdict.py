@@ -60,7 +60,7 @@ from dpro.verdict.verdict import (
     steps_in_words,
 )
 from dpro.verdict.words import limit_of_run
-from tests.builders import MAIN, US, TinyRun, gpu_job
+from tests.builders import MAIN, US, TinyRun, cpu_job, gpu_job
 from tests.jobs import ROOT
 from tests.unit.replay.whatif.edits.test_coalescing import series_job
 from tests.unit.replay.whatif.edits.test_synchronisation import accumulated
@@ -1527,6 +1527,24 @@ def test_the_headline_counts_all_steps_and_names_those_in_depth_apart(windows, t
     )
     others = typical_ms and SimpleNamespace(typical_ns=typical_ms * 1e6, mean_ns=typical_ms * 1e6)
     assert steps_in_words(steps, 10e6, others) == words
+
+
+def test_the_headline_has_one_step_where_steps_in_depth_are_scaled_to_the_others():
+    steps = pl.DataFrame({"step": range(9), "window": [0, 0, *[-1] * 7]})
+    skewed = SimpleNamespace(typical_ns=6e6, mean_ns=11e6)
+    assert steps_in_words(steps, 10e6, skewed, is_scaled=True) == "usual step 10 ms (9 steps, 2 in depth)"
+
+
+def test_steps_in_depth_that_took_longer_than_the_others_are_said_to_be_scaled(tmp_path):
+    run = cpu_job(num_ranks=2, num_steps=4)
+    for step in range(100, 120):
+        for rank in range(2):
+            run.step(step, step * 10_000, step * 10_000 + 800, rank=rank, window=-1)
+    verdict = explained(run, tmp_path)
+    assert "usual step 800 us (24 steps, 4 in depth)" in verdict.job
+    assert verdict.account.step_ms == pytest.approx(0.8, rel=0.01)
+    (line,) = (line for line in verdict.unsure if "in deep windows" in line)
+    assert line == "steps in deep windows take 1.15 ms, the others 800 us: figures are of the former, scaled"
 
 
 def test_the_headline_has_the_mean_of_other_steps_where_it_is_not_their_median():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpro.analysis.graphs import make_graph
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.construction.recording_cost import (
     BY_HOSTS,
@@ -26,15 +28,16 @@ from dpro.replay.construction.recording_cost import (
     Profiler,
     RecordingCost,
     cpu_work,
+    find_pace,
     find_recording_cost,
     profiler_of,
 )
-from dpro.replay.graph import CPU_KINDS, Graph, is_one_of
+from dpro.replay.graph import CPU_KINDS, NEVER_NS, Graph, NodeKind, is_one_of
 from dpro.replay.steps import steps_of
 from dpro.replay.timeline import replay, step_ends, step_lengths
 from dpro.schema import STEPS
 from dpro.store import open_run
-from tests.builders import MAIN, US, TinyRun, cpu_job
+from tests.builders import MAIN, US, TinyRun, cpu_job, tiny_graph
 
 OWN = Profiler(is_own=True)
 STEP_US = 80
@@ -240,3 +243,45 @@ def test_the_table_says_of_each_rank_and_window_what_was_taken_out(tmp_path):
     assert cost.table["ns"].sum() == pytest.approx(
         (cost.hosts["recorded_ns"] - cost.hosts["likely_ns"]).sum(), rel=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    ("outside_us", "number", "pace"),
+    [
+        (40, 20, 40 / 80),  # more than recording can have taken
+        (120, 20, 120 / 80),
+        (85, 20, 1),  # about as long
+        (40, 4, 1),  # too few
+        (20, 20, 1),  # too far from them to be the same steps
+    ],
+)
+def test_steps_are_as_long_as_outside_windows(tmp_path, outside_us, number, pace):
+    run = with_steps_outside(host_bound(), outside_us, number).write(tmp_path / "run")
+    unscaled = build_graph(run).graph
+    assert find_pace(unscaled, steps_of(run)) == pytest.approx(pace, rel=0.02)
+
+
+def test_a_job_runs_at_the_pace_of_its_steps_outside_windows(tmp_path):
+    run = with_steps_outside(host_bound(), 40).write(tmp_path / "run")
+    built, trust = make_graph(run)
+    assert mean_step(built.predictive) == pytest.approx(40 * US, rel=0.01)
+    shares = [
+        replay(graph).start[graph.nodes.kind == NodeKind.KERNEL].tolist()
+        for graph in (replace(built, pace=1.0).predictive, built.predictive)
+    ]
+    assert shares[1] == pytest.approx(np.array(shares[0]) * built.pace, abs=10)
+    # What recording cost is told from what else was slower in windows.
+    assert trust.taken_out * trust.pace == pytest.approx(built.recording.slowed[0], rel=0.05)
+
+
+@given(
+    st.lists(st.integers(0, 10**9), min_size=1, max_size=20),
+    st.integers(-(10**8), 10**8),
+    st.floats(0.4, 2.5),
+)
+def test_at_another_pace_all_takes_so_many_times_as_long(durations, lag, pace):
+    edges = [(node - 1, node, lag if node % 3 else NEVER_NS) for node in range(1, len(durations))]
+    earliest = [number * 10**8 for number, _ in enumerate(durations)]
+    graph = tiny_graph(durations, edges, earliest=earliest)
+    expected = replay(graph).end * pace
+    assert replay(graph.at_pace(pace)).end.tolist() == pytest.approx(expected, abs=3 * len(durations))

@@ -55,6 +55,16 @@ def test_a_run_is_judged_rank_by_rank_as_it_is_as_a_whole(job, tmp_path):
     assert assert_judged_as_whole(run, tmp_path / "shares").steps.height
 
 
+@pytest.mark.parametrize("job", [cpu_job, gpu_job])
+def test_a_run_at_another_pace_than_in_its_windows_is_judged_so_too(job, tmp_path):
+    tiny = job(num_steps=3)
+    for step in range(100, 120):
+        for rank in range(2):
+            tiny.step(step, step * 10_000, step * 10_000 + 1500, rank=rank, window=-1)
+    run = tiny.write(tmp_path / "run")
+    assert assert_judged_as_whole(run, tmp_path / "shares").pace not in (0, 1)
+
+
 def test_a_rank_without_work_on_a_gpu_is_judged_by_what_the_run_has(tmp_path):
     job = gpu_job()
     job.step(2, 0, 1000, rank=2)
