@@ -505,17 +505,19 @@ def without_last_wait(spans: pl.DataFrame) -> pl.DataFrame:
 
 
 def begins_of_work(windows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Begin windows without steps with the first launch of GPU work, or the input loading before it.
+    """Begin windows without steps with the launch of the first kernel, or the input loading before it.
 
-    Earlier time is the start of the program, which belongs to no step: it imports, compiles and sets up its
-    device. Where a device works long before the first launch, its work was queued before the window, and the
-    program has not just started.
+    Earlier time is the start of the program, which belongs to no step: it imports, compiles, sets up its
+    device and copies weights to it; without any kernel, the first copy counts. Where a device works long
+    before the first launch, its work was queued before the window, and the program has not just started.
 
     Args:
         windows: `rank`, `window`, `start_ns` and others.
         spans: with `loads`: whether a span reads input, as names that match `LOADS` do.
     """
-    on_gpu = spans.filter(IS_GPU & (pl.col("correlation") >= 0)).select(*OF_WINDOW, "correlation").unique()
+    has_kernels = (pl.col("kind") == "kernel").any().over(OF_WINDOW)
+    is_work = (pl.col("kind") == "kernel") | (IS_GPU & ~has_kernels)
+    on_gpu = spans.filter(is_work & (pl.col("correlation") >= 0)).select(*OF_WINDOW, "correlation").unique()
     calls = spans.filter(pl.col("kind") == "runtime")
     launches = calls.join(on_gpu, on=[*OF_WINDOW, "correlation"], how="semi")
     loads = spans.filter("loads")
@@ -525,7 +527,7 @@ def begins_of_work(windows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     begins = launched.join(loaded, on=OF_WINDOW, how="left").select(
         *OF_WINDOW, begin_ns=pl.min_horizontal("at", "at_right")
     )
-    works = spans.filter(IS_GPU).group_by(OF_WINDOW).agg(works_ns=pl.col("start_ns").min())
+    works = spans.filter(is_work).group_by(OF_WINDOW).agg(works_ns=pl.col("start_ns").min())
     placed = windows
     for part in (begins, works):
         placed = placed.join(part, on=OF_WINDOW, how="left", maintain_order="left")

@@ -132,6 +132,7 @@ _MAX_OF_TYPICAL = 2.0  # maximum duration of a repetition, in medians
 _MAX_PAUSED = 0.2  # share of a loop's repetitions that may be longer: it pauses now and then
 _MIN_AFTER_START_NS = 1_000_000  # faster repetitions after a slow first one may be layers
 _MIN_LOOP_SHARE = 0.5  # minimum share of kernel time in repetitions that follow a start-up
+_MIN_LAYERS = 0.6  # least share of a step that repeats within it; of layers at most half does
 _MAX_DIFFERING_RATIO = 2.0  # maximum share of differing spans, relative to the period with the least
 _MAX_NAMES = 64
 _NAMES_IN_A_ROW = (
@@ -164,12 +165,14 @@ def repetitions(spans: pl.DataFrame) -> list[tuple[int, int]]:
     end_ns = (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
     last_ns = int(spans.filter(pl.col("kind") == "cpu_op").select(end_ns).to_numpy().max(initial=0))
     waits = spans.filter(pl.col("name").str.contains(_WAITS)).select("start_ns", end_ns).sort("start_ns")
-    for first, period in _periods(lane["name"].rank("dense").to_numpy()):
+    names = lane["name"].rank("dense").to_numpy()
+    for first, period in _periods(names):
         waited_ns = max(last_ns, _end_of_wait(called, first, period, waits))
         starts, calls = (_bounds(times, first, period, waited_ns) for times in (ran, called))
         durations = np.diff(starts)
         steady = _is_steady(durations) and not first
-        if steady or (_is_steady(_without_pauses(durations)) and _is_loop(spans, starts, calls)):
+        has_layers = _has_layers(names[first : first + period])
+        if steady or (_is_steady(_without_pauses(durations)) and _is_loop(spans, starts, calls, has_layers)):
             return list(zip(calls[:-1].tolist(), calls[1:].tolist()))
     return []
 
@@ -219,12 +222,24 @@ def _without_pauses(durations: Array) -> Array:
     return durations[~paused] if paused.sum() <= _MAX_PAUSED * paused.size else durations
 
 
-def _is_loop(spans: pl.DataFrame, starts: Array, calls: Array) -> bool:
+def _has_layers(names: Array) -> bool:
+    """Return whether most of a repetition repeats within it, and some of it does not.
+
+    Args:
+        names: [P] number of each span's name.
+    """
+    agreeing = [(names[:-lag] == names[lag:]).mean() for lag in range(1, names.size // _MIN_REPETITIONS + 1)]
+    return _MIN_LAYERS <= max(agreeing, default=0.0) < 1
+
+
+def _is_loop(spans: pl.DataFrame, starts: Array, calls: Array, has_layers: bool) -> bool:
     """Return whether repetitions after a start-up are most of the work, and are a loop rather than layers."""
     kernels = spans.filter(pl.col("kind") == "kernel")
     busy, began = (kernels[name].to_numpy() for name in ("duration_ns", "start_ns"))
     if busy[began >= starts[0]].sum() < _MIN_LOOP_SHARE * busy.sum():
         return False
+    if has_layers:
+        return True
     loops = spans.filter(pl.col("name").str.contains(_LOOPS)).select("kind", "start_ns")
     kinds = (("memcpy", starts), ("runtime", calls), ("cpu_op", calls))
     marks = ((loops.filter(pl.col("kind") == kind)["start_ns"].to_numpy(), bounds) for kind, bounds in kinds)

@@ -75,6 +75,15 @@ def test_equal_layers_behind_a_start_are_no_steps_since_no_layer_feeds_its_devic
     assert repetitions(_spans(["embed", "position", "mask", *STEP * 12])) == []
 
 
+def test_rounds_behind_a_start_that_repeat_layers_are_steps():
+    layer = ["norm", "linear", "attention", "linear", "relu", "linear"]
+    rounds = ["embed", *layer * 4, "head"] * 3
+    start = [f"init {number}" for number in range(30)]
+    assert repetitions(_spans([*start, *rounds], kind="kernel")) == [(300, 560), (560, 820), (820, 1078)]
+    # What repeats as a whole is a layer, or part of one.
+    assert repetitions(_spans([*start, *["norm", "linear", "relu", "add"] * 12], kind="kernel")) == []
+
+
 def test_rounds_that_are_little_of_the_work_are_no_steps():
     start = _spans(["train"], kind="kernel", every=10_000)
     rounds = _spans([*["init"] * 4, *["read", *STEP] * 3], kind="kernel").with_columns(

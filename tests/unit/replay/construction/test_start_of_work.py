@@ -44,6 +44,19 @@ def test_what_precedes_the_first_launch_is_in_no_step(run: TinyRun, step_us: flo
     assert (steps["end_ns"] - steps["start_ns"]).to_list() == [step_us * US]
 
 
+@pytest.mark.parametrize(("is_computed", "step_us"), [(True, 500), (False, 1_900)])
+def test_what_is_copied_before_the_first_kernel_is_in_no_step(
+    is_computed: bool, step_us: float, tmp_path: Path
+):
+    run = _started() if is_computed else TinyRun()
+    run.mark("import", 0, 11_000)
+    for number, at in enumerate((10_000, 11_000)):  # weights
+        run.call(at, at + 10, 5 + number, name="cudaMemcpyAsync")
+        run.span("memcpy", "Memcpy HtoD", at + 20, at + 900, correlation=5 + number, stream=7)
+    graph = run.build(tmp_path).graph
+    assert measured_step_times(graph)["duration_ns"].to_list() == [step_us * US]
+
+
 def test_a_hole_behind_work_that_was_launched_before_the_window_is_no_start(tmp_path: Path):
     graph = _started(works=50).build(tmp_path).graph
     assert measured_step_times(graph)["duration_ns"].to_list() == [(START + 500 - 150) * US]
