@@ -44,6 +44,7 @@ ALLOCATING = r"(?i)^(cuda|hip)(Malloc|Free)(Async|Pitch|Array|3D|3DArray|Managed
 FREE = 1e6  # times the bandwidth, so that transfers take no time
 INTO_DEVICE = r"(?i)memcpy.*(HtoD|HostToDevice)"
 BATCH_NS = 10_000  # least time of a copy that moves a batch; of arguments and sizes it takes 1 to 3 us
+LOADING = 0.8  # share of the work before steps from which loading alone counts as their input
 SLOW_LAUNCH_NS = 500_000  # host time before one launch, above which it does more than launching
 
 
@@ -132,10 +133,16 @@ def copies_of(graph: Graph) -> Bools:
 
 
 def input_of(graph: Graph) -> Bools:
-    """Return [N] a mask of loading input, and of what hosts do before a step's first launch or its batch."""
+    """Return [N] a mask of loading input; where that is little of it, also of what hosts do before.
+
+    That is before a step's first launch, or its batch.
+    """
     before = before_input(graph)
     with suppress(DproError):
-        before = before | loading_of(graph)
+        loading, duration = loading_of(graph), graph.nodes.duration
+        if duration[loading].sum() >= LOADING * duration[before | loading].sum():
+            return loading
+        before = before | loading
     return before
 
 

@@ -83,6 +83,7 @@ from dpro.verdict.limits import (
     HOST,
     IMBALANCE,
     INPUT,
+    LOADING,
 )
 from dpro.words import capitalised, counted, ranks_in_words, shortened
 
@@ -577,9 +578,10 @@ def _as_edited(facts: JobFacts, limit: Limit) -> Limit:
     """Give a limit the gain of an edit that saves most of it: one change has one gain."""
     ranks = _named_ranks(facts) if limit.kind == IMBALANCE else []
     edits = ["hide-input"] if limit.kind == INPUT else [f"heal:rank={rank}" for rank in ranks]
+    least = LOADING if limit.kind == INPUT else ENDED
     with suppress(DproError):  # the run cannot answer it
         done = facts.predict(*edits) if edits else None
-        if done is not None and 1 - 1 / done.speedup >= ENDED * (1 - 1 / limit.gain):
+        if done is not None and 1 - 1 / done.speedup >= least * (1 - 1 / limit.gain):
             low, high = interval_of(done)
             return replace(limit, gain=finite(done.speedup), gain_low=low, gain_high=high, ranks=ranks)
     return limit

@@ -18,6 +18,7 @@ from dpro.verdict.limits import (
     before_batches,
     before_first_launch,
     counterfactuals,
+    input_of,
 )
 from tests.builders import US, TinyRun
 
@@ -107,6 +108,16 @@ def test_work_before_the_first_launch_of_a_step_is_its_input(tmp_path):
     before = before_first_launch(graph)
     assert graph.nodes.duration[before].sum() == pytest.approx(3 * 600 * US, rel=0.05)
     assert gains_of(with_preparation(), tmp_path)[INPUT] == pytest.approx(1000 / 400, rel=0.1)
+
+
+@pytest.mark.parametrize(("loading_us", "input_us"), [(550, 550), (300, 600)], ids=["nearly all", "half"])
+def test_where_loading_is_nearly_all_work_before_a_step_it_alone_is_the_input(tmp_path, loading_us, input_us):
+    run = with_preparation()
+    for step in range(3):
+        begin = 1000.0 * step
+        run.mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, begin + loading_us)
+    graph = run.build(tmp_path).graph
+    assert graph.nodes.duration[input_of(graph)].sum() == pytest.approx(3 * input_us * US, rel=0.01)
 
 
 @pytest.mark.parametrize(

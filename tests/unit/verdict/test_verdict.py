@@ -1578,6 +1578,9 @@ def test_the_gain_of_a_limit_is_as_uncertain_as_that_of_the_edit_that_removes_it
     assert limit.kind == "input"
     assert limit.gain_low < hidden.speedup < limit.gain_high
     assert limit.gain_low < limit.gain < limit.gain_high
+    account = explain(analysis).account
+    assert account.entries[0].cause == "input"
+    assert account.entries[0].ms == pytest.approx(account.step_ms * (1 - 1 / hidden.speedup), rel=1e-6)
 
 
 def test_the_host_of_a_single_rank_is_not_said_to_be_that_of_all():
