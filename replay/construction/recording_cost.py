@@ -423,7 +423,7 @@ def find_pace(graph: Graph, steps: pl.DataFrame) -> float:
     """Return how long steps outside deep windows are, as a multiple of those in them.
 
     Deep windows show what a step consists of, all steps show how long it is. Where a window happened to be in
-    a slow stretch of the job, or recording cost more than `find_recording_cost` can tell, both differ.
+    a slow stretch of the job, or recording cost more than `find_recording_cost` finds, both differ.
 
     Args:
         graph: of the job as it runs.

@@ -270,7 +270,7 @@ def test_a_job_runs_at_the_pace_of_its_steps_outside_windows(tmp_path):
         for graph in (replace(built, pace=1.0).predictive, built.predictive)
     ]
     assert shares[1] == pytest.approx(np.array(shares[0]) * built.pace, abs=10)
-    # What recording cost is told from what else was slower in windows.
+    # What recording cost is separate from what else was slower in windows.
     assert trust.taken_out * trust.pace == pytest.approx(built.recording.slowed[0], rel=0.05)
 
 
