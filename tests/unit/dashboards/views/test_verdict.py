@@ -79,15 +79,7 @@ def test_steps_of_a_gpu_that_did_not_time_them_are_as_long_as_in_the_breakdown(t
     assert heat_info(loaded)["value_ms"].to_list() == parts["duration_ms"].to_list()
     assert "as in Breakdown" in str(VIEW.sections["verdict-run"](loaded, Link()))
     basis = str(BREAKDOWN.sections["breakdown-rank"](loaded, Link()))
-    said = "The usual step takes 303 us without recording's cost: the mean of steps 0-2 (3 of 3 recorded)."
-    assert said in basis
-    assert said in str(BREAKDOWN.sections["breakdown-rank"](loaded, parse_link("?steps=1")))
-
-
-def test_the_usual_step_of_a_job_is_that_of_its_last_rank_while_the_bars_are_of_each_rank(slow):
-    assert " ms until its last rank is done, without recording's cost: the mean of steps " in str(
-        BREAKDOWN.sections["breakdown-rank"](slow, Link())
-    )
+    assert "Steps 0-2 (3 of 3 recorded), without recording's cost, as in `dpro report`" in basis
 
 
 def test_advice_beside_what_was_found_does_not_send_the_reader_there(slow):
