@@ -201,8 +201,8 @@ VIEW = view(
     Panel("By rank", "breakdown-rank", _DOING, _bars("rank"), wide=True),
     Panel("By step", "breakdown-step", _DOING, _bars("step"), wide=True),
     tables={
-        f"by_{by}": lambda loaded, link, by=by: part_info(shown_steps(loaded, link)[0], by, link)
-        for by in ("rank", "step")
+        "by_rank": lambda loaded, link: part_info(shown_steps(loaded, link)[0], "rank", link),
+        "by_step": lambda loaded, link: part_info(shown_steps(loaded, link)[0], "step", link),
     },
     register=_register,
 )

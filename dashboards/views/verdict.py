@@ -23,7 +23,6 @@ from dpro.analysis.summary import (
     health_info,
     interval_doubts,
     run_info,
-    shown_grade,
     trust_info,
 )
 from dpro.dashboards import needs
@@ -45,7 +44,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, facts, graph, message, view
 from dpro.dashboards.theme import colour, styled, time_unit, whole_ticks
 from dpro.dashboards.timeline.search import LONGEST, literally
-from dpro.dashboards.views.whatif import how_to_do
+from dpro.dashboards.views.whatif import how_to_do, trust_line
 from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.detect.words import describe
@@ -59,7 +58,6 @@ from dpro.verdict.verdict import NOT_DIAGNOSED, Explanation, advised_predictions
 from dpro.verdict.words import BOTH, THEN, limit_of_run, paragraphs_of
 
 NAME = "verdict"
-HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # grade -> style
 _TIMES = ("median_ms", "least_ms", "most_ms")
 BY_GPU = (
     "Steps recorded in depth end here, as in Breakdown, when their GPU has done what was launched in them; "
@@ -461,7 +459,7 @@ def _trust(loaded: Loaded, _link: Link) -> Any:
     said = dict.fromkeys([*explanation.unsure, *doubts, *_doubts(loaded)])
     return [
         _whole_run_note(),
-        html.P(trust.verdict, className=f"health {HEALTH[shown_grade(trust, doubts)]}"),
+        trust_line(trust, doubts),
         html.Ul([html.Li(line) for line in said], className="unknown"),
         html.Details([html.Summary("how well the replay fits"), facts(trust_info(trust))]),
     ]

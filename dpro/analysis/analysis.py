@@ -370,8 +370,8 @@ class Analysis(Cached):
     def usual_breakdown(self) -> pl.DataFrame:
         """The usual steps of each rank without the recorder's cost: columns of `breakdown`, in ns as floats.
 
-        As replayed if all ranks have GPU work; otherwise as recorded, scaled to the mean usual step. All steps
-        as recorded if the run cannot be replayed, or the replay does not fit.
+        As replayed if all ranks have GPU work; otherwise as recorded, scaled to the mean usual step. If the
+        run cannot be replayed, or the replay does not fit: all steps as recorded.
         """
         from dpro.replay.step_parts import replayed_breakdown
 

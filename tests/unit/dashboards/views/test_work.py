@@ -437,6 +437,20 @@ def test_a_job_that_hangs_shows_what_to_do_and_no_gain(repository):
     assert typed.index("Do: see what the GPU of rank 1 still runs") < typed.index("throughput")
 
 
+def test_predictions_begin_with_how_far_to_trust_them(loaded):
+    for options in ({}, {"edit": "heal:rank=1"}):
+        assert loaded.trust.verdict in str(VIEW.sections["whatif-answer"](loaded, Link(options=options)))
+
+
+def test_a_replay_that_does_not_fit_predicts_nothing(loaded):
+    misfit = load(loaded.run)
+    built, trust = misfit.graph_and_trust
+    misfit.values["graph_and_trust"] = built, dataclasses.replace(trust, answerable=False, reasons=("cut",))
+    for name in ("whatif-answer", "whatif-ranked", "whatif-limits", "whatif-path"):
+        with pytest.raises(Unanswerable, match="the replay does not fit the trace: cut"):
+            VIEW.sections[name](misfit, Link())
+
+
 def test_what_changes_most_on_the_critical_path_is_what_was_edited(loaded):
     edits = [parse_edit("scale:name=softmax,kind=kernel,factor=0.5")]
     changes = change_info(loaded, edits)
