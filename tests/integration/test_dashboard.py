@@ -257,7 +257,7 @@ def test_what_is_of_the_whole_run_says_so_and_stays_while_steps_are_selected_and
     browser.find_element("id", "steps").send_keys("31\n")
     wait(browser, "return location.search.includes('steps=31')")
     settle(browser)
-    assert browser.execute_script(notes) == 4  # in short, what was found, what to try, how far to believe it
+    assert browser.execute_script(notes) == 1  # at the top
     wait(
         browser,
         "return document.querySelector('#verdict-run').innerText.includes('only one step was recorded')",

@@ -33,7 +33,7 @@ from dpro.schema import STEPS, conform
 from dpro.store import open_run
 from dpro.units import format_duration
 from dpro.verdict.verdict import explain
-from dpro.verdict.words import limit_of_run
+from dpro.verdict.words import limit_of_run, times
 from tests.builders import TinyRun, cpu_job
 
 
@@ -86,6 +86,27 @@ def test_advice_beside_what_was_found_does_not_send_the_reader_there(slow):
     heal = advice_info(slow, explain(slow)).filter(edit="heal:rank=1")
     assert heal["how"].to_list() == [""]
     assert "What was found, in Verdict" not in str(VIEW.sections["verdict-advice"](slow, Link()))
+
+
+def test_a_finding_links_to_its_spans_in_the_timeline_or_not_at_all(repository):
+    shown = {
+        name: str(
+            VIEW.sections["verdict-findings"](load(open_run(repository / "sample_traces" / name)), Link())
+        )
+        for name in ("slow_rank", "slow_input")
+    }
+    assert "view=timeline&find=%5E%28enumerate" in shown["slow_rank"]
+    assert "view=timeline" not in shown["slow_input"]
+
+
+def test_a_card_gives_the_interval_of_its_gain_once_as_the_terminal_does(slow):
+    (row, *_), cards = (
+        advice_info(slow, explain(slow)).to_dicts(),
+        VIEW.sections["verdict-advice"](slow, Link()),
+    )
+    interval = times(row["low"], row["high"])
+    texts = re.findall(r"Span\(children='([^']*)'|P\(children='([^']*)'", str(cards))
+    assert sum(interval in text for pair in texts for text in pair) == 1
 
 
 def test_a_hang_is_stated_once_in_each_panel_and_no_trust_in_predictions_is_given(repository):
