@@ -117,7 +117,7 @@ def test_a_hang_is_stated_once_in_each_panel_and_no_trust_in_predictions_is_give
     assert "The job hung at step 31" in short
     assert "Where its step goes is not known" not in short
     assert "The job hung at step 31" not in findings
-    assert findings.count("its GPU never started all_reduce #125") == 1
+    assert findings.count("a kernel on its GPU, launched before all_reduce #125, never ends") == 1
     assert "confidence 0.90 of 1." in trust
     assert "Predictions" not in trust
 

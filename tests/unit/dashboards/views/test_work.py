@@ -429,12 +429,12 @@ def test_a_card_marks_the_spans_it_names_and_says_what_is_likely(unusual):
 def test_a_job_that_hangs_shows_what_to_do_and_no_gain(repository):
     hung = load(open_run(repository / "sample_traces" / "h200_hang"))
     answer = str(VIEW.sections["whatif-answer"](hung, Link()))
-    assert "Do: see what the GPU of rank 1 still runs" in answer
+    assert "see what the GPU of rank 1 still runs" in answer
     for name in ("whatif-ranked", "whatif-limits"):
         with pytest.raises(Unanswerable, match="no change gains anything until the hang is fixed"):
             VIEW.sections[name](hung, Link())
     typed = str(VIEW.sections["whatif-answer"](hung, Link(options={"edit": "bucket:mb=100"})))
-    assert typed.index("Do: see what the GPU of rank 1 still runs") < typed.index("throughput")
+    assert typed.index("see what the GPU of rank 1 still runs") < typed.index("throughput")
 
 
 def test_predictions_begin_with_how_far_to_trust_them(loaded):
