@@ -133,7 +133,10 @@ def standing_figure(standing: pl.DataFrame, theme: str, first: Collection[int] =
         textfont={"color": colour("ink", theme)},
         hovertemplate="%{customdata}<extra></extra>", hoverongaps=False,
     )  # fmt: skip
-    marks = (("waits_in", "waits in this group", "circle", "ink"), ("absent", "others wait for it in this group", "x", "bad"))
+    marks = (
+        ("waits_in", "waits in this group", "circle", "ink"),
+        ("absent", "others wait for it in this group", "x", "bad"),
+    )
     for column, title, symbol, ink in marks:
         marked = named.filter(pl.col(column) != "") if column == "waits_in" else named.filter(column)
         figure.add_scatter(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -164,9 +165,13 @@ def _picture(loaded: Loaded, link: Link) -> Any:
 
     def draw() -> str:
         advice = advice_info(loaded, explanation)
-        return str(picture_figure(explanation, _entries(explanation), advice, link.theme).to_json())
+        trust = ""
+        with suppress(DproError):  # nothing is predicted from a run without operators
+            trust = "" if _hangs(loaded) else loaded.trust.verdict
+        return str(picture_figure(explanation, _entries(explanation), advice, link.theme, trust).to_json())
 
     drawn: Any = {"data-figure": loaded.once(("picture", link.theme), draw)}
+    copied: Any = {"data-copied": "copied: for this browser, while dpro runs"}
     buttons = [
         html.Button(
             "save picture",
@@ -174,7 +179,7 @@ def _picture(loaded: Loaded, link: Link) -> Any:
             title="Save what limits, faults and what to try as a PNG",
             **drawn,
         ),
-        html.Button("copy link", id="copy-link", title=COPY),
+        html.Button("copy link", id="copy-link", title=COPY, **copied),
     ]
     hangs = _hangs(loaded)
     hung = [html.P(health_info(hangs, (), None, loaded.end)[1], className="health bad")] if hangs else []
@@ -324,13 +329,20 @@ def _advice(loaded: Loaded, link: Link) -> Any:
         )
         for row in rows.iter_rows(named=True)
     ]
+    edits = explanation.together.edits if explanation.together else ()
+    both = {"edit": "\n".join(edits)}
     note = [
-        html.P([html.B(label), text], className="said")
+        html.P([html.B(label), _changes_link(text, both, link) if label == BOTH else text], className="said")
         for label, text in paragraphs_of(explanation)
         if label in (BOTH, "NOT")
     ]
     listed = html.Div(cards, className="cards")
     return [*doubtful, listed, *note, csv_link(NAME, "advice", link)]
+
+
+def _changes_link(text: str, options: Mapping[str, str], link: Link) -> Component:
+    """Return a link to the prediction of edits; their text is without the options of the command line."""
+    return dcc.Link(text.partition(" (--edit")[0], href=link.query(view="whatif", options=options))
 
 
 def _weakness(trust: Trust) -> str:

@@ -121,14 +121,15 @@ _ON_PATH = {kind: words for kind, (_, words) in SPAN_LOOKS.items()} | {
 
 
 def edits_of(link: Link) -> list[Edit]:
-    """Parse the edits of a link.
+    """Parse the edits of a link; one that is given again is left out.
 
     Raises:
         UsageError: an edit is invalid.
     """
     lines = link.options.get("edit", "").splitlines()
     try:
-        return [parse_edit(line) for line in lines if line.strip()]
+        edits = [parse_edit(line) for line in lines if line.strip()]
+        return list({str(edit): edit for edit in edits}.values())
     except UsageError as error:  # the page has the list of the command
         raise UsageError(str(error).replace(LIST_HAS_ALL, "“edits, by example” has all")) from error
 
@@ -281,8 +282,8 @@ def _answer(loaded: Loaded, link: Link) -> Any:
         [
             ("throughput", gain_in_words(prediction)),
             ("step", f"{step_in_words(prediction)} instead of {now}"),
-            ("interval", " to ".join(map(format_duration, prediction.between_ns))),
-            ("takes", effort_in_words(prediction)),
+            ("interval", between_in_words(*prediction.between_ns)),
+            ("effort", effort_in_words(prediction)),
             *([] if prediction.is_advice or heals else [("", BLOCKS["bound"])]),
             *([("", f"interval {prediction.widened}")] if prediction.widened else []),
             *(("note", line) for line in prediction.notes),
@@ -299,6 +300,12 @@ def _answer(loaded: Loaded, link: Link) -> Any:
         graph("prediction-figure", prediction_figure(base_ms, prediction, link.theme)),
         *_changes(loaded, prediction, link),
     ]
+
+
+def between_in_words(low_ns: float, high_ns: float) -> str:
+    """Return the interval of a step: `20 ms to 30 ms`, or `up to 30 ms`."""
+    high = format_duration(high_ns)
+    return f"{format_duration(low_ns)} to {high}" if low_ns > 0 else f"up to {high}"
 
 
 def _hang(loaded: Loaded) -> list[Component]:
@@ -551,7 +558,7 @@ def _edits(ranked: pl.DataFrame, link: Link) -> Component:
                 html.Span(row["takes"], className="takes"),
             ]
         )
-    return html.Div(table(["if", "throughput", "step", "takes"], rows, numbers_to=3), className="ranked")
+    return html.Div(table(["if", "throughput", "step", "effort"], rows, numbers_to=3), className="ranked")
 
 
 def _register(app: Dash, _runs: Runs) -> None:

@@ -114,7 +114,8 @@ def _counts_in_words(document: StepTimeDocument) -> str:
     pauses = pauses if document.pauses else ""
     where = ", none in a deep window or right after one" if document.where == OUTSIDE else f" {INSIDE}"
     of_all = f" of {document.recorded:,}" if document.steps < document.recorded else ""
-    return f"{document.steps:,}{of_all} {'step' if document.recorded == 1 else 'steps'}{where}{pauses}{_clock_in_words(document)}"
+    steps = "step" if document.recorded == 1 else "steps"
+    return f"{document.steps:,}{of_all} {steps}{where}{pauses}{_clock_in_words(document)}"
 
 
 def usual_step_in_words(step_ms: float, recorded_ms: float) -> str:

@@ -109,6 +109,20 @@ def test_a_card_gives_the_interval_of_its_gain_once_as_the_terminal_does(slow):
     assert sum(interval in text for pair in texts for text in pair) == 1
 
 
+def test_the_picture_to_save_says_how_far_to_trust_it_and_the_copied_link_where_it_opens(slow):
+    short = str(VIEW.sections["verdict-short"](slow, Link()))
+    assert slow.trust.verdict.split(".")[0] in short
+    assert "for this browser, while dpro runs" in short
+
+
+def test_two_changes_together_are_a_link_to_their_prediction(repository):
+    loaded = load(open_run(repository / "sample_traces" / "h200_gpt"))
+    shown = str(VIEW.sections["verdict-advice"](loaded, Link()))
+    assert "1 and 2 together" in shown
+    assert "--edit" not in shown.partition("1 and 2 together")[2].partition(")]")[0]
+    assert "view=whatif&edit=cuda-graph%0Acompile" in shown
+
+
 def test_a_hang_is_stated_once_in_each_panel_and_no_trust_in_predictions_is_given(repository):
     hung = load(open_run(repository / "sample_traces" / "h200_hang"))
     short, findings, trust = (

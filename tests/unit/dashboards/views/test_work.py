@@ -32,6 +32,7 @@ from dpro.dashboards.views.matrix import late_info
 from dpro.dashboards.views.verdict import VIEW as FIRST
 from dpro.dashboards.views.whatif import (
     VIEW,
+    between_in_words,
     change_info,
     code_change,
     curve_figure,
@@ -435,6 +436,16 @@ def test_a_job_that_hangs_shows_what_to_do_and_no_gain(repository):
             VIEW.sections[name](hung, Link())
     typed = str(VIEW.sections["whatif-answer"](hung, Link(options={"edit": "bucket:mb=100"})))
     assert typed.index("see what the GPU of rank 1 still runs") < typed.index("throughput")
+
+
+def test_an_edit_that_is_given_twice_counts_once():
+    twice = Link(options={"edit": "heal:rank=1\n\nheal:rank=1\nno-comm"})
+    assert list(map(str, edits_of(twice))) == ["heal:rank=1", "no-comm"]
+
+
+def test_an_interval_that_reaches_nothing_has_an_upper_end_alone():
+    assert between_in_words(0, 3e6) == "up to 3 ms"
+    assert between_in_words(2e6, 3e6) == "2 ms to 3 ms"
 
 
 def test_predictions_begin_with_how_far_to_trust_them(loaded):
