@@ -6,6 +6,7 @@ bars of them. The parts add up to the step. Figures are those of `dpro report`.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import plotly.graph_objects as go
@@ -14,6 +15,7 @@ from dash import Dash, Input, State, html
 from dash.development.base_component import Component
 
 from dpro.analysis.mean_step import mean_steps
+from dpro.analysis.summary import NO_FIT
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded, steps_in_words
@@ -166,7 +168,11 @@ def _basis(loaded: Loaded, steps: pl.DataFrame, are_usual: bool, by: str) -> str
     recorded = loaded.breakdown["step"].n_unique()
     how = "without recording's cost, as in `dpro report`" if are_usual else "as recorded"
     over = "its steps" if by == "rank" else "the ranks"
-    return f"{capitalised(steps_in_words(steps['step'], recorded))}, {how}; each bar is a mean over {over}."
+    said = f"{capitalised(steps_in_words(steps['step'], recorded))}, {how}; each bar is a mean over {over}."
+    with suppress(DproError):  # the run has no graph
+        if loaded.num_rows[SPANS.name] <= MAX_UNASKED and not loaded.trust.answerable:
+            said += f" {NO_FIT}."
+    return said
 
 
 def _both(parts: pl.DataFrame, other: Loaded, by: str, link: Link) -> list[Component]:

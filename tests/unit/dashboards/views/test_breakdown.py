@@ -60,6 +60,7 @@ def test_the_steps_of_a_replay_that_does_not_fit_are_as_recorded(tmp_path):
     loaded.values["graph_and_trust"] = built, dataclasses.replace(trust, answerable=False)
     assert loaded.usual_breakdown.equals(loaded.breakdown)
     assert not loaded.breakdown_of(Selection())[1]
+    assert "the replay does not fit the trace." in str(VIEW.sections["breakdown-rank"](loaded, Link()))
 
 
 @pytest.mark.parametrize("theme", THEMES)
