@@ -304,13 +304,14 @@ class _Sheet:
 
 
 def picture_figure(
-    explanation: Explanation, entries: pl.DataFrame, advice: pl.DataFrame, theme: str
+    explanation: Explanation, entries: pl.DataFrame, advice: pl.DataFrame, theme: str, trust: str = ""
 ) -> go.Figure:
     """Draw the account on one sheet of fixed width: the job, its limit, the step, faults, what to try.
 
     Args:
         entries: as from `entry_info`.
         advice: as from `advice_info`.
+        trust: how far to trust predictions, in a sentence; empty if there are none.
     """
     sheet, figure = _Sheet(theme), go.Figure()
     sheet.text(_MARGIN, 30, f"<b>{escaped(explanation.job)}</b>", _NAME_SIZE)
@@ -334,6 +335,8 @@ def picture_figure(
     for label, text in others:
         if label not in ("LIMIT", "PHASE", "FAULT"):
             sheet.paragraph(label, text, what="soft")
+    if trust:
+        sheet.paragraph("TRUST", trust)
     height = sheet.y + _MARGIN
     if entries.height:
         figure.update_xaxes(domain=[(_TEXT + 190) / WIDTH, 1 - (_ROOM + _MARGIN) / WIDTH])

@@ -59,7 +59,7 @@ from dpro.dashboards.views import (
 from dpro.errors import DproError, UsageError
 from dpro.plugins import extended, load, places
 from dpro.schema import STEPS
-from dpro.selection import is_in_ranges, ranges_of, ranges_text
+from dpro.selection import ranges_of, ranges_text
 from dpro.words import printable, shortened
 
 _MODULES = (  # in the order of the navigation
@@ -313,8 +313,14 @@ def notes_on_selection(loaded: Loaded, link: Link) -> str:
     if link.ranks and ranks and not set(link.ranks) & set(ranks):
         said.append(f"No selected rank was recorded: the run has {_listed(ranks)}.")
     steps = loaded.steps.filter(pl.col("step") >= 0) if link.steps else STEPS.empty()
-    if not steps.is_empty() and steps.filter(is_in_ranges("step", link.steps)).is_empty():
+    deep = steps.filter(pl.col("window") >= 0)
+    if not steps.is_empty() and link.chosen(steps.select("step")).is_empty():
         said.append(f"No selected step was recorded: the run has {_listed(steps['step'].unique())}.")
+    elif not deep.is_empty() and link.chosen(deep.select("step")).is_empty():
+        is_one = len(link.steps) == 1 and link.steps[0][0] == link.steps[0][1]
+        chosen = f"Step{'' if is_one else 's'} {ranges_text(link.steps, MAX_LISTED)}"
+        others = _listed(deep["step"].unique())
+        said.append(f"{chosen} {'was' if is_one else 'were'} not recorded in depth; {others} were.")
     return " ".join(said)
 
 

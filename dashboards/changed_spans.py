@@ -17,7 +17,7 @@ from dpro.replay.graph import Graph
 
 NEARLY_ALL = 0.9  # share of a name's time in changed spans, from which the name marks the change
 # Shares of the change: the least that names must cover, and enough to add no more names.
-MIN_SHARE, ENOUGH = 0.5, 0.95
+MIN_SHARE, ENOUGH = 0.5, 0.8
 LITTLE = 0.01  # share of the change: ranks with less are left out
 MIN_LETTERS = (40, 4)  # least letters of a shortened name: the second is tried if the first marks too little
 

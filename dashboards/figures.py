@@ -74,7 +74,7 @@ class Figures:
         if by not in ("rank", "step"):
             raise UsageError(f"no breakdown by {by!r}: by rank, or by step")
         link = selection(**selected)
-        parts = breakdown.part_info(self._run.breakdown, by, link)
+        parts = breakdown.part_info(breakdown.shown_steps(self._run, link)[0], by, link)
         return breakdown.with_legend(breakdown.part_figure(_require_rows(parts, "step"), by, link.theme))
 
     def timeline(self, **selected: Any) -> go.Figure:

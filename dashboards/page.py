@@ -22,7 +22,7 @@ from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import colour, least_width
-from dpro.errors import DproError
+from dpro.errors import DproError, UsageError
 from dpro.replay.mesh import Mesh, named_axes, places_along
 
 MAX_ROWS = 60  # in a table
@@ -327,6 +327,8 @@ def answer(view: str, search: str | None, work: Callable[[Link], Any], say: Call
         if link.view not in (view, ""):  # a link without a view shows the run's first view
             raise PreventUpdate
         return work(link)
+    except UsageError as error:  # what the user gave, not what the run lacks
+        return html.P(str(error), className="health bad")
     except DproError as error:
         return say(str(error))
     except PreventUpdate:

@@ -103,7 +103,7 @@ def _figures(loaded: Loaded, report: RunReport) -> Iterator[tuple[str, Callable[
     for more in hooks_of("report_figures"):
         yield from more(loaded, lanes)
     yield "Step time", draw.steps
-    yield "Where the mean step of each rank in deep windows goes", draw.breakdown
+    yield "Where the usual step of each rank goes", draw.breakdown
     if report.gains:
         best = report.gains[0]
         yield f"Predicted: {best.what()}", lambda: draw.whatif(*map(str, best.edits))

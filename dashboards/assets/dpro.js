@@ -269,8 +269,8 @@
     }
     const before = button.dataset.says || button.textContent;
     button.dataset.says = before;
-    button.textContent = "copied";
-    setTimeout(() => { button.textContent = before; }, 1500);
+    button.textContent = button.dataset.copied || "copied";
+    setTimeout(() => { button.textContent = before; }, 3000);
   }
 
   // The picture is a figure of a fixed size, drawn outside the visible page.

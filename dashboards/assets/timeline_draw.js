@@ -76,6 +76,7 @@
 
   // Like `short_name` in dpro/words.py: C++ names without namespaces and arguments.
   T.short = (name) => {
+    if (name.startsWith("autograd::engine::evaluate_function: ")) return name.replace(/^.*?: /, "evaluate ");
     if (!/^void |^nccl\w+\(|\w::.*[<(]|\(anonymous namespace\)/.test(name)) return name;
     const plain = name.replace(/\(anonymous namespace\)::|<unnamed>::|void /g, "").replace(/\b(?:\w+::)+(?=\w)/g, "");
     let depth = 0;

@@ -725,12 +725,20 @@ def _arrows_of_replay(
         return
     parts = parts[np.argsort(nodes.measured_start[parts], kind="stable")]
     cause, why = cause_of(timeline, int(parts[0]))
+    place = next((arrow["place"] for arrow in _arrow(measured, rank, ident, False, "")), None)
     ends = [(cause, why, False)] if why is not None else []
     ends += [(node, kind, True) for node, kind in waiters_of(timeline, int(parts[-1]), MAX_ARROWS)]
     for node, kind, out in ends:
         if node >= 0 and nodes.span[node] >= 0 and (nodes.rank[node], nodes.span[node]) != (rank, ident):
             words = why_in_words(kind, out)
-            yield from _arrow(measured, int(nodes.rank[node]), int(nodes.span[node]), out, words)
+            for arrow in _arrow(measured, int(nodes.rank[node]), int(nodes.span[node]), out, words):
+                if kind != EdgeKind.THREAD or place is None or not _is_around(arrow["place"], place):
+                    yield arrow  # what is around it, is named under `within`
+
+
+def _is_around(outer: Mapping[str, Any], inner: Mapping[str, Any]) -> bool:
+    """Return whether the interval of a place contains that of another."""
+    return bool(outer["start"] <= inner["start"] and inner["end"] <= outer["end"])
 
 
 def _arrow(measured: MeasuredLanes, rank: int, ident: int, out: bool, why: str) -> Iterable[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Where the time of each step goes: compute, communication, the host, or idle.
 
-Takes the breakdown of `dpro.replay.steps`; returns ms per part, by rank and by step, and stacked bars of
-them. The parts add up to the step.
+Takes the usual steps of a run, or the recorded ones; returns ms per part, by rank and by step, and stacked
+bars of them. The parts add up to the step. Figures are those of `dpro report`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,26 @@ from dash import Dash, Input, State, html
 from dash.development.base_component import Component
 
 from dpro.analysis.mean_step import mean_steps
+from dpro.analysis.summary import NO_FIT
 from dpro.dashboards import needs
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded, steps_in_words
-from dpro.dashboards.page import Panel, csv_link, graph, grid, in_browser, message, view
+from dpro.dashboards.page import Panel, choices, csv_link, graph, grid, in_browser, message, view
 from dpro.dashboards.runs import Runs
 from dpro.dashboards.theme import colour, css_name, ink_on, styled, time_unit
 from dpro.dashboards.timeline.measured import MAX_UNASKED
 from dpro.errors import DproError
-from dpro.replay.timeline import durations_of
 from dpro.schema import SPANS
+from dpro.selection import Selection, ranges_of
 from dpro.units import NS_PER_MS, format_duration
+from dpro.words import capitalised
 
 NAME = "breakdown"
 _DOING = "adding up where the time went"
 _NONE = "No step of this selection was recorded in depth."
 UNMARKED = "no steps marked: all of the window"
 FEW_BARS = 16  # more bars than this have no room for their values
+SIDES = {"": "usual steps", "recorded": "as recorded"}
 MIN_NAMED = 4  # percent of a bar; smaller parts have no room for a label
 FEW_WHOLES = 9  # on a phone, more bars than this have no room for their totals above
 _TOP = 52  # pixels, for a legend inside the figure, below its buttons
@@ -104,7 +107,7 @@ def part_figure(parts: pl.DataFrame, by: str, theme: str, longest_ms: float = 0.
         figure.add_annotation(x=place, y=whole, text=f"{whole:.3g}", showarrow=False, yshift=8)
     figure.update_xaxes(title_text=by, type="category", showgrid=False)
     figure.update_yaxes(
-        title_text=f"mean step in deep windows, {unit}",
+        title_text=f"mean step, {unit}",
         range=[0, _HEADROOM * longest_ms / scale],
     )
     styled(figure, theme, height=340)
@@ -130,9 +133,21 @@ def _legend(*drawn: pl.DataFrame) -> Component:
     return html.Ul(named, className="legend")
 
 
+def shown_steps(loaded: Loaded, link: Link) -> tuple[pl.DataFrame, bool]:
+    """Return the shown steps, and whether they are usual ones without recording's cost.
+
+    Those of a run with many spans are as recorded: its graph would take too long for this view.
+    """
+    selection = Selection(link.steps, ranges_of(link.ranks))
+    if link.options.get("shown") == "recorded" or loaded.num_rows[SPANS.name] > MAX_UNASKED:
+        return selection.keep(loaded.breakdown), False
+    return loaded.breakdown_of(selection)
+
+
 def _bars(by: str) -> Any:
     def fill(loaded: Loaded, link: Link) -> Any:
-        parts, other = part_info(loaded.breakdown, by, link), loaded.against(link)
+        (steps, are_usual), other = shown_steps(loaded, link), loaded.against(link)
+        parts = part_info(steps, by, link)
         if parts.is_empty():
             return message(_NONE)
         if other is None:
@@ -140,32 +155,30 @@ def _bars(by: str) -> Any:
             drawn: list[Any] = [_legend(parts), graph(f"breakdown-{by}-figure", figure)]
         else:
             drawn = _both(parts, other, by, link)
-        basis = [html.P(_basis(loaded), className="note")] if by == "rank" else []
-        return [*drawn, *basis, csv_link(NAME, f"by_{by}", link)]
+        can_choose = by == "rank" and (are_usual or "shown" in link.options)
+        chosen = [choices(link, "shown", SIDES, "")] if can_choose else []
+        basis = html.P(_basis(loaded, steps, are_usual, by), className="note")
+        return [*chosen, *drawn, basis, csv_link(NAME, f"by_{by}", link)]
 
     return fill
 
 
-def _basis(loaded: Loaded) -> str:
-    """Return a sentence about the steps in the bars, and about the usual step of the account."""
-    said = "As recorded"
-    if loaded.has_gpu_work:
-        said += "; a step ends when its GPU has done what was launched in it"
+def _basis(loaded: Loaded, steps: pl.DataFrame, are_usual: bool, by: str) -> str:
+    """Return a sentence about the steps in the bars, and what each bar is a mean of."""
+    recorded = loaded.breakdown["step"].n_unique()
+    how = "without recording's cost, as in `dpro report`" if are_usual else "as recorded"
+    over = "its steps" if by == "rank" else "the ranks"
+    said = f"{capitalised(steps_in_words(steps['step'], recorded))}, {how}; each bar is a mean over {over}."
     with suppress(DproError):  # the run has no graph
-        if loaded.num_rows[SPANS.name] <= MAX_UNASKED:
-            steps = steps_in_words(durations_of(loaded.baseline)["step"], loaded.baseline.height)
-            until = " until its last rank is done," if loaded.breakdown["rank"].n_unique() > 1 else ""
-            said += (
-                f". The usual step takes {format_duration(loaded.baseline_ns)}{until} without recording's "
-                f"cost: the mean of {steps}"
-            )
-    return f"{said}."
+        if loaded.num_rows[SPANS.name] <= MAX_UNASKED and not loaded.trust.answerable:
+            said += f" {NO_FIT}."
+    return said
 
 
 def _both(parts: pl.DataFrame, other: Loaded, by: str, link: Link) -> list[Component]:
     """Return the bars of this run and of the other, side by side on one scale, and their legend."""
     try:
-        others = part_info(other.breakdown, by, link)
+        others = part_info(shown_steps(other, link)[0], by, link)
         why = "" if others.height else _NONE
     except DproError as error:
         others, why = parts.clear(), str(error)
@@ -194,8 +207,8 @@ VIEW = view(
     Panel("By rank", "breakdown-rank", _DOING, _bars("rank"), wide=True),
     Panel("By step", "breakdown-step", _DOING, _bars("step"), wide=True),
     tables={
-        "by_rank": lambda loaded, link: part_info(loaded.breakdown, "rank", link),
-        "by_step": lambda loaded, link: part_info(loaded.breakdown, "step", link),
+        "by_rank": lambda loaded, link: part_info(shown_steps(loaded, link)[0], "rank", link),
+        "by_step": lambda loaded, link: part_info(shown_steps(loaded, link)[0], "step", link),
     },
     register=_register,
 )

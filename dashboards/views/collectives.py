@@ -30,6 +30,11 @@ MAX_POINTS = 1000  # drawn as SVG: without a GPU, creating a WebGL context takes
 _LINE_POINTS = 40
 S_PER_US = 1e-6
 _SI = {"exponentformat": "SI", "minexponent": 0}  # 10 ms, not 0.01 s
+ONCE = (
+    "Time in which a rank waits in several calls at once counts once; in Verdict's share of all waiting, and "
+    "by operation and size, it counts in each of them."
+)
+EACH_CALL = "Wait ends when the last rank arrives; transfer is the rest. Calls that wait at once count each."
 _NONE = "No collective of this selection was recorded in depth."
 
 
@@ -193,7 +198,8 @@ def _last(loaded: Loaded, link: Link) -> Any:
     ranks = last_info(arrivals(loaded, link))
     if ranks.is_empty():
         return message("No collective of this selection is known on all of its ranks.")
-    return [graph("last-figure", last_figure(ranks, link.theme)), csv_link(NAME, "last", link)]
+    figure, note = graph("last-figure", last_figure(ranks, link.theme)), html.P(ONCE, className="note")
+    return [figure, note, csv_link(NAME, "last", link)]
 
 
 def _sizes(loaded: Loaded, link: Link) -> Any:
@@ -201,6 +207,8 @@ def _sizes(loaded: Loaded, link: Link) -> Any:
         sizes, note = _sizes_of(loaded, link), []
     except Unanswerable:  # dumps have calls but no steps
         sizes, note = loaded.sizes, [html.P("Of the whole run: its calls have no steps.", className="note")]
+    except UsageError:  # the page says which steps were recorded in depth
+        return message(_NONE)
     if sizes.is_empty():
         return message(_NONE)
     header = ["op", "bytes", "hosts", "count", "total", "wait", "transfer", "bus bandwidth, GB/s"]
@@ -222,7 +230,7 @@ def _sizes(loaded: Loaded, link: Link) -> Any:
     shown = [place for place, column in enumerate(zip(*rows)) if set(column) != {"?"}]
     rows = [[row[place] for place in shown] for row in rows]
     if not sizes["wait_ns"].is_null().all():
-        note.append(html.P("Wait ends when the last rank arrives; transfer is the rest.", className="note"))
+        note.append(html.P(EACH_CALL, className="note"))
     return [*note, table([header[place] for place in shown], rows), csv_link(NAME, "sizes", link)]
 
 

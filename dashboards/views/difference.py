@@ -23,7 +23,7 @@ from dpro.dashboards.theme import colour, plain, styled, time_unit
 from dpro.errors import UsageError
 from dpro.replay.difference import DifferenceDocument
 from dpro.units import format_ms, signed_ms
-from dpro.words import shortened
+from dpro.words import distinct_names, short_name
 
 NAME, TITLE = "difference", "Difference"
 _DOING = "replaying both runs with each other's work"
@@ -187,8 +187,9 @@ def waterfall_figure(parts: pl.DataFrame, title: str, theme: str, total: str = "
         title: of the axis, with `{}` for the unit.
         total: label of the sum.
     """
-    names = [f"{kind} {name}".strip() for name, kind in parts.select("name", "kind").iter_rows()]
-    labels = [plain(shortened(name, _LONGEST)) for name in names]
+    named = parts.select("name", "kind").rows()
+    names, short = ([f"{kind} {word(name)}".strip() for name, kind in named] for word in (str, short_name))
+    labels = list(map(plain, distinct_names(short, _LONGEST)))
     rows = list(range(len(labels) + 1))
     deltas = parts["delta_ms"].to_numpy()
     scale, unit = time_unit(float(np.abs(deltas).max(initial=0.0)))
@@ -206,7 +207,7 @@ def waterfall_figure(parts: pl.DataFrame, title: str, theme: str, total: str = "
         decreasing={"marker": {"color": colour("good", theme)}},
         totals={"marker": {"color": colour("idle", theme)}},
         connector={"line": {"color": colour("soft", theme), "width": 1, "dash": "dot"}},
-        texttemplate="%{delta:+.3~f}",
+        texttemplate="%{delta:+.3~g}",
         textposition="outside",
         textfont={"size": 11},
         cliponaxis=False,

@@ -36,7 +36,7 @@ from dpro.detect.hang.waits import CYCLE, OPERATION, Node, lead_to, victims_of
 from dpro.detect.words import FindingInWords, describe_all
 from dpro.members import members_of
 from dpro.units import format_duration, time_in_words
-from dpro.words import counted, numbers_in_words, ranks_in_words, shortened
+from dpro.words import capitalised, counted, numbers_in_words, ranks_in_words, shortened
 
 NAME = "hang"
 _DOING = "following which rank waits for which"
@@ -133,7 +133,10 @@ def standing_figure(standing: pl.DataFrame, theme: str, first: Collection[int] =
         textfont={"color": colour("ink", theme)},
         hovertemplate="%{customdata}<extra></extra>", hoverongaps=False,
     )  # fmt: skip
-    marks = (("waits_in", "waits here", "circle", "ink"), ("absent", "others wait for it here", "x", "bad"))
+    marks = (
+        ("waits_in", "waits in this group", "circle", "ink"),
+        ("absent", "others wait for it in this group", "x", "bad"),
+    )
     for column, title, symbol, ink in marks:
         marked = named.filter(pl.col(column) != "") if column == "waits_in" else named.filter(column)
         figure.add_scatter(
@@ -280,8 +283,10 @@ def _verdict(loaded: Loaded, _link: Link) -> Any:
 
 
 def _finding(described: FindingInWords) -> list[Component]:
+    what, _, doing = described.headline.partition("; ")
     return [
-        html.P(described.headline, className="health bad"),
+        html.P(f"{what}.", className="health bad"),
+        *([html.P(f"{capitalised(doing)}.")] if doing else []),
         html.P(f"Do: {described.do}", className="do"),
         html.Details(
             [html.Summary("what shows it"), html.Ul([html.Li(line) for line in described.evidence])]

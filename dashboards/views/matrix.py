@@ -38,7 +38,7 @@ from dpro.dashboards.page import (
     section,
 )
 from dpro.dashboards.theme import colour, plain, styled, time_unit
-from dpro.dashboards.views.collectives import arrivals
+from dpro.dashboards.views.collectives import ONCE, arrivals
 from dpro.detect.network.traffic import host_of
 from dpro.detect.network.transfers import MIN_SLOW, both_ways, delay_matrix, host_matrix
 from dpro.selection import is_in_ranges
@@ -282,7 +282,7 @@ def _late(loaded: Loaded, link: Link) -> Shown:
     (last, ms), *_ = (
         late.group_by("last").agg(pl.col("waited_ms").sum()).sort("waited_ms", "last").rows()[::-1]
     )
-    note = f"Rank {last} is waited for longest: {format_ms(ms)} by all others together."
+    note = f"Rank {last} is waited for longest: {format_ms(ms)} by all others together. {ONCE}"
     return [graph("late-figure", figure), html.P(note, className="note"), csv_link(NAME, "late", link)]
 
 

@@ -27,7 +27,7 @@ from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, choices, csv_link, graph, in_browser, message, table, view
 from dpro.dashboards.runs import OfferedRun
-from dpro.dashboards.theme import plain, series, styled, time_unit
+from dpro.dashboards.theme import colour, plain, series, styled, time_unit
 from dpro.dashboards.timeline.measured import MAX_UNASKED
 from dpro.dashboards.views import difference
 from dpro.detect.findings import Finding
@@ -260,10 +260,13 @@ def runs_figure(runs: pl.DataFrame, axis: str, shown: str, theme: str) -> go.Fig
     ordered = runs.sort("began", "run").with_row_index("place")
     scale, unit = time_unit(float(ordered["step_high_ms"].to_numpy().max()))
     figure = go.Figure()
+    of_several = pl.len().over("command", "ranks") > 1  # only these need a colour of their own
+    ordered = ordered.sort(of_several, "place", descending=[True, False])
     jobs = ordered.group_by("command", "ranks", maintain_order=True)
     names_of = job_names(ordered.select("command", "ranks").iter_rows())
     for number, ((command, ranks), rows) in enumerate(jobs):
-        ink, middle = series(number, theme), rows["step_ms"] / scale
+        ink = series(number, theme) if rows.height > 1 else colour("soft", theme)
+        middle = rows["step_ms"] / scale
         sizes = [13 if name == shown else 8 for name in rows["run"]]
         figure.add_scatter(
             x=rows["began"] if axis == "date" else rows["place"], y=middle, mode="lines+markers",
@@ -277,6 +280,7 @@ def runs_figure(runs: pl.DataFrame, axis: str, shown: str, theme: str) -> go.Fig
             hovertemplate=f"%{{text}}: %{{y:.4~g}} {unit}",
         )  # fmt: skip
     if axis != "date":
+        ordered = ordered.sort("place")
         names = [plain(shortened(name, 16)) for name in ordered["run"]]
         every = 1 + len(names) // 12
         # Upright where they have no room: at an angle, the last ones would be left out.
@@ -288,10 +292,11 @@ def runs_figure(runs: pl.DataFrame, axis: str, shown: str, theme: str) -> go.Fig
 
 
 def _legend(figure: go.Figure) -> Component:
-    """Return the legend of `runs_figure`, whose long names wrap on a narrow page."""
+    """Return the legend of jobs with several runs, whose long names wrap on a narrow page."""
     entries = [
         html.Li([html.I(style={"background": trace.line.color}), unescape(trace.name)])
         for trace in figure.data
+        if len(trace.y) > 1
     ]
     return html.Ul(entries, className="legend")
 
@@ -356,7 +361,7 @@ def _cells(row: Mapping[str, Any], is_shown: bool, link: Link, names: Mapping[Jo
         "" if row["goodput"] is None else f"{row['goodput']:.0%}",
         f"{row['steps']:,}",
         "…" if row["limit"] is None else LIMITS.get(row["limit"], row["limit"]),
-        html.Span(row["fault"] or "", className="wraps"),
+        html.Span((row["fault"] or "").partition(". ")[0], title=row["fault"], className="wraps"),
         f"{row['began']:%Y-%m-%d %H:%M}",
         html.Span(names[row["command"], row["ranks"]], title=row["command"], className="wraps"),
     ]

@@ -5,8 +5,10 @@ Takes steps, findings and the account of a run; returns a figure of the step tim
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,6 @@ from dpro.analysis.summary import (
     health_info,
     interval_doubts,
     run_info,
-    shown_grade,
     trust_info,
 )
 from dpro.dashboards import needs
@@ -45,7 +46,7 @@ from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, csv_link, facts, graph, message, view
 from dpro.dashboards.theme import colour, styled, time_unit, whole_ticks
 from dpro.dashboards.timeline.search import LONGEST, literally
-from dpro.dashboards.views.whatif import how_to_do
+from dpro.dashboards.views.whatif import how_to_do, trust_line
 from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.findings_log import describe_logged, logged_findings
 from dpro.detect.words import describe
@@ -56,10 +57,9 @@ from dpro.timed import with_times
 from dpro.units import NS_PER_MS, format_ms
 from dpro.verdict.facts import short_kernel
 from dpro.verdict.verdict import NOT_DIAGNOSED, Explanation, advised_predictions, explain
-from dpro.verdict.words import BOTH, THEN, limit_of_run, paragraphs_of
+from dpro.verdict.words import BOTH, THEN, limit_of_run, paragraphs_of, times
 
 NAME = "verdict"
-HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # grade -> style
 _TIMES = ("median_ms", "least_ms", "most_ms")
 BY_GPU = (
     "Steps recorded in depth end here, as in Breakdown, when their GPU has done what was launched in them; "
@@ -69,9 +69,9 @@ COPY = (
     "Copy the address of this view with its selection; it works while this dashboard runs, in browsers that "
     "opened it with its token"
 )
-WHOLE_RUN = "Of the whole run: the selection applies to Step time alone."
+WHOLE_RUN = "This view is of the whole run: the selection applies to Step time alone."
 SHORTEST_NAME = 4  # least letters of a span's name that is looked for in a text
-MIN_ROOM = 12.0  # percent of a gain's bar that a text at one end needs
+ROOM = 30.0  # percent of a gain's bar that its interval in words needs
 POINTS = 1200  # steps; more than a figure of this width can resolve
 
 
@@ -165,9 +165,13 @@ def _picture(loaded: Loaded, link: Link) -> Any:
 
     def draw() -> str:
         advice = advice_info(loaded, explanation)
-        return str(picture_figure(explanation, _entries(explanation), advice, link.theme).to_json())
+        trust = ""
+        with suppress(DproError):  # nothing is predicted from a run without operators
+            trust = "" if _hangs(loaded) else loaded.trust.verdict
+        return str(picture_figure(explanation, _entries(explanation), advice, link.theme, trust).to_json())
 
     drawn: Any = {"data-figure": loaded.once(("picture", link.theme), draw)}
+    copied: Any = {"data-copied": "copied: for this browser, while dpro runs"}
     buttons = [
         html.Button(
             "save picture",
@@ -175,14 +179,14 @@ def _picture(loaded: Loaded, link: Link) -> Any:
             title="Save what limits, faults and what to try as a PNG",
             **drawn,
         ),
-        html.Button("copy link", id="copy-link", title=COPY),
+        html.Button("copy link", id="copy-link", title=COPY, **copied),
     ]
     hangs = _hangs(loaded)
     hung = [html.P(health_info(hangs, (), None, loaded.end)[1], className="health bad")] if hangs else []
     return [
         *hung,
         html.P(explanation.job, className="job"),
-        _whole_run_note(),
+        html.P(WHOLE_RUN, className="note whole-run"),
         *said,
         *_step_waterfalls(loaded, link),
         html.Div(buttons, className="choices"),
@@ -261,20 +265,15 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
     withdrawn = [html.Li(str(finding)) for finding in loaded.withdrawn()]
     listed += [html.Ul(withdrawn, className="unknown")] if withdrawn else []
-    return [_whole_run_note(), *listed, csv_link(NAME, "findings", link)]
-
-
-def _whole_run_note() -> Component:
-    """Return a note that the panel ignores the selection; the page shows it while there is one."""
-    return html.P(WHOLE_RUN, className="note whole-run")
+    return [*listed, csv_link(NAME, "findings", link)]
 
 
 def _finding(finding: Finding, loaded: Loaded, link: Link) -> Component:
-    hangs = finding.of_hang
-    view, selected = ("hang", link.ranks) if hangs else ("timeline", finding.ranks)
-    look = dcc.Link(view, href=link.query(view=view, ranks=selected, options={}))
     described = describe(finding, loaded.workers)
-    head = html.H3([html.Strong(described.title), html.Span(described.meaning), look], className="health bad")
+    look = _look(finding, loaded, link)
+    head = html.H3(
+        [html.Strong(described.title), html.Span(described.meaning), *look], className="health bad"
+    )
     do = [html.P(f"Do: {described.do}")] if described.do else []
     place = [html.P(["in ", _code_place(finding.place)])] if finding.place else []
     shown = [html.Li(line) for line in described.evidence]
@@ -283,6 +282,26 @@ def _finding(finding: Finding, loaded: Loaded, link: Link) -> Component:
     linked = [] if finding.costs_pauses else [what_if]  # predictions are of steps without pauses
     healed = [html.P([f"{saves} ", *linked])] if saves else []
     return html.Article([head, *place, html.Ul(shown), *healed, *do], className="card")
+
+
+def _look(finding: Finding, loaded: Loaded, link: Link) -> list[Component]:
+    """Return a link to what a finding is about: the hang, or its spans in the timeline; empty if none."""
+    if finding.of_hang:
+        return [dcc.Link("hang", href=link.query(view="hang", options={}))]
+    named = f"{finding.component_id} {finding.place.name if finding.place else ''}"
+    find = _spans_named(named, _short_names(loaded))
+    return [_marked("timeline", find, link)] if find else []
+
+
+def _marked(text: str, find: str, link: Link) -> Component:
+    """Return a link to the timeline of all ranks with some spans marked.
+
+    A slow rank is seen beside its peers, and the timeline unfolds those at fault first.
+
+    Args:
+        find: an expression for the names of the spans.
+    """
+    return dcc.Link(text, href=link.query(view="timeline", ranks=(), options={"find": find}))
 
 
 def _code_place(place: CodeLocation) -> Component:
@@ -310,13 +329,20 @@ def _advice(loaded: Loaded, link: Link) -> Any:
         )
         for row in rows.iter_rows(named=True)
     ]
+    edits = explanation.together.edits if explanation.together else ()
+    both = {"edit": "\n".join(edits)}
     note = [
-        html.P([html.B(label), text], className="said")
+        html.P([html.B(label), _changes_link(text, both, link) if label == BOTH else text], className="said")
         for label, text in paragraphs_of(explanation)
         if label in (BOTH, "NOT")
     ]
     listed = html.Div(cards, className="cards")
-    return [_whole_run_note(), *doubtful, listed, *note, csv_link(NAME, "advice", link)]
+    return [*doubtful, listed, *note, csv_link(NAME, "advice", link)]
+
+
+def _changes_link(text: str, options: Mapping[str, str], link: Link) -> Component:
+    """Return a link to the prediction of edits; their text is without the options of the command line."""
+    return dcc.Link(text.partition(" (--edit")[0], href=link.query(view="whatif", options=options))
 
 
 def _weakness(trust: Trust) -> str:
@@ -361,13 +387,9 @@ def _card(
     to = link.query(view="whatif", options={"edit": row["edit"]})
     what = dcc.Link(row["do"], href=to) if row["edit"] else row["do"]
     more = f"for x{row['samples']:.3g} the samples" if row["samples"] != 1 else ""
-    # Gain and effort have the terminal's wording.
-    likely = f"likely x{row['middle']:.2f}" if row["middle"] else ""
-    worth = row["worth"].removeprefix(": ") or row["effort"]
-    facts_of_it = " · ".join(filter(None, [likely, worth, more, row["proof"], row["when"]]))
-    # Of all ranks: a slow one is seen beside its peers, and the timeline unfolds those at fault first.
-    spans = link.query(view="timeline", ranks=(), options={"find": row["find"]})
-    marked = [html.P(dcc.Link("mark its spans in the timeline", href=spans))] if row["find"] else []
+    likely = f"likely {times(row['middle'], row['middle'])}" if row["middle"] else ""
+    facts_of_it = " · ".join(filter(None, [likely, row["effort"], more, row["proof"], row["when"]]))
+    marked = [html.P(_marked("mark its spans in the timeline", row["find"], link))] if row["find"] else []
     how = [html.P(f"How: {row['how']}", className="how")] if row["how"] else []
     how += [html.P(part) for _, part in done_by]
     assumed = [html.P(f"Assumes that {row['assumes']}", className="note")] if row["assumes"] else []
@@ -397,22 +419,12 @@ def _no_bar(row: dict[str, Any]) -> str:
 
 
 def _ends_of_gain(row: dict[str, Any], scale: tuple[float, float]) -> Component:
-    """Return labels for the ends of an interval; a single label if there is no room for two."""
+    """Return the interval of a gain as a label at its lower end."""
     left, right = scale
-    low, high = row["low"], row["high"]
-    is_open = high is None or high > right
-    from_left, to_left = (
-        100 * (min(max(end, left), right) - left) / (right - left)
-        for end in (low, right if is_open else high)
-    )
-    texts = f"x{low:.2f}", "…" if is_open else f"x{high:.2f}"
-    if from_left < MIN_ROOM or to_left > 100 - MIN_ROOM:
-        place = {"left": f"{min(from_left, 100 - 2.5 * MIN_ROOM):.2f}%"}
-        ends = [html.Span(" to ".join(texts), style=place)]
-    else:
-        ends = [html.Span(texts[0], style={"right": f"{100 - from_left:.2f}%", "left": "auto"})]
-        ends += [html.Span(texts[1], style={"left": f"{to_left:.2f}%"})]
-    return html.Div(ends, className="scale")
+    from_left = 100 * (min(max(row["low"], left), right) - left) / (right - left)
+    high = math.inf if row["high"] is None else row["high"]
+    place = {"left": f"{min(from_left, 100 - ROOM):.2f}%"}
+    return html.Div(html.Span(times(row["low"], high), style=place), className="scale")
 
 
 def _gain_bar(row: dict[str, Any], scale: tuple[float, float]) -> Component:
@@ -448,7 +460,7 @@ def _trust(loaded: Loaded, _link: Link) -> Any:
     """
     explanation = explain(loaded)
     if _hangs(loaded):
-        return [_whole_run_note(), *_trust_in_hangs(loaded)]
+        return _trust_in_hangs(loaded)
     try:
         trust: Trust | None = loaded.trust
     except DproError:
@@ -460,8 +472,7 @@ def _trust(loaded: Loaded, _link: Link) -> Any:
     doubts = interval_doubts(trust, advised_predictions(loaded))
     said = dict.fromkeys([*explanation.unsure, *doubts, *_doubts(loaded)])
     return [
-        _whole_run_note(),
-        html.P(trust.verdict, className=f"health {HEALTH[shown_grade(trust, doubts)]}"),
+        trust_line(trust, doubts),
         html.Ul([html.Li(line) for line in said], className="unknown"),
         html.Details([html.Summary("how well the replay fits"), facts(trust_info(trust))]),
     ]

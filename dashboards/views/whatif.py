@@ -22,11 +22,13 @@ from dpro.analysis.answers.whatif import search_once
 from dpro.analysis.predictions import calibrated, predict_edits
 from dpro.analysis.summary import (
     HEADINGS,
+    NO_FIT,
     WORTH_SHOWING,
     effort_in_words,
     gain_in_words,
     group_of,
     heals_as_advised,
+    shown_grade,
     step_in_words,
 )
 from dpro.dashboards import needs
@@ -46,6 +48,7 @@ from dpro.dashboards.views.difference import waterfall_figure
 from dpro.detect.words import describe, describe_all
 from dpro.errors import DproError, Unanswerable, UsageError
 from dpro.plugins import hooks_of
+from dpro.replay.fidelity.accuracy import Trust
 from dpro.replay.timeline import durations_of
 from dpro.replay.whatif.code import code_difference
 from dpro.replay.whatif.edit import Edit
@@ -65,6 +68,7 @@ def curve_info(curves: Sequence[Curve]) -> pl.DataFrame:
     rows = [
         (curve.part, factor, step, curve.break_even)
         for curve in curves
+        if not curve.unknown
         for factor, step in zip((1.0, *curve.factors), (curve.base_ms, *curve.step_ms))
     ]
     schema = {"part": pl.String, "factor": pl.Float64, "step_ms": pl.Float64, "break_even": pl.Float64}
@@ -106,6 +110,7 @@ def _between(points: pl.DataFrame, factor: float) -> float:
 
 
 NAME = "whatif"
+HEALTH = {"good": "good", "fair": "unknown", "poor": "bad"}  # grade -> style
 CHANGES = 10  # bars of the waterfall
 LESS = "all smaller changes"
 PACE = "hosts need that long to enqueue a step"  # faster devices wait for the hosts
@@ -116,14 +121,15 @@ _ON_PATH = {kind: words for kind, (_, words) in SPAN_LOOKS.items()} | {
 
 
 def edits_of(link: Link) -> list[Edit]:
-    """Parse the edits of a link.
+    """Parse the edits of a link; one that is given again is left out.
 
     Raises:
         UsageError: an edit is invalid.
     """
     lines = link.options.get("edit", "").splitlines()
     try:
-        return [parse_edit(line) for line in lines if line.strip()]
+        edits = [parse_edit(line) for line in lines if line.strip()]
+        return list({str(edit): edit for edit in edits}.values())
     except UsageError as error:  # the page has the list of the command
         raise UsageError(str(error).replace(LIST_HAS_ALL, "“edits, by example” has all")) from error
 
@@ -261,21 +267,23 @@ def _in_parts(edit: str) -> Component:
 
 
 def _answer(loaded: Loaded, link: Link) -> Any:
-    edits = edits_of(link)
+    edits, hung = edits_of(link), _hang(loaded)
+    if not hung:
+        _refuse_without_fit(loaded)
     base_ms = float(durations_of(loaded.baseline)["duration_ns"].to_numpy().mean()) / NS_PER_MS
     now = format_duration(base_ms * NS_PER_MS)
-    hung = _hang(loaded)
+    first = hung or [trust_line(loaded.trust)]
     if not edits:
         asked = message(f"The usual step takes {now} as the job runs. Type an edit, or click one below.")
-        return hung or asked
+        return hung or [*first, asked]
     prediction = prediction_info(loaded, edits)
     heals = heals_as_advised(prediction, [advice.edit for advice in explain(loaded).advice])
     figures = facts(
         [
             ("throughput", gain_in_words(prediction)),
             ("step", f"{step_in_words(prediction)} instead of {now}"),
-            ("interval", " to ".join(map(format_duration, prediction.between_ns))),
-            ("takes", effort_in_words(prediction)),
+            ("interval", between_in_words(*prediction.between_ns)),
+            ("effort", effort_in_words(prediction)),
             *([] if prediction.is_advice or heals else [("", BLOCKS["bound"])]),
             *([("", f"interval {prediction.widened}")] if prediction.widened else []),
             *(("note", line) for line in prediction.notes),
@@ -287,11 +295,17 @@ def _answer(loaded: Loaded, link: Link) -> Any:
         ]
     )
     return [
-        *hung,
+        *first,
         figures,
         graph("prediction-figure", prediction_figure(base_ms, prediction, link.theme)),
         *_changes(loaded, prediction, link),
     ]
+
+
+def between_in_words(low_ns: float, high_ns: float) -> str:
+    """Return the interval of a step: `20 ms to 30 ms`, or `up to 30 ms`."""
+    high = format_duration(high_ns)
+    return f"{format_duration(low_ns)} to {high}" if low_ns > 0 else f"up to {high}"
 
 
 def _hang(loaded: Loaded) -> list[Component]:
@@ -308,16 +322,36 @@ def _hang(loaded: Loaded) -> list[Component]:
     ]
 
 
-def _refuse_hang(loaded: Loaded) -> None:
-    """Refuse to list gains of a job that hangs.
+def _refuse_without_fit(loaded: Loaded) -> None:
+    """Refuse to show the usual step and what shortens it, as the verdict does, if the replay does not fit.
 
     Raises:
-        Unanswerable: the job hangs.
+        Unanswerable: it does not fit.
+    """
+    if not loaded.trust.answerable:
+        raise Unanswerable(f"{NO_FIT}: {next(iter(loaded.trust.reasons), 'its steps differ')}.")
+
+
+def _refuse_gains(loaded: Loaded) -> None:
+    """Refuse to list gains.
+
+    Raises:
+        Unanswerable: the job hangs, or the replay does not fit.
     """
     if any(finding.of_hang for finding in loaded.hangs):
         raise Unanswerable(
             "The job hangs: no change gains anything until the hang is fixed, as described above."
         )
+    _refuse_without_fit(loaded)
+
+
+def trust_line(trust: Trust, doubts: Sequence[str] = ()) -> Component:
+    """Return how far to trust predictions, in the colour of the grade.
+
+    Args:
+        doubts: as from `interval_doubts`.
+    """
+    return html.P(trust.verdict, className=f"health {HEALTH[shown_grade(trust, doubts)]}")
 
 
 def code_change(edits: Sequence[Edit]) -> list[tuple[str, Any]]:
@@ -392,12 +426,13 @@ def _changes(loaded: Loaded, prediction: Prediction, link: Link) -> list[Compone
 
 def _path(loaded: Loaded, link: Link) -> Any:
     edits = edits_of(link)
+    _refuse_without_fit(loaded)
     figure = path_figure(path_info(loaded, edits), link.theme, edited=bool(edits))
     return [graph("path-figure", figure), csv_link(NAME, "path", link)]
 
 
 def _limits(loaded: Loaded, link: Link) -> Any:
-    _refuse_hang(loaded)
+    _refuse_gains(loaded)
     curves = loaded.curves
     return [
         graph("limits-figure", curve_figure(curve_info(curves), link.theme)),
@@ -415,9 +450,9 @@ def ranked_info(loaded: Loaded) -> pl.DataFrame:
         `takes`. Sorted by group; advice by its number, the others by gain, descending.
 
     Raises:
-        Unanswerable: the job hangs.
+        Unanswerable: the job hangs, or the replay does not fit.
     """
-    _refuse_hang(loaded)
+    _refuse_gains(loaded)
     explanation = explain(loaded)
     tries = advice_info(loaded, explanation).filter(pl.col("label") != THEN)
     numbers = dict(tries.filter(pl.col("edit") != "").select("edit", "label").iter_rows())
@@ -523,7 +558,7 @@ def _edits(ranked: pl.DataFrame, link: Link) -> Component:
                 html.Span(row["takes"], className="takes"),
             ]
         )
-    return html.Div(table(["if", "throughput", "step", "takes"], rows, numbers_to=3), className="ranked")
+    return html.Div(table(["if", "throughput", "step", "effort"], rows, numbers_to=3), className="ranked")
 
 
 def _register(app: Dash, _runs: Runs) -> None:

@@ -370,12 +370,14 @@ class Analysis(Cached):
     def usual_breakdown(self) -> pl.DataFrame:
         """The usual steps of each rank without the recorder's cost: columns of `breakdown`, in ns as floats.
 
-        As replayed if all ranks have GPU work; otherwise as recorded, scaled to the mean usual step. Unscaled
-        if the run cannot be replayed.
+        As replayed if all ranks have GPU work; otherwise as recorded, scaled to the mean usual step. If the
+        run cannot be replayed, or the replay does not fit: all steps as recorded.
         """
         from dpro.replay.step_parts import replayed_breakdown
 
         with suppress(DproError):  # a run that cannot be replayed
+            if not self.trust.answerable:
+                return self.breakdown
             if self.condensed is None and not self.built.of_operations:
                 replayed = replayed_breakdown(self.timeline, self.baseline)
                 if replayed["rank"].n_unique() == len(self.built.graph.ranks):
@@ -385,6 +387,16 @@ class Analysis(Cached):
             times = pl.col("^.*_ns$")
             return usual.with_columns(times * (self.baseline_ns / pl.col("duration_ns").mean()))
         return self.breakdown
+
+    def breakdown_of(self, selection: Selection) -> tuple[pl.DataFrame, bool]:
+        """Return the steps of a selection by their parts, and whether they are usual ones, corrected.
+
+        They are as recorded if steps are selected some of which are not usual.
+        """
+        usual, recorded = selection.keep(self.usual_breakdown), selection.keep(self.breakdown)
+        lacks = selection.steps and not set(recorded["step"]) <= set(usual["step"])
+        is_usual = bool(usual.height and not lacks and self.usual_breakdown is not self.breakdown)
+        return (usual if is_usual else recorded), is_usual
 
     @cached
     def usual_steps(self) -> Ranges:

@@ -95,9 +95,8 @@ class SelectedRun(Analysis):
 
     @cached
     def usual_breakdown(self) -> pl.DataFrame:
-        """The usual steps of the selection, by their parts; as recorded if no usual step is selected."""
-        usual = self._selection.keep(self._whole.usual_breakdown)
-        return usual if usual.height else self.breakdown
+        """The steps of the selection by their parts, as `breakdown_of` chooses them."""
+        return self._whole.breakdown_of(self._selection)[0]
 
     @cached
     def members(self) -> pl.DataFrame:

@@ -17,7 +17,6 @@ from dpro.detect.significance import change_points
 from dpro.documents import DocumentPart
 from dpro.replay.steps import series_outside, step_series
 from dpro.units import NS_PER_MS, format_duration, ms
-from dpro.words import counted
 
 OUTSIDE, INSIDE = "outside deep windows", "in deep windows"
 
@@ -34,6 +33,7 @@ class StepTimeDocument(DocumentPart, frozen=True):
         where: outside deep windows, or in deep windows if there are no other steps.
         clock: device or host.
         cycle: number of steps that the host times together, where its launch queue hides single steps.
+        recorded: number of all steps, with those in deep windows and right after one.
     """
 
     typical_ms: float
@@ -44,6 +44,7 @@ class StepTimeDocument(DocumentPart, frozen=True):
     where: str
     clock: str
     cycle: int
+    recorded: int
 
 
 def step_time_document(steps: pl.DataFrame) -> StepTimeDocument | None:
@@ -63,6 +64,7 @@ def step_time_document(steps: pl.DataFrame) -> StepTimeDocument | None:
         where=INSIDE if series.recorded else OUTSIDE,
         clock="device" if series.by_device else "host",
         cycle=series.cycle,
+        recorded=steps["step"].n_unique(),
     )
 
 
@@ -111,7 +113,9 @@ def _counts_in_words(document: StepTimeDocument) -> str:
     pauses = f", {document.pauses} of them {'a pause' if document.pauses == 1 else 'pauses'}"
     pauses = pauses if document.pauses else ""
     where = ", none in a deep window or right after one" if document.where == OUTSIDE else f" {INSIDE}"
-    return f"{counted(document.steps, 'step')}{where}{pauses}{_clock_in_words(document)}"
+    of_all = f" of {document.recorded:,}" if document.steps < document.recorded else ""
+    steps = "step" if document.recorded == 1 else "steps"
+    return f"{document.steps:,}{of_all} {steps}{where}{pauses}{_clock_in_words(document)}"
 
 
 def usual_step_in_words(step_ms: float, recorded_ms: float) -> str:

@@ -55,6 +55,9 @@ def other_warnings(warnings: Sequence[str], missing: Sequence[int], world_size: 
     return [warning for warning in warnings if warning != missing_in_words(missing, world_size)]
 
 
+NO_FIT = "Not diagnosed: the replay does not fit the trace"
+
+
 def health_info(
     findings: Sequence[Finding],
     unknown: Sequence[str],
@@ -82,7 +85,7 @@ def health_info(
             return "bad", f"The job is stuck. {_worst_hang(findings)}"
         return "bad", summarise(worst)
     if trust is not None and not trust.answerable:
-        return "unknown", "Not diagnosed: the replay does not fit the trace"
+        return "unknown", NO_FIT
     if unrecorded:
         return "unknown", capitalised(unrecorded)
     if binds:

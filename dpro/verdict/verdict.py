@@ -47,6 +47,7 @@ from dpro.replay.steps import StepSeries, kernel_totals
 from dpro.replay.whatif.predict import Prediction, gain_uncertainty, measured_ns
 from dpro.replay.whatif.registry import parse_edit
 from dpro.replay.whatif.search import can_combine, in_order
+from dpro.replay.whatif.sensitivity import HOST_MAY_WAIT
 from dpro.schema import SPANS
 from dpro.stages import stage
 from dpro.units import NS_PER_MS, format_duration, ms
@@ -384,8 +385,7 @@ def _kept_busy(facts: JobFacts, limit: Limit | None) -> list[str]:
     if limit is None or limit.kind != COMPUTE:
         return []
     if facts.gain_of_devices < WORTH:
-        busy = "a host thread counts as busy all the time, but may wait"
-        return [f"{busy}: what faster kernels gain is not known"]
+        return [f"{HOST_MAY_WAIT}: what faster kernels gain is not known"]
     saved = 1 - 1 / facts.gain_of_devices
     if facts.computes_on_hosts or saved >= limit.share / 2 or facts.gains_by_limit().get(HOST, 1.0) < WORTH:
         return []

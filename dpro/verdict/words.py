@@ -138,9 +138,9 @@ def _gain(advice: Advice) -> str:
 def limit_in_words(limit: Limit, step_ms: float) -> str:
     """Return what limits the step, and how long it would be without that."""
     said = _LIMITS[limit.kind].format(share=limit.share)
-    because = f" ({limit.cause})" if limit.cause else ""
     if limit.kind == COMPUTE:
-        return f"{said}{because}."
+        return f"{said} (of that {limit.cause})." if limit.cause else f"{said}."
+    because = f" ({limit.cause})" if limit.cause else ""
     if not limit.fits:
         return f"{said}{because}. The gain without that is not known, since the replay does not fit."
     without = f"With {as_fast_as_peers(limit.ranks)}" if limit.ranks else _WITHOUT[limit.kind]

@@ -179,9 +179,12 @@ def beyond_sizes(graph: Graph, changed: Graph) -> tuple[str, ...]:
         if seen is None or _tables(graph, op, ranks):
             continue
         if least < seen[0] / BEYOND_FACTOR or most > seen[1] * BEYOND_FACTOR:
+            sizes, recorded = (
+                " to ".join(dict.fromkeys(map(format_bytes, ends))) for ends in ((least, most), seen)
+            )
             lines.append(
-                f"{op} of {format_bytes(least)} to {format_bytes(most)}: the run has {format_bytes(seen[0])} "
-                f"to {format_bytes(seen[1])}, beyond which latency and bandwidth are assumed constant"
+                f"{op} of {sizes}: the run has {recorded}, beyond which latency and bandwidth are assumed "
+                "constant"
             )
     return tuple(lines)
 

@@ -12,6 +12,7 @@ import polars as pl
 from dpro.documents import DocumentPart
 from dpro.errors import Unanswerable
 from dpro.replay.graph import GPU_KINDS, Graph, NodeKind
+from dpro.replay.step_parts import replayed_breakdown
 from dpro.replay.timeline import changed_step_times, replay, time_on_critical_path
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.communication import Network
@@ -27,6 +28,9 @@ FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 30.0, 1000.0)
 FASTEST = FACTORS[-2]  # what a machine may reach; the last factor stands for a part that takes no time
 NEARLY_ALL = 0.9  # of the possible gain
 MIN_GAIN = 0.01  # of the step: a part with less gain is not a limit
+MOSTLY = 0.5  # of the step: kernels that run for longer must be part of what limits it
+UNLIKELY = 0.1  # of the time of such kernels: the replay does not show what they cost if it saves less
+HOST_MAY_WAIT = "a host thread counts as busy all the time, but may wait"
 
 
 class Curve(DocumentPart, frozen=True):
@@ -35,12 +39,13 @@ class Curve(DocumentPart, frozen=True):
     Attributes:
         part: network, kernels, host or input.
         base_ms: mean step as it is.
-        factors: speed-ups of the part.
+        factors: speed-ups of the part; empty where their effect is not known.
         step_ms: mean step for each of the factors.
         break_even: factor beyond which hardly any gain is left; null where the part is not a limit, or is
             still the limit at x30.
         then: part that limits the step beyond `break_even`, or `part` if it still does at x30; null where the
             part is not a limit.
+        unknown: why the run does not show what a faster part gains; empty if it does.
     """
 
     part: str
@@ -49,6 +54,7 @@ class Curve(DocumentPart, frozen=True):
     step_ms: list[float]
     break_even: float | None
     then: str | None
+    unknown: str = ""
 
 
 def sensitivity(graph: Graph) -> list[Curve]:
@@ -59,6 +65,7 @@ def sensitivity(graph: Graph) -> list[Curve]:
     """
     baseline = baseline_steps(graph)
     base = _mean_step(graph, baseline)
+    computing = _share_of_kernels(graph, baseline)
     curves = []
     for part in PARTS:
         try:
@@ -66,6 +73,9 @@ def sensitivity(graph: Graph) -> list[Curve]:
         except Unanswerable:
             continue
         steps = [_mean_step(graph_then, baseline) for graph_then in changed]
+        if part == "kernels" and computing >= MOSTLY and base - steps[-1] < UNLIKELY * computing * base:
+            curves.append(Curve(part, ms(base), [], [], None, None, HOST_MAY_WAIT))
+            continue
         factor, then = break_even(base, FACTORS, steps), None
         if factor is not None and factor > FASTEST:
             factor, then = None, part
@@ -108,6 +118,13 @@ def _faster(graph: Graph, part: str, factor: float) -> Graph:
         return changed
     loading = parts_of(graph) == PARTS.index("input")
     return changed.with_durations(np.where(loading, graph.nodes.duration, changed.nodes.duration))
+
+
+def _share_of_kernels(graph: Graph, baseline: pl.DataFrame) -> float:
+    """Return the share of the mean step in which GPUs compute; 0 without GPU work."""
+    parts = replayed_breakdown(replay(graph), baseline).select(pl.col("compute_ns", "duration_ns").sum())
+    computing, whole = parts.row(0)
+    return float(computing / whole) if whole else 0.0
 
 
 def _mean_step(changed: Graph, baseline: pl.DataFrame) -> float:
@@ -162,6 +179,8 @@ def parts_of(graph: Graph) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 def curve_sentence(curve: Curve) -> str:
     """Word a curve as a sentence."""
     part = PART_WORDS[curve.part]
+    if curve.unknown:
+        return f"{part}: not known for this run: {curve.unknown}"
     if curve.then is None:
         return f"{part}: not a limit; {FASTER[curve.part]} would not help"
     if curve.break_even is None:

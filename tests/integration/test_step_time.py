@@ -96,7 +96,7 @@ def test_a_diagnosis_without_a_fault_says_where_to_go_on():
 
 
 @pytest.mark.few(1)
-def test_the_mean_step_of_a_rank_is_the_usual_step_in_the_report_and_as_recorded_in_breakdown(said):
+def test_the_mean_step_of_a_report_is_the_usual_step_and_its_steps_are_as_recorded(said):
     document = said.of("report")
     mean, account = document["mean_step"], document["account"]
     assert mean["duration_ms"] == pytest.approx(account["step_ms"], rel=1e-3)

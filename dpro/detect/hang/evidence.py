@@ -123,9 +123,9 @@ _ADVICE |= {
     DEADLOCK: _DEADLOCK_ADVICE,
 }
 _ADVICE[SHORT] = _LEFT_ADVICE
-_MEANS[BEHIND] = "{who}: {its} GPU never started {call}: work launched before it does not end"
+_MEANS[BEHIND] = "{who}: a kernel on {its} GPU, launched before {call}, never ends"
 _ADVICE[BEHIND] = (
-    "see what the GPU of {who} still runs (`cuda-gdb -p PID`: `info cuda kernels`), and its errors "
+    "{again}see what the GPU of {who} still runs (`cuda-gdb -p {pid}`: `info cuda kernels`), and its errors "
     "(`dmesg | grep -i xid`){where}"
 )
 _MEANS[GREW] = "{who}: the process was killed after its memory had grown without end"
@@ -238,7 +238,7 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
     alive = rows.filter(~over)
     is_gone, rows = alive.is_empty() and not rows.is_empty(), alive if alive.height else rows
     processes = rows.filter(pl.col("pid") > 0).select("rank", "pid", "host").rows()
-    look = _ALIVE.format(pid=processes[0][1] if processes else "PID")
+    pid = processes[0][1] if processes and not is_gone else "PID"
     named = [
         (rank, "" if is_gone else f"pid {pid}", f"on {host}" if host else "") for rank, pid, host in processes
     ]
@@ -250,7 +250,9 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
         does="do" if len(finding.ranks) > 1 else "does",
         where=f" ({places})" if places else "",
         in_place=f" in {finding.place.in_words}" if finding.place else "",
-        look=look if not is_gone else "" if finding.place else _GONE,
+        again="if it hangs again, before it is ended: " if is_gone else "",
+        pid=pid,
+        look=_ALIVE.format(pid=pid) if not is_gone else "" if finding.place else _GONE,
         compare=(_COMPARE_PLACES if any(sides_of(finding)) else _COMPARE).format(who=finding.component),
         signalled=_on_signal(finding),
     )

@@ -72,9 +72,9 @@ def _waits(case: Case) -> Iterator[_Event]:
         apart = max(times, default=0) - min(times, default=0)
         later = f"; the last of them {format_duration(apart)} later" if apart > APART_NS else ""
         ranks = tuple(sorted(operation.unfinished))
-        wait = "waits" if len(ranks) == 1 else "wait"
+        call = "calls" if len(ranks) == 1 else "call"  # a host may call it long before its GPU is that far
         if ranks:
-            what = f"{wait} in {name_of(operation)} from now on{later}"
+            what = f"{call} {name_of(operation)}, which never finishes{later}"
             yield _Event(min(times, default=-1), ranks, what)
 
 
@@ -105,4 +105,4 @@ def _saved(case: Case) -> Iterator[_Event]:
     ranks = tuple(sorted(case.progress.current))
     since_ns = min((root.since_ns for root in case.roots if root.since_ns > 0), default=0)
     if ranks and 0 <= case.now_ns - since_ns < DAY_NS:  # else the time may be that of a copy of the dumps
-        yield _Event(case.now_ns, ranks, "all have saved their calls by now")
+        yield _Event(case.now_ns, ranks, "the latest record of their calls")

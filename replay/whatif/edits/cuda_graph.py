@@ -183,6 +183,7 @@ def captured(graph: Graph, chosen: Bools) -> CapturedHostTime:
     Raises:
         NothingToChange: nothing can be captured.
     """
+    require_launches(graph)
     nodes, edges = graph.nodes, graph.edges
     calls, fixed = _calls(graph)
     calls &= chosen & (nodes.step >= 0)

@@ -450,6 +450,14 @@ def test_a_selection_that_the_run_does_not_have_is_answered(loaded):
     assert notes_on_selection(loaded, Link(steps=((1, 1), (900, 901)), ranks=(0, 900))) == ""
 
 
+def test_selected_steps_that_were_not_recorded_in_depth_are_named_with_those_that_were(repository):
+    run = load(open_run(repository / "sample_traces" / "slow_rank"))
+    were = "not recorded in depth; 5-7, 30-32, 55-57 were."
+    assert notes_on_selection(run, Link(steps=((10, 20),))) == f"Steps 10-20 were {were}"
+    assert notes_on_selection(run, Link(steps=((8, 8),))) == f"Step 8 was {were}"
+    assert notes_on_selection(run, Link(steps=((7, 20),))) == ""
+
+
 def test_a_table_has_as_many_rows_as_a_browser_can_bear_and_says_how_many_it_leaves_out():
     body = table(["name", "count"], [[f"kernel {number}", number] for number in range(1000)]).children[1]
     assert len(body.children) == MAX_ROWS + 1

@@ -55,6 +55,15 @@ def test_a_name_of_which_only_some_spans_change_marks_nothing(tmp_path):
     assert changed_spans(graph, shortened(graph, "gemm", every=2)) is None
 
 
+def test_names_with_a_small_part_of_the_change_are_left_out(tmp_path):
+    graph = kernels(tmp_path, "gemm", "softmax", "copy")
+    duration = graph.nodes.duration.copy()
+    for name, saved in (("gemm", 0.9), ("softmax", 0.1), ("copy", 0.05)):
+        changed = graph.nodes.name == graph.names.index(name)
+        duration[changed] = (duration[changed] * (1 - saved)).astype(np.int64)
+    assert changed_spans(graph, graph.with_durations(duration)).find == "^(gemm)"
+
+
 def test_what_changes_no_span_or_adds_work_is_not_marked(loaded):
     graph = loaded.built.graph
     assert changed_spans(graph, graph) is None

@@ -74,7 +74,7 @@ def test_the_page_says_what_the_report_says_and_has_its_figures(tmp_path):
     assert parts.text.count(fault) == 1
     assert report.verdict not in parts.text  # which says the same
     assert report.gains[0].how() in parts.text
-    for name in ("Step time", "Where the mean step of each rank in deep windows goes", "Timeline"):
+    for name in ("Step time", "Where the usual step of each rank goes", "Timeline"):
         assert name in parts.text
     figures = [json.loads(script) for script in parts.scripts if script.startswith('{"data"')]
     assert len(figures) == 7

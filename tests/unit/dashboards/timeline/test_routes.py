@@ -208,6 +208,21 @@ def test_a_backward_operator_is_linked_with_the_operator_that_asked_for_it_alone
     }  # fmt: skip
 
 
+def test_what_is_around_a_span_is_not_what_it_waited_for(tmp_path):
+    run = TinyRun()
+    spans = (("outer", 0, 90), ("inner", 20, 60), ("next", 90, 99))
+    ids = [run.op(name, begin, end) for name, begin, end in spans]
+    run.step(0, 0, 100)
+    nested = load(run.write(tmp_path))
+    asked, deadline = make_app(nested).server.test_client(), time.monotonic() + 60
+    while _ask(asked, "lanes?replay=1").json["replay"]["state"] != "ready":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    inner, outer = (_ask(asked, f"span?rank=0&id={ident}").json["arrows"] for ident in (ids[1], ids[0]))
+    assert inner == []
+    assert [each["place"]["name"] for each in outer] == ["next"]
+
+
 def test_a_replay_that_ends_meanwhile_is_ready_only_with_its_lanes(loaded, monkeypatch):
     asked = []
 

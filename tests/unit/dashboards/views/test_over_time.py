@@ -16,6 +16,7 @@ from dpro.dashboards.app import make_app
 from dpro.dashboards.command import offered_runs
 from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.runs import OfferedRun
+from dpro.dashboards.theme import colour
 from dpro.dashboards.views import over_time
 from dpro.dashboards.views.over_time import VIEW, InBackground, judged_run, runs_figure, runs_info, timed_run
 from dpro.detect.findings import Finding
@@ -109,6 +110,10 @@ def test_the_picture_has_a_line_per_job_and_marks_the_run_shown(offers):
     assert job.marker.size[2] > job.marker.size[1]
     assert other.name.startswith("other.py --lr")
     assert "&lt;b&gt;1&lt;/b&gt;" in other.name
+    assert other.line.color == colour("soft", "light")  # colours and the legend are for jobs with several
+    legend = str(over_time._legend(runs_figure(runs, "order", "slower", "light")))
+    assert "train.py" in legend
+    assert "other.py" not in legend
 
 
 def test_what_fails_for_one_run_costs_the_others_nothing():

@@ -33,7 +33,7 @@ from dpro.schema import STEPS, conform
 from dpro.store import open_run
 from dpro.units import format_duration
 from dpro.verdict.verdict import explain
-from dpro.verdict.words import limit_of_run
+from dpro.verdict.words import limit_of_run, times
 from tests.builders import TinyRun, cpu_job
 
 
@@ -79,21 +79,48 @@ def test_steps_of_a_gpu_that_did_not_time_them_are_as_long_as_in_the_breakdown(t
     assert heat_info(loaded)["value_ms"].to_list() == parts["duration_ms"].to_list()
     assert "as in Breakdown" in str(VIEW.sections["verdict-run"](loaded, Link()))
     basis = str(BREAKDOWN.sections["breakdown-rank"](loaded, Link()))
-    said = "The usual step takes 303 us without recording's cost: the mean of steps 0-2 (3 of 3 recorded)."
-    assert said in basis
-    assert said in str(BREAKDOWN.sections["breakdown-rank"](loaded, parse_link("?steps=1")))
-
-
-def test_the_usual_step_of_a_job_is_that_of_its_last_rank_while_the_bars_are_of_each_rank(slow):
-    assert " ms until its last rank is done, without recording's cost: the mean of steps " in str(
-        BREAKDOWN.sections["breakdown-rank"](slow, Link())
-    )
+    assert "Steps 0-2 (3 of 3 recorded), without recording's cost, as in `dpro report`" in basis
 
 
 def test_advice_beside_what_was_found_does_not_send_the_reader_there(slow):
     heal = advice_info(slow, explain(slow)).filter(edit="heal:rank=1")
     assert heal["how"].to_list() == [""]
     assert "What was found, in Verdict" not in str(VIEW.sections["verdict-advice"](slow, Link()))
+
+
+def test_a_finding_links_to_its_spans_in_the_timeline_or_not_at_all(repository):
+    shown = {
+        name: str(
+            VIEW.sections["verdict-findings"](load(open_run(repository / "sample_traces" / name)), Link())
+        )
+        for name in ("slow_rank", "slow_input")
+    }
+    assert "view=timeline&find=%5E%28enumerate" in shown["slow_rank"]
+    assert "view=timeline" not in shown["slow_input"]
+
+
+def test_a_card_gives_the_interval_of_its_gain_once_as_the_terminal_does(slow):
+    (row, *_), cards = (
+        advice_info(slow, explain(slow)).to_dicts(),
+        VIEW.sections["verdict-advice"](slow, Link()),
+    )
+    interval = times(row["low"], row["high"])
+    texts = re.findall(r"Span\(children='([^']*)'|P\(children='([^']*)'", str(cards))
+    assert sum(interval in text for pair in texts for text in pair) == 1
+
+
+def test_the_picture_to_save_says_how_far_to_trust_it_and_the_copied_link_where_it_opens(slow):
+    short = str(VIEW.sections["verdict-short"](slow, Link()))
+    assert slow.trust.verdict.split(".")[0] in short
+    assert "for this browser, while dpro runs" in short
+
+
+def test_two_changes_together_are_a_link_to_their_prediction(repository):
+    loaded = load(open_run(repository / "sample_traces" / "h200_gpt"))
+    shown = str(VIEW.sections["verdict-advice"](loaded, Link()))
+    assert "1 and 2 together" in shown
+    assert "--edit" not in shown.partition("1 and 2 together")[2].partition(")]")[0]
+    assert "view=whatif&edit=cuda-graph%0Acompile" in shown
 
 
 def test_a_hang_is_stated_once_in_each_panel_and_no_trust_in_predictions_is_given(repository):
@@ -104,7 +131,7 @@ def test_a_hang_is_stated_once_in_each_panel_and_no_trust_in_predictions_is_give
     assert "The job hung at step 31" in short
     assert "Where its step goes is not known" not in short
     assert "The job hung at step 31" not in findings
-    assert findings.count("its GPU never started all_reduce #125") == 1
+    assert findings.count("a kernel on its GPU, launched before all_reduce #125, never ends") == 1
     assert "confidence 0.90 of 1." in trust
     assert "Predictions" not in trust
 

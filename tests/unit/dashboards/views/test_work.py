@@ -32,6 +32,7 @@ from dpro.dashboards.views.matrix import late_info
 from dpro.dashboards.views.verdict import VIEW as FIRST
 from dpro.dashboards.views.whatif import (
     VIEW,
+    between_in_words,
     change_info,
     code_change,
     curve_figure,
@@ -429,12 +430,36 @@ def test_a_card_marks_the_spans_it_names_and_says_what_is_likely(unusual):
 def test_a_job_that_hangs_shows_what_to_do_and_no_gain(repository):
     hung = load(open_run(repository / "sample_traces" / "h200_hang"))
     answer = str(VIEW.sections["whatif-answer"](hung, Link()))
-    assert "Do: see what the GPU of rank 1 still runs" in answer
+    assert "see what the GPU of rank 1 still runs" in answer
     for name in ("whatif-ranked", "whatif-limits"):
         with pytest.raises(Unanswerable, match="no change gains anything until the hang is fixed"):
             VIEW.sections[name](hung, Link())
     typed = str(VIEW.sections["whatif-answer"](hung, Link(options={"edit": "bucket:mb=100"})))
-    assert typed.index("Do: see what the GPU of rank 1 still runs") < typed.index("throughput")
+    assert typed.index("see what the GPU of rank 1 still runs") < typed.index("throughput")
+
+
+def test_an_edit_that_is_given_twice_counts_once():
+    twice = Link(options={"edit": "heal:rank=1\n\nheal:rank=1\nno-comm"})
+    assert list(map(str, edits_of(twice))) == ["heal:rank=1", "no-comm"]
+
+
+def test_an_interval_that_reaches_nothing_has_an_upper_end_alone():
+    assert between_in_words(0, 3e6) == "up to 3 ms"
+    assert between_in_words(2e6, 3e6) == "2 ms to 3 ms"
+
+
+def test_predictions_begin_with_how_far_to_trust_them(loaded):
+    for options in ({}, {"edit": "heal:rank=1"}):
+        assert loaded.trust.verdict in str(VIEW.sections["whatif-answer"](loaded, Link(options=options)))
+
+
+def test_a_replay_that_does_not_fit_predicts_nothing(loaded):
+    misfit = load(loaded.run)
+    built, trust = misfit.graph_and_trust
+    misfit.values["graph_and_trust"] = built, dataclasses.replace(trust, answerable=False, reasons=("cut",))
+    for name in ("whatif-answer", "whatif-ranked", "whatif-limits", "whatif-path"):
+        with pytest.raises(Unanswerable, match="the replay does not fit the trace: cut"):
+            VIEW.sections[name](misfit, Link())
 
 
 def test_what_changes_most_on_the_critical_path_is_what_was_edited(loaded):

@@ -99,7 +99,7 @@ def test_a_rank_that_never_starts_what_runs_on_its_peers_is_stuck_on_its_device(
     assert named(job) == [("hang.device", (2,))]
     (finding,) = job.findings()
     assert verdict_in_words(finding).startswith(
-        "rank 2: its GPU never started all_reduce #2: work launched before it does not end"
+        "rank 2: a kernel on its GPU, launched before all_reduce #2, never ends"
     )
     evidence = evidence_of(finding)
     assert "rank 2 launched the call below, but its kernel never started" in evidence

@@ -18,7 +18,7 @@ def test_the_last_call_of_a_rank_that_never_came_is_before_the_wait_for_it():
     group = 'of group "0-1-2"'
     assert events(job) == [
         ([2], f"makes its last call: all_reduce #1 {group}, finished"),
-        ([0, 1], f"wait in all_reduce #2 {group} (ranks 0-2) from now on"),
+        ([0, 1], f"call all_reduce #2 {group} (ranks 0-2), which never finishes"),
     ]
     times = story_info(job.case())["time_ns"]
     assert times[1] - times[0] == NS_PER_MS
@@ -32,14 +32,14 @@ def test_ranks_that_came_late_to_what_never_ends_are_said_to():
         job.call((1, 2), (1, 2), DONE)
     job.call((1,), ALL, OPEN)
     (wait,) = [what for ranks, what in events(job) if ranks == [0, 1]]
-    assert wait.endswith("from now on; the last of them 9 ms later")
+    assert wait.endswith("which never finishes; the last of them 9 ms later")
 
 
 def test_the_first_wait_is_listed_though_more_ranks_are_in_others():
     job = Job(7)
     for waiting in ((5,), (3, 4), (0, 1, 2)):
         job.call(waiting, (*waiting, 6), OPEN)
-    waits = [ranks for ranks, what in events(job) if "from now on" in what]
+    waits = [ranks for ranks, what in events(job) if "never finishes" in what]
     assert waits == [[5], [3, 4], [0, 1, 2]]
 
 

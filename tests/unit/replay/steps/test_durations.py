@@ -53,6 +53,15 @@ def test_typical_step_is_the_devices_where_it_timed_the_steps():
     )
 
 
+def test_steps_that_a_typical_step_leaves_out_are_counted_beside_those_it_is_of():
+    times = np.full(100, 50.0)
+    said = step_time_in_words(steps(times, np.full(100, -1.0), windows=(40, 41)))
+    document = step_time_document(steps(times, np.full(100, -1.0), windows=(40, 41)))
+    assert document.recorded == 100
+    assert document.steps < 98
+    assert f"({document.steps} of 100 steps, none in a deep window or right after one" in said
+
+
 def test_steps_that_the_device_did_not_time_are_left_out_where_it_timed_the_others():
     device = np.full(QUEUED.size, 50.0)
     device[[0, 30, 31, -1]] = -1

@@ -247,6 +247,20 @@ def test_a_faster_cpu_leaves_the_input_as_it_is_since_that_may_wait_for_a_disk(t
     assert curves["input"].step_ms[-1] < 50
 
 
+def test_kernels_that_fill_the_step_but_gain_nothing_are_not_known_to_be_no_limit(tmp_path):
+    run = TinyRun()
+    for step, begin in enumerate((0, 1000, 2000)):  # the host is busy all the time, perhaps with waiting
+        run.call(begin, begin + 10, step)
+        run.kernel("gemm", begin + 12, begin + 912, step)
+        run.op("spin", begin + 10, begin + 1000)
+        run.step(step, begin, begin + 1000)
+    curves = {curve.part: curve for curve in sensitivity(run.build(tmp_path / "r").graph)}
+    assert curves["kernels"].step_ms == []
+    assert curve_sentence(curves["kernels"]) == (
+        "the GPU's kernels: not known for this run: a host thread counts as busy all the time, but may wait"
+    )
+
+
 def test_run_without_a_whole_step_has_no_curves(tmp_path):
     run = TinyRun()
     run.op("work", 0, 100)
