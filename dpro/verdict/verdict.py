@@ -65,6 +65,7 @@ from dpro.verdict.advice import (
     record_more,
     record_steps,
     remedies_of,
+    within_limit,
     worth_after,
 )
 from dpro.verdict.facts import JobFacts, facts_of
@@ -239,6 +240,8 @@ def _by_replay(facts: JobFacts) -> Explanation:
     ranked = [*correct_numbers(facts.findings), *ranked]
     advice = first_of(ranked, record_steps(facts)) or record_code(facts)
     limit = _as_advised(facts, limit, advice) if limit else None
+    if limit is not None and limit.fits:
+        advice = within_limit(advice, limit.kind, limit.gain_high)
     together = best_together(facts, advice) if analysis.trust.answerable else None
     others = deep_and_usual(analysis.steps)
     if analysis.trust.answerable:
@@ -722,11 +725,13 @@ def cause_of(facts: JobFacts, limit: str) -> str:
     """Return what is behind a limit, in words; empty if the run does not show it."""
     if limit == HOST:
         still = facts.still
+        crowded_ns = sum(finding.cost_ns for finding in facts.findings if finding.cause == CROWDED)
+        free_ns = (1 - 1 / facts.gains_by_limit().get(HOST, 1.0)) * facts.step_ns
+        if crowded_ns > (0.0 if still else free_ns):  # FAULT has how long, as counted
+            return "threads of ranks wait for a CPU core"
         if still is None:
             return _launching(facts)
         ranks = len(facts.job.graph.ranks)
-        if any(finding.cause == CROWDED for finding in facts.findings):  # FAULT has how long, as counted
-            return "threads of ranks wait for a CPU core"
         return (
             f"threads of ranks wait for a CPU core {still.share:.0%} of the step, on average "
             f"{still.at_once:.0f} of {ranks} ranks at a time"
