@@ -592,7 +592,7 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     crowded = any(finding.cause == CROWDED for finding in facts.findings)
     prepared = _work_by_name(facts, before_input)
-    longest_name = prepared.sort("took_ns")["name"].last() if prepared.height else ""
+    longest_name = str(prepared.sort("took_ns")["name"].last() or "")
     if facts.first_call and longest_name == facts.first_call[0]:
         return  # later steps do not repeat a first call
     if re.search(_OF_MODULES, longest_name):
