@@ -280,11 +280,12 @@ def _by_replay(facts: JobFacts) -> Explanation:
 
 def _waiting_for_hosts(finding: Finding) -> str:
     """Return that ranks wait for their hosts, by the finding that says so: at most one does."""
-    several = "no rank stands out: all wait for their hosts"
-    who = several if len(finding.ranks) > 1 else "no part stands out: the rank waits for its host"
+    several = len(finding.ranks) > 1
     parts = [one.values for one in finding.observations if "what" in one.values]
     mostly = bool(parts) and float(parts[0]["waited_ns"]) >= finding.cost_ns / 2  # type: ignore[arg-type]
     where = f", most of it in {parts[0]['what']}" if mostly else ""
+    unnamed = "" if where and not several else f"no {'rank' if several else 'part'} stands out: "
+    who = f"{unnamed}{'all wait for their hosts' if several else 'the rank waits for its host'}"
     return f"{who}, {_cost_of_step(finding)}{where}"
 
 
