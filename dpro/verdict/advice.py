@@ -556,7 +556,9 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if launches.is_empty() or (by_graph.height and facts.kernels["count"].sum() > 4 * launches.height):
         return
     captured = best_of(facts, ["cuda-graph"])
-    if captured is not None and (captured.effect == "faster" or limit in (HOST, SYNCHRONISATION)):
+    surely = captured is not None and (captured.effect == "faster" or limit in (HOST, SYNCHRONISATION))
+    # Else, what CUDA graphs may gain is another thing than launching, if free launches gain next to nothing.
+    if captured is not None and (surely or best_of(facts, ["no-launch"]) is not None):
         count = launches.height / facts.rank_steps
         fused = " or a fused optimizer" if kind_of_job(facts.job.graph).trains is not False else ""
         yield by_edit(
