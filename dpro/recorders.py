@@ -15,6 +15,9 @@ SHAPES: Final = "--shapes"
 STACKS: Final = "--stacks"
 # Files of the recorder's own frames in the stacks of a job.
 RECORDER_FRAMES = r"^(dpro/)?(collectors|extensions/\w+)/inside/"
+OF_LIBRARIES = (  # names of Python functions, in the spans of traces, that are not the job's own
+    RECORDER_FRAMES + r"|(^|/)(torch|torch_xla|threading\.py|contextlib\.py|functools\.py)\b|^<|^nn\.Module"
+)
 
 _OF_TORCH = {  # option of `dpro record` -> argument of torch.profiler.profile
     MEMORY: "profile_memory=True",

@@ -22,6 +22,8 @@ from dpro.selection import ALL, Selection
 from dpro.units import format_ms, ms, signed_ms
 from dpro.words import counted
 
+UNLIKE = "these are different jobs"  # how the doubt begins that comes before all figures
+
 
 def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> DifferenceDocument:
     """Compare two runs.
@@ -42,7 +44,7 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
     first_doubts = [f"{name}: {run.end.sentence}" for name, run in (("A", a), ("B", b)) if run.end.early]
     kinds = [_kind_in_words(run) for run in (a, b)]
     if kinds[0] != kinds[1]:
-        first_doubts.append(f"these are different jobs: {kinds[0]}, and {kinds[1]}")
+        first_doubts.append(f"{UNLIKE}: {kinds[0]}, and {kinds[1]}")
     if measured and measured.is_clear and measured.change * document.delta_ms < 0:
         first_doubts.append(
             "steps in deep windows changed the other way: the rows do not explain the other steps"

@@ -328,7 +328,9 @@ def legend(mean: MeanStep) -> list[str]:
 def facts_of(mean: MeanStep) -> list[tuple[str, str]]:
     """Return GPU busy share, MFU and throughput as names and values."""
     rows = (
-        [] if mean.gpu_busy is None else [("GPU busy", f"{mean.gpu_busy:.0%} (computing or communicating)")]
+        []
+        if mean.gpu_busy is None
+        else [("GPU busy", f"{mean.gpu_busy:.0%} (computing, communicating or copying)")]
     )
     if mean.mfu is not None:
         peak = f"{mean.mfu.peak_tflops:,.0f} TFLOP/s dense {mean.mfu.dtype}, {mean.mfu.gpu}"

@@ -56,7 +56,7 @@ def mean_share(shares: Sequence[tuple[RecordingShare | None, float]]) -> Recordi
 
 
 def recording_in_words(cost: RecordingShare, num_windows: int = 0, window_ms: float = 0.0) -> str:
-    """Return `0.61% of the time: 0.25% at the ends of steps, 0.36% by 7 deep windows that cost 10.6 ms each`.
+    """Return `0.6% of the time in steps: 0.2% at the ends of steps, 0.4% by 7 deep windows that cost 9 ms`.
 
     Args:
         num_windows: number of deep windows; 0 to leave it out.
@@ -66,7 +66,7 @@ def recording_in_words(cost: RecordingShare, num_windows: int = 0, window_ms: fl
     windows = f", {cost.windows:.2%} by {deep}" if cost.windows else ""
     spent = cost.budget is not None and cost.at_ends >= cost.budget
     why = f"; that used up the budget ({cost.budget:.1%}), so no more windows followed" if spent else ""
-    return f"{cost.share:.2%} of the time: {cost.at_ends:.2%} at the ends of steps{windows}{why}"
+    return f"{cost.share:.2%} of the time in steps: {cost.at_ends:.2%} at the ends of steps{windows}{why}"
 
 
 def windows_in_words(num_windows: int, window_ms: float, verb: str = "cost") -> str:

@@ -160,7 +160,7 @@ def copied_in_words(share: float, figures: Sequence[Criterion]) -> str:
         figures: those of trust, one of which is the lower bound: a few starts are no certain share.
     """
     least = next((figure.value for figure in figures if figure.name == COPIED), None)
-    return f"{share:.1%}" if least is None else f"{share:.1%}, at least {least:.3g}% ({SURE:.0%} confidence)"
+    return f"{share:.1%}" if not least else f"{share:.1%}, at least {least:.3g}% ({SURE:.0%} confidence)"
 
 
 def trust_info(trust: Trust) -> list[tuple[str, str]]:

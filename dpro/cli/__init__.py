@@ -152,11 +152,14 @@ class LazyGroup(click.Group):
                 formatter.write_dl(rows)
 
 
+TYPO = 0.7  # least similarity of a word and the name that was probably meant
+
+
 def _nearest(word: str, names: Iterable[str]) -> list[str]:
     """Return the name that is closest to a word; none if no name is close."""
     from difflib import get_close_matches
 
-    return get_close_matches(word, list(names), n=1)
+    return get_close_matches(word, list(names), n=1, cutoff=TYPO)
 
 
 def _is_path(word: str) -> bool:
@@ -202,7 +205,10 @@ def main() -> None:
         if isinstance(error, click.NoSuchOption):
             near = _nearest(error.option_name, error.possibilities or ())
             error = click.NoSuchOption(error.option_name, error.message, near, error.ctx)
-        asked = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "dpro"
+        # Without an argument of an option, click does not say of which command.
+        asked = " ".join(["dpro", *(name for name in sys.argv[1:2] if name in all_commands())])
+        if isinstance(error, click.UsageError) and error.ctx:
+            asked = error.ctx.command_path
         message = shortened(error.format_message().removesuffix("."), MAX_MESSAGE)
         fail(UsageError(f"{message} (see `{asked} --help`)"))
     except (DproError, InternalError) as error:

@@ -157,8 +157,7 @@ def _nothing_found(diagnosis: Diagnosis, limits: str) -> str:
     if diagnosis.end.early:
         return "No slow rank or component found before that."
     where = "" if diagnosis.basis == REPLAY else " in its steps and calls"
-    healthy = f"{limits}." if limits else f"No slow rank or component found{where}."
-    return f"{healthy} `dpro RUN` shows what would help."
+    return f"{limits}." if limits else f"No slow rank or component found{where}."
 
 
 def _print_slowdown(slowdown: Slowdown) -> None:

@@ -111,15 +111,22 @@ def _is_too_long(document: DifferenceDocument, fail_on: float | None) -> bool:
 
 def _summary_lines(document: DifferenceDocument) -> list[str]:
     """Return the lines above the contributions: how the commands differ, and how the change was measured."""
-    from dpro.analysis.comparison import how_known
+    from dpro.analysis.comparison import UNLIKE, how_known
 
+    unlike = [doubt for doubt in document.doubts if doubt.startswith(UNLIKE)]
     said = how_known(document)
     if said and _rows_of(document):
         said[-1] += ", of which"
     elif document.delta_ms and not _rows_of(document):
         rest = f"; {signed_ms(document.unexplained_ms)} is not explained" if document.unexplained_ms else ""
         said.append(f"no kind of work changed by {MIN_SHARE:.1%} of the step or more{rest}")
-    return [*filter(None, [document.commands]), *said]
+    return [*unlike, *filter(None, [document.commands]), *said]
+
+
+def _doubts_below(document: DifferenceDocument) -> list[str]:
+    """Return the doubts that the lines above the contributions do not have."""
+    above = _summary_lines(document)
+    return [doubt for doubt in document.doubts if doubt not in above]
 
 
 def _in_markdown(document: DifferenceDocument, fail_on: float | None) -> str:
@@ -139,7 +146,7 @@ def _in_markdown(document: DifferenceDocument, fail_on: float | None) -> str:
         for delta_ms, of_a, of_b, kind, name in rows:
             named = f"{kind} `{name.replace('|', '/').replace('`', '')}`" if name else kind
             lines.append(f"| {signed_ms(delta_ms)} | {of_a} | {of_b} | {named} |")
-    return "\n".join([*lines, *(f"- {doubt}" for doubt in document.doubts)])
+    return "\n".join([*lines, *(f"- {doubt}" for doubt in _doubts_below(document))])
 
 
 def _rows_of(document: DifferenceDocument) -> list[tuple[float, str, str, str, str]]:
@@ -181,7 +188,7 @@ def _print(document: DifferenceDocument) -> None:
     ]
     if len(by_rank) > 1 and ranks:
         out.print(f"each rank alone: {', '.join(ranks)}")
-    for doubt in document.doubts:
+    for doubt in _doubts_below(document):
         out.print(f"  - {doubt}")
 
 

@@ -195,7 +195,7 @@ def _print_path(path: Sequence[PathPart]) -> None:
     total, out = math.fsum(row.ms for row in path), console()
     table = Table(
         "rank", "kind", "ms", "share", "name",
-        title="Critical path", title_justify="left", box=None, pad_edge=False,
+        title="Critical path, over all these steps", title_justify="left", box=None, pad_edge=False,
     )  # fmt: skip
     for row in path[:PATH_ROWS]:
         share = row.ms / total if total else 0.0

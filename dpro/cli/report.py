@@ -137,7 +137,7 @@ def report(
 
     \b
     With GPUs, as seen from the GPU, over all streams:
-      compute       kernels, copies and fills other than communication
+      compute       kernels and fills other than communication
       transfer      exposed communication after all members arrived
       waiting       exposed communication before all members arrived
       overlapped    communication during compute (part of compute)

@@ -380,7 +380,7 @@ def _print(
     shown = sorted(
         [*advised, *changes, *bounds], key=lambda row: _place_of(row, document.answerable, advised)
     )
-    _print_blocks(shown, document.answerable, advised)
+    _print_blocks(shown, document.answerable, advised, AS_EXPLAINED if listed.asked else None)
     left = len(others) - len(worth) + len(document.little)
     if left and listed.changes:
         out.print(f"{left} more would change little or nothing (--json has them)")
@@ -458,12 +458,21 @@ def _place_of(row: Prediction, answerable: bool, advised: Sequence[Prediction]) 
     return list(HEADINGS).index(group), bool(row.training) and row.is_advice, -row.speedup
 
 
-def _print_blocks(shown: Sequence[Prediction], answerable: bool, advised: Sequence[Prediction]) -> None:
+AS_EXPLAINED = "Advised by `dpro explain`"
+
+
+def _print_blocks(
+    shown: Sequence[Prediction],
+    answerable: bool,
+    advised: Sequence[Prediction],
+    as_advised: str | None = None,
+) -> None:
     """Print predictions in blocks by certainty, in the given order.
 
     Args:
         answerable: whether the replay fits; without that, no effect is certain.
         advised: predictions of what TRY advises.
+        as_advised: heading of these where TRY is not on the screen; else None.
     """
     from itertools import groupby
 
@@ -472,7 +481,7 @@ def _print_blocks(shown: Sequence[Prediction], answerable: bool, advised: Sequen
     out = console()
     if shown:
         out.print("Throughput (samples per second) and the step:")
-    headings = list(HEADINGS.values())
+    headings = list((HEADINGS | ({"advised": as_advised} if as_advised else {})).values())
     for (place, alters), rows in groupby(shown, lambda row: _place_of(row, answerable, advised)[:2]):
         out.print(f"{headings[place]}{', by changing the training' if alters else ''}:")
         for row in list(rows)[:ROWS]:
@@ -500,7 +509,7 @@ def how_in_words(shown: Sequence[Prediction], tries: Sequence[Advice], explained
     how = first.how()
     if advice is not None and not first.is_advice:
         how = f"{advice.do} (assumes that {advice.assumes})"
-    label = "How to do TRY 1" if of_try else "How to make the first change"
+    label = "How to do TRY 1" if of_try else f"How to make the {'first ' * (len(shown) > 1)}change"
     return [*(f"  - {note}" for note in (*first.notes, *first.training)), f"{label}: {how}"]
 
 

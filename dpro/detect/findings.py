@@ -49,7 +49,7 @@ class CodeLocation(DocumentPart, frozen=True):
 
     Attributes:
         name: of a function, an operator, a kernel or a range.
-        file: of a Python function; empty where that is not known.
+        file: of a Python function, or of the job's own one that calls it; empty where that is not known.
         line: in the file; 0 where that is not known.
     """
 
@@ -67,7 +67,7 @@ class CodeLocation(DocumentPart, frozen=True):
     def in_words(self) -> str:
         """A function with file name and line; other names shortened, with numbers of layers as `*`."""
         if self.file:
-            line = f"{self.file.rpartition('/')[2]}:{self.line}"
+            line = self.file.rpartition("/")[2] + (f":{self.line}" if self.line else "")
             return line if self.name == "<module>" else f"{self.name} ({line})"
         return shortened(re.sub(r"\.\d+\b", ".*", short_name(self.name)).strip("# "), _LONGEST_NAME)
 

@@ -181,8 +181,11 @@ class OpenFindings:
 
     def ranks(self, source: str) -> set[int]:
         """Return the ranks that one detector's open findings name."""
-        findings = [item.finding for (detector, _), item in self._open.items() if detector == source]
-        return ranks_of(finding for finding in findings if not finding.of_job)
+        return ranks_of(finding for finding in self.held_by(source) if not finding.of_job)
+
+    def held_by(self, source: str) -> list[Finding]:
+        """Return one detector's open findings."""
+        return [item.finding for (detector, _), item in self._open.items() if detector == source]
 
     def observe(
         self, source: str, findings: Iterable[Finding], step: int, patience: int, why: str

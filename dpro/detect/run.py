@@ -38,6 +38,7 @@ from dpro.detect.pauses import EMPTY_QUEUE
 from dpro.detect.pipeline_slowdown import diagnose_operations
 from dpro.detect.regression import find_regression
 from dpro.detect.stragglers.causes import INPUT_PIPELINE, WAITING_CODE
+from dpro.detect.stragglers.code import with_code
 from dpro.detect.stragglers.from_calls import (
     NEGLIGIBLE,
     find_jitter,
@@ -361,10 +362,11 @@ def _with_gpus(context: Context, findings: list[Finding]) -> list[Finding]:
 
 
 def _with_phases(context: Context, findings: list[Finding]) -> list[Finding]:
-    """Add to findings of late ranks the part of the step in which they take longer."""
+    """Add to findings of late ranks the part of the step, and the code, in which they take longer."""
     passes, collectives = context.run.table(PASSES), context.tables.collectives
     ahead = context.ahead.ranks
-    return with_phases(findings, passes, context.steps, collectives, on_gpus=context.on_gpus, ahead=ahead)
+    placed = with_phases(findings, passes, context.steps, collectives, on_gpus=context.on_gpus, ahead=ahead)
+    return with_code(placed, context.at_equal_work) if Need.GRAPH in context.has else placed
 
 
 def _with_losses(context: Context, findings: list[Finding]) -> list[Finding]:

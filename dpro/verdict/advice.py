@@ -165,9 +165,23 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
     first, worth = _FIRST.get(limit, ()), _worth_doing(wanted)
     if not worth:  # as where hosts are recorded in part, and seem to work while they wait
         worth = [_without_gain(advice) for advice in wanted if advice.kind in first]
-    best = sorted(worth, key=lambda advice: (advice.kind not in first, -_merit(advice)))
+    best = sorted(worth, key=lambda advice: (_may_lose(advice), advice.kind not in first, -_merit(advice)))
     cores = [advice for advice in best if advice.kind == "cores"]
     return [advice for advice in best if advice not in cores[1:]]  # all of it asks for the same
+
+
+def within_limit(advice: Sequence[Advice], limit: str, most: float) -> list[Advice]:
+    """Return advice in which cores for the ranks gain no more than a host that takes no time.
+
+    Args:
+        most: largest gain without the limit.
+    """
+    return [
+        replace(one, gain_low=min(one.gain_low or 1.0, most), gain_high=min(one.gain_high, most))
+        if limit == HOST and one.kind == "cores" and one.gain_high is not None
+        else one
+        for one in advice
+    ]
 
 
 def _without_gain(advice: Advice) -> Advice:
@@ -279,6 +293,11 @@ def middle_of(advice: Advice) -> float:
     if advice.gain_low is None or advice.gain_high is None:
         return math.inf
     return math.sqrt(min(advice.gain_low, MAX_GAIN) * min(advice.gain_high, MAX_GAIN))
+
+
+def _may_lose(advice: Advice) -> bool:
+    """Return whether a step may become longer by it, as shown: such advice comes last."""
+    return advice.gain_low is not None and round(advice.gain_low, 2) < 1
 
 
 def _merit(advice: Advice) -> float:
@@ -462,15 +481,12 @@ def _crowded_hosts(facts: JobFacts, limit: str) -> Iterator[Advice]:
             left_ns = max(facts.step_ns - finding.cost_ns, 1.0)
             gain = max(facts.step_ns / left_ns, 1.0)
             shared = finding.component_id in facts.analysis.shared_hosts
-            do = (
-                "more cores, or fewer other processes or threads,"
-                if shared
-                else "fewer threads, or more cores,"
+            wait = (
+                f"ranks on {finding.component_id} wait {format_duration(finding.cost_ns)} a step for a core"
             )
             yield Advice(
                 "cores",
-                f"{do} on {finding.component}: ranks wait {format_duration(finding.cost_ns)} a step "
-                "for a core",
+                f"{finding.remedy}: {wait}",
                 1.0 if shared else partly(gain, 0.5),
                 gain,
                 "a setting",
@@ -540,12 +556,15 @@ def _launches(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if launches.is_empty() or (by_graph.height and facts.kernels["count"].sum() > 4 * launches.height):
         return
     captured = best_of(facts, ["cuda-graph"])
-    if captured is not None:
+    surely = captured is not None and (captured.effect == "faster" or limit in (HOST, SYNCHRONISATION))
+    # Else, what CUDA graphs may gain is another thing than launching, if free launches gain next to nothing.
+    if captured is not None and (surely or best_of(facts, ["no-launch"]) is not None):
         count = launches.height / facts.rank_steps
+        fused = " or a fused optimizer" if kind_of_job(facts.job.graph).trains is not False else ""
         yield by_edit(
             "launch",
-            'reduce launch overhead with CUDA graphs (torch.compile(mode="reduce-overhead")) or a fused '
-            f"optimizer: {count:,.0f} launches a step and rank{place_of(launches, facts.spans)}",
+            f'reduce launch overhead with CUDA graphs (torch.compile(mode="reduce-overhead")){fused}: '
+            f"{count:,.0f} launches a step and rank{place_of(launches, facts.spans)}",
             captured,
             "shapes are static, and nothing in the captured part waits for the GPU",
         )
@@ -575,8 +594,11 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return
     crowded = any(finding.cause == CROWDED for finding in facts.findings)
     prepared = _work_by_name(facts, before_input)
-    if facts.first_call and prepared.sort("took_ns")["name"].last() == facts.first_call[0]:
+    longest_name = str(prepared.sort("took_ns")["name"].last() or "")
+    if facts.first_call and longest_name == facts.first_call[0]:
         return  # later steps do not repeat a first call
+    if re.search(_OF_MODULES, longest_name):
+        return  # the model itself works before its first launch
     or_on_gpu = "" if facts.computes_on_hosts else " or on the GPU"
     in_workers = prepared["name"].str.contains("_MultiProcessingDataLoaderIter").any()
     if crowded:
@@ -585,7 +607,7 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
         how = "more DataLoader workers (num_workers), or less work per sample"
     else:
         how = f"prepare the input beside the step{or_on_gpu}"
-    longest = _longest_names(prepared, facts.rank_steps)
+    longest = _longest_names(prepared.filter(~pl.col("name").str.contains(_OF_MODULES)), facts.rank_steps)
     loading = None if crowded else best_of(facts, facts.candidates("workers"))
     is_hidden = _hides_input(facts, gain)
     if loading is not None:
@@ -604,6 +626,9 @@ def _input(facts: JobFacts, limit: str) -> Iterator[Advice]:
         if crowded
         else "there are free cores for it, and the source can keep up",
     )
+
+
+_OF_MODULES = r"\): (_call_impl|_wrapped_call_impl|forward)$|^nn\.Module"  # the model's calls, in stacks
 
 
 def _hides_input(facts: JobFacts, gain: float) -> bool:
@@ -951,15 +976,23 @@ def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
         )
 
 
+# Kernels of libraries, which a job uses or replaces, but cannot tune.
+_OF_A_LIBRARY = re.compile(
+    r"(?i)\bat::|at_cuda_detail|cutlass|cublas|cudnn|\bcub::|thrust::|nvjet|xmma|gemv(2|N|NSP)|split_?k"
+    r"|^(maxwell|pascal|volta|turing|ampere|hopper|sm\d+)_|flash_(fwd|bwd)|\bflash::|fmha|nccl|rccl"
+    r"|Cijk_|miopen|convertTensor_kernel|n[ch]?hwTo|magma|fbgemm|transformer_engine|cufft|regular_fft"
+)
+
+
 def _dominant_kernel(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Where compute limits, tune the kernel that takes most of the time, or choose those of convolutions."""
+    """Where compute limits, tune the job's kernel that takes most of it, or choose those of convolutions."""
     if limit != COMPUTE or facts.computing_kernels.is_empty():
         return
     of_short = facts.computing_kernels.with_columns(short=pl.col("name").replace_strict(facts.short_names))
     totals = of_short.group_by("short").agg("name", pl.col("total_ns").sum())
     short, names, _ = totals.sort("total_ns", "short", descending=[True, False]).row(0)
     share = facts.share_of(names)
-    if share >= 0.15:
+    if share >= 0.15 and not any(map(_OF_A_LIBRARY.search, names)):
         yield Advice(
             "tune-kernel",
             f"tune {short}: {share:.0%} of compute",

@@ -26,7 +26,7 @@ from dpro.arrays import Bools, Floats
 from dpro.classify import COMMUNICATION, classify
 from dpro.detect.findings import CodeLocation, Finding
 from dpro.errors import DproError
-from dpro.recorders import RECORDER_FRAMES
+from dpro.recorders import OF_LIBRARIES
 from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.first_calls import first_calls
@@ -69,9 +69,6 @@ MOSTLY = 0.4  # of the stalls: a name with a larger share is itself the cause
 SLOW_SHARE = 0.4  # least share of the step in which the host prepares launches of one kernel
 PLACED = 0.2  # of some calls: a code location with a larger share is named
 
-_LIBRARIES = (
-    RECORDER_FRAMES + r"|(^|/)(torch|torch_xla|threading\.py|contextlib\.py|functools\.py)\b|^<|^nn\.Module"
-)
 _NOT_OF_JOB = r"^(ProfilerStep|dpro::|nccl:|gloo:|DistributedDataParallel\.)"
 
 
@@ -538,7 +535,7 @@ def place_of(calls: pl.DataFrame, spans: pl.DataFrame) -> str:
         spans: with Python functions, if they were recorded, and ranges that the job names.
     """
     code = spans.filter(
-        ((pl.col("kind") == "python") & ~pl.col("name").str.contains(_LIBRARIES))
+        ((pl.col("kind") == "python") & ~pl.col("name").str.contains(OF_LIBRARIES))
         | ((pl.col("kind") == "annotation") & ~pl.col("name").str.contains(_NOT_OF_JOB))
     )
     around = innermost(code, calls)

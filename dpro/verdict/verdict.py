@@ -67,6 +67,7 @@ from dpro.verdict.advice import (
     record_more,
     record_steps,
     remedies_of,
+    within_limit,
     worth_after,
 )
 from dpro.verdict.facts import JobFacts, facts_of
@@ -241,6 +242,8 @@ def _by_replay(facts: JobFacts) -> Explanation:
     ranked = [*correct_numbers(facts.findings), *ranked]
     advice = first_of(ranked, record_steps(facts)) or record_code(facts)
     limit = _as_advised(facts, limit, advice) if limit else None
+    if limit is not None and limit.fits:
+        advice = within_limit(advice, limit.kind, limit.gain_high)
     together = best_together(facts, advice) if analysis.trust.answerable else None
     both = deep_and_usual(analysis.steps)
     if analysis.trust.answerable:
@@ -280,11 +283,12 @@ def _by_replay(facts: JobFacts) -> Explanation:
 
 def _waiting_for_hosts(finding: Finding) -> str:
     """Return that ranks wait for their hosts, by the finding that says so: at most one does."""
-    several = "no rank stands out: all wait for their hosts"
-    who = several if len(finding.ranks) > 1 else "no part stands out: the rank waits for its host"
+    several = len(finding.ranks) > 1
     parts = [one.values for one in finding.observations if "what" in one.values]
     mostly = bool(parts) and float(parts[0]["waited_ns"]) >= finding.cost_ns / 2  # type: ignore[arg-type]
     where = f", most of it in {parts[0]['what']}" if mostly else ""
+    unnamed = "" if where and not several else f"no {'rank' if several else 'part'} stands out: "
+    who = f"{unnamed}{'all wait for their hosts' if several else 'the rank waits for its host'}"
     return f"{who}, {_cost_of_step(finding)}{where}"
 
 
@@ -732,11 +736,13 @@ def cause_of(facts: JobFacts, limit: str) -> str:
     """Return what is behind a limit, in words; empty if the run does not show it."""
     if limit == HOST:
         still = facts.still
+        crowded_ns = sum(finding.cost_ns for finding in facts.findings if finding.cause == CROWDED)
+        free_ns = (1 - 1 / facts.gains_by_limit().get(HOST, 1.0)) * facts.step_ns
+        if crowded_ns > (0.0 if still else free_ns):  # FAULT has how long, as counted
+            return "threads of ranks wait for a CPU core"
         if still is None:
             return _launching(facts)
         ranks = len(facts.job.graph.ranks)
-        if any(finding.cause == CROWDED for finding in facts.findings):  # FAULT has how long, as counted
-            return "threads of ranks wait for a CPU core"
         return (
             f"threads of ranks wait for a CPU core {still.share:.0%} of the step, on average "
             f"{still.at_once:.0f} of {ranks} ranks at a time"

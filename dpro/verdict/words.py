@@ -66,17 +66,28 @@ def lines_of(verdict: Explanation) -> list[str]:
     """Return the verdict in lines, at most a screen of them."""
     parts = shares_of(verdict)
     half = -(-len(parts) // (2 if len(" | ".join(parts)) > WIDTH else 1))
-    lines = textwrap.wrap(
-        verdict.job, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+    lines = _wrapped(verdict.job, "", "  ")
     lines += [" | ".join(part) for part in (parts[:half], parts[half:]) if part]
     for label, text in paragraphs_of(verdict):
         indent = 2 if label in (TRY, THEN, "") else 0
-        lines += textwrap.wrap(
-            text, WIDTH, initial_indent=label.ljust(MARGIN), subsequent_indent=" " * (MARGIN + indent),
-            break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
+        lines += _wrapped(text, label.ljust(MARGIN), " " * (MARGIN + indent))
     return lines
+
+
+_QUANTITY = re.compile(r"(?<=\d) (?=([num]?s|min|h|[kMGT]?B)\b)")  # the space between a number and its unit
+
+
+def _wrapped(text: str, first: str, indent: str) -> list[str]:
+    """Return a text in lines, which do not begin with a unit.
+
+    Args:
+        first: what the first line begins with; the others begin with `indent`.
+    """
+    lines = textwrap.wrap(
+        _QUANTITY.sub("\N{NO-BREAK SPACE}", text), WIDTH, initial_indent=first, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def shares_of(verdict: Explanation) -> list[str]:

@@ -30,15 +30,14 @@ MIN_SHARE = 0.1  # least wait for a core: of the steps of each rank, and of near
 WINDOWS = (40, 20, 10)  # numbers of latest steps, tried in turn: crowding may have begun while the job ran
 MAX_SHARED = 0.75  # of the cores: if a waiting job uses less, other processes use the remainder
 MIN_RANKS = 2  # per host: a single rank that waits cannot be distinguished from its host
-MIN_ALONE = 0.5  # of its steps: above this, a job of one rank starves, whatever its host does
+MIN_ALONE = 0.5  # of its steps: above this, a job of one rank starves, though its host does not seem crowded
 TIMES_AS_LONG = 1.6  # as any other rank of the host: a rank that waits this much longer has its own reason
 CONTENTION = HOST_CAUSES["step_run_queue_ns"][0]
 CAUSE = "more threads than cores"
 NO_RANK = observe("no-rank-at-fault", "this delays all ranks of the host")
-FEWER_THREADS = (
-    "start fewer threads per rank (OMP_NUM_THREADS, DataLoader workers), or give the job more cores (the CPU "
-    "limit of its cgroup; what else runs on the host)"
-)
+FEWER_THREADS = "start fewer threads per rank (OMP_NUM_THREADS)"
+FEWER_PROCESSES = "run fewer processes beside the ranks (DataLoader workers, other jobs)"
+MORE_CORES = "give the job more cores"
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class Crowd:
         steady: share of these steps in which its ranks wait for long.
         least_ns, most_ns: mean wait per step of the ranks that wait least and most.
         cores: mean number of cores that the ranks' processes compute on; NaN where that was not counted.
+        beside: of these, those that other threads than the training ones compute on.
     """
 
     host: str
@@ -59,6 +59,12 @@ class Crowd:
     most_ns: float
     step_ns: float
     cores: float
+    beside: float
+
+    @property
+    def by_threads(self) -> bool:
+        """Whether the ranks' other threads compute for a large part of what the training threads wait."""
+        return self.beside >= EXPLAINED * len(self.ranks) * self.least_ns / self.step_ns
 
 
 def crowds_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame) -> list[Crowd]:
@@ -71,7 +77,10 @@ def crowds_of(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFrame
     alone = workers.filter(pl.col("host") != "")["rank"].n_unique() == 1
     crowded = []
     for (host,), rows in facts.group_by("host", maintain_order=True):
-        crowds = (_crowd(str(host), rows, size, MIN_ALONE if alone else MIN_SHARE) for size in WINDOWS)
+        sampled = counters.filter(pl.col("host") == host)
+        is_full = _typical(sampled, "runnable_threads") > _typical(sampled, "cpus") > 0
+        least, fewest = (MIN_SHARE, MIN_RANKS) if not alone else (MIN_SHARE if is_full else MIN_ALONE, 1)
+        crowds = (_crowd(str(host), rows, size, least, fewest) for size in WINDOWS)
         crowd = next((candidate for candidate in crowds if candidate is not None), None)
         crowded += [crowd] if crowd is not None else []
     return crowded
@@ -102,15 +111,15 @@ def shared_hosts(steps: pl.DataFrame, counters: pl.DataFrame, workers: pl.DataFr
     return [host for host, _, used in hosts.iter_rows() if others_use(host, used, counters)]
 
 
-def _crowd(host: str, facts: pl.DataFrame, size: int, least: float) -> Crowd | None:
+def _crowd(host: str, facts: pl.DataFrame, size: int, least: float, fewest: int) -> Crowd | None:
     """Return the crowd of a host; None unless each rank waits for long, and all do in most steps.
 
     Args:
         facts: of its ranks' steps, as from `host_facts`.
-        least: share of the steps above which a wait is long; larger than `MIN_SHARE` for a single rank.
+        least: share of the steps above which a wait is long.
+        fewest: least number of ranks with samples that make a step count.
     """
     ranks = tuple(sorted(facts["rank"].unique().to_list()))
-    fewest = MIN_RANKS if least == MIN_SHARE else 1
     seen = facts.filter(pl.len().over("step") >= max(len(ranks) / 2, fewest))  # samples may be missing
     steps = seen["step"].unique().sort().tail(size)
     latest = seen.filter(pl.col("step").is_in(steps.to_list()))
@@ -123,9 +132,13 @@ def _crowd(host: str, facts: pl.DataFrame, size: int, least: float) -> Crowd | N
     if steady < PERSISTENT or per_rank["share"].to_numpy().min() < least:
         return None
     waits = per_rank["run_queue_ns"].to_numpy()
-    cores = latest.select((pl.col("cpu_ns") / duration).mean().fill_null(np.nan)).item() * len(ranks)
+    beside = pl.col("cpu_ns") - pl.col("training_thread_cpu_ns")
+    cores, threads = (
+        latest.select((used_ns / duration).mean().fill_null(np.nan)).item() * len(ranks)
+        for used_ns in (pl.col("cpu_ns"), beside)
+    )
     step = float(latest["duration_ns"].to_numpy().mean())
-    return Crowd(host, ranks, size, steady, float(waits.min()), float(waits.max()), step, cores)
+    return Crowd(host, ranks, size, steady, float(waits.min()), float(waits.max()), step, cores, threads)
 
 
 def find_crowded_hosts(crowds: Iterable[Crowd], counters: pl.DataFrame) -> list[Finding]:
@@ -135,20 +148,28 @@ def find_crowded_hosts(crowds: Iterable[Crowd], counters: pl.DataFrame) -> list[
         waits = name_range(crowd.least_ns, crowd.most_ns)
         no_core = observe(
             "no-core",
-            f"the training threads of its {len(crowd.ranks)} ranks wait for a CPU core for {waits} "
-            "of a step of {step_ns}, in {steady_share} of the latest {steps} steps",
+            f"{_training_threads(crowd)} for a CPU core for {waits} of a step of {{step_ns}}, in "
+            "{steady_share} of the latest {steps} steps",
             ranks=crowd.ranks, least_ns=crowd.least_ns, most_ns=crowd.most_ns, step_ns=crowd.step_ns,
             steady_share=crowd.steady, steps=crowd.steps,
         )  # fmt: skip
         cores = _observe_cores(counters.filter(pl.col("host") == crowd.host), crowd)
+        shared = others_use(crowd.host, crowd.cores, counters)
+        fewer = [FEWER_THREADS] * (crowd.by_threads or not shared) + [FEWER_PROCESSES] * shared
+        remedy = f"{', '.join(fewer)}, or {MORE_CORES}"
         share = round(crowd.least_ns / crowd.step_ns, 4)
         findings.append(
             Finding(
                 "slow.host", "host", crowd.host, crowd.ranks, share, round(crowd.steady, 3), crowd.least_ns,
-                (no_core, *cores, NO_RANK), CAUSE, remedy=FEWER_THREADS,
+                (no_core, *cores, NO_RANK), CAUSE, remedy=remedy,
             )
         )  # fmt: skip
     return findings
+
+
+def _training_threads(crowd: Crowd) -> str:
+    many = len(crowd.ranks)
+    return f"the training threads of its {many} ranks wait" if many > 1 else "the training thread waits"
 
 
 def others_use(host: str, used: float, counters: pl.DataFrame) -> bool:
@@ -179,6 +200,10 @@ def _observe_cores(counters: pl.DataFrame, crowd: Crowd) -> Iterator[Observation
         sentence = "the ranks' processes compute on {used_cores:.1f} of {cores:.0f} cores"
         used = observe("used-cores", sentence, used_cores=crowd.cores, cores=cores)
         shared = others_use(crowd.host, crowd.cores, counters)
+        if crowd.by_threads:
+            used = used.then(
+                ", {beside_cores:.1f} of it in threads beside the training ones", beside_cores=crowd.beside
+            )
         yield used.then(": other processes use the rest") if shared else used
     if 0 < limit < cores:
         yield observe("limit-of-job", "the job's cgroup may use {limit_cores:g} of them", limit_cores=limit)

@@ -34,6 +34,7 @@ OUTSIDE_OPERATORS, KERNELS = "host code outside any operator", "kernels"
 CAUSES = (
     "", OPERATORS, HOST_OPERATORS, RUNTIME_CALLS, OUTSIDE_OPERATORS, LATE_LAUNCHES, INPUT_PIPELINE, KERNELS,
 )  # fmt: skip
+ADDRESS = r"\b0x[0-9a-f]+"  # of the object whose method is called: another one in each process
 OF_DEVICES = (OPERATORS, KERNELS)  # computing; all other causes are the host's
 
 
@@ -193,13 +194,12 @@ def _work_by_cause(ranks: list[int], since: int, on_gpus: bool, graph: Graph) ->
     around, host = nodes.around[here], nodes.kind[here] == NodeKind.HOST
     label = np.where(host & (around >= 0), around, nodes.name[here])
     rows = {"rank": nodes.rank[here], "step": nodes.step[here], "cause": cause[here], "label": label}
+    names = pl.Series(graph.names, dtype=pl.String).str.replace(ADDRESS, "0x")
     frame = pl.DataFrame({**rows, "work": nodes.duration[here]})
+    frame = frame.with_columns(label=names.gather(frame["label"]))
     steps = frame.group_by("rank").agg(steps=pl.col("step").n_unique())
     summed = frame.group_by("rank", "cause", "label").agg(pl.col("work").sum()).join(steps, on="rank")
-    names = pl.Series(graph.names, dtype=pl.String)
-    return summed.select(
-        "rank", "cause", names.gather(summed["label"]).alias("label"), pl.col("work") / pl.col("steps")
-    )
+    return summed.select("rank", "cause", "label", pl.col("work") / pl.col("steps"))
 
 
 def causes_of(graph: Graph, on_gpus: bool) -> Ints:

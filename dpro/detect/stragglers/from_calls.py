@@ -119,7 +119,7 @@ def find_late_ranks(
     by_excess: list[tuple[Team, Excess, Finding]] = []
     uneven_work: list[Finding] = []
     together: list[Finding] = []
-    for team in _teams(own_times, calls, workers):
+    for team in teams_of(own_times, calls, workers):
         uneven = explain_counted(team.own_ns, counters, team.ranks, team.start_ns, team.steps)
         late = late_columns(team)
         if uneven is not None and (late or uneven.model.significance):
@@ -146,7 +146,7 @@ def find_late_ranks(
     return costliest_first(findings)
 
 
-def _teams(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame) -> list[Team]:
+def teams_of(own_times: pl.DataFrame, calls: pl.DataFrame, workers: pl.DataFrame) -> list[Team]:
     """Return the teams of the job, each within one pipeline stage."""
     stages = {rank: stage for rank, stage in workers.select("rank", "pp").iter_rows() if stage >= 0}
     return [team_of(own_times, ranks) for ranks in teams_by_calls(calls, own_times, stages)]
@@ -590,7 +590,7 @@ def find_turns(
         facts: as from `host_facts`: how long ranks computed, and waited for a core.
     """
     findings = []
-    for team in _teams(own_times, calls, workers):
+    for team in teams_of(own_times, calls, workers):
         ranks = team.ranks
         if len(ranks) < 2 or team.steps.size < MIN_STEPS_IN_TURN:
             continue
@@ -677,7 +677,7 @@ def find_jitter(
         calls: as from `calls_of`; these show which ranks belong together.
     """
     findings: list[Finding] = []
-    for team in _teams(own_times, calls, workers):
+    for team in teams_of(own_times, calls, workers):
         if len(team.ranks) < 2 or team.steps.size < MIN_STEPS:
             continue
         uneven = explain_counted(team.own_ns, counters, team.ranks, team.start_ns, team.steps)

@@ -9,17 +9,16 @@ that this costs anything.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
-from typing import Any
 
 import numpy as np
 import polars as pl
 
 from dpro.arrays import Bools, Floats, Ints
 from dpro.detect.baseline import Baseline, waits
-from dpro.detect.findings import CodeLocation, Finding, costliest_first, ranks_of
+from dpro.detect.findings import Finding, costliest_first, ranks_of
 from dpro.detect.observations import Observation, Value, observe, observe_replay
 from dpro.detect.significance import (
     MIN_COST_OF_SLOW,
@@ -42,6 +41,7 @@ from dpro.detect.stragglers.causes import (
     host_cause,
     idle_cause,
 )
+from dpro.detect.stragglers.code import name_code
 from dpro.detect.stragglers.excess import (
     MIDMEAN_ERROR,
     MIN_NOISE,
@@ -51,8 +51,7 @@ from dpro.detect.stragglers.excess import (
     midmean,
     noise_of,
 )
-from dpro.recorders import STACKS, how_to_record
-from dpro.replay.graph import NO_SPAN, Graph
+from dpro.replay.graph import Graph
 from dpro.replay.mesh import Mesh, axes_of_messages, mesh_of_run, named_axes, places_along
 from dpro.replay.peers import ON_CPU, ON_GPU, peer_medians, peers_of, ranks_of_teams, teams_by_work
 from dpro.replay.timeline import are_usual
@@ -220,14 +219,15 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
     class_, cause = ("slow.host", counted.cause) if counted else (largest["class"], largest["cause"])
     kind, name = "rank" if len(ranks) == 1 else "ranks", ", ".join(map(str, ranks))
     axis, felt = felt_along(graph, ranks)
+    longer = observe(
+        "longer-work",
+        "rank {rank} works {longer_ns} longer per step than its peers on the same work, {cause_ns} of it in "
+        "{cause}",
+        rank=ranks[0], longer_ns=total, cause_ns=largest["excess_ns"], cause=largest["cause"],
+    )  # fmt: skip
+    longer, place = name_code(longer, largest, graph.run, ranks[0])
     observations = [
-        observe(
-            "longer-work",
-            "rank {rank} works {longer_ns} longer per step than its peers on the same work, {cause_ns} of "
-            f"it in {{cause}}{_where_in(largest, graph)}",
-            rank=ranks[0], longer_ns=total, cause_ns=largest["excess_ns"], cause=largest["cause"],
-            example=largest["example"],
-        ),
+        longer,
         *([counted.observation] if counted else []),
         *(lateness(graph, rank) for rank in ranks),
         *felt,
@@ -242,28 +242,8 @@ def describe(baseline: Baseline, work: pl.DataFrame, gains: HealingGains, column
         observations.append(NEARLY_AS_LATE)
     return Finding(
         class_, kind, name, tuple(ranks), round(cost / step, 4), confidence(saved, gains.base),
-        cost, tuple(observations), cause, axis, _locate(largest),
+        cost, tuple(observations), cause, axis, place,
     )  # fmt: skip
-
-
-def _locate(cause: Mapping[str, Any]) -> CodeLocation | None:
-    """Return where in the code a cause takes most time; None where no span shows it.
-
-    Args:
-        cause: a row of `excess_by_cause`.
-    """
-    return None if cause["example"] in ("", NO_SPAN) else CodeLocation.of(cause["example"])
-
-
-def _where_in(cause: Mapping[str, Any], graph: Graph) -> str:
-    """Return the fragment of a sentence that names the span of a cause, or how to record it.
-
-    Args:
-        cause: a row of `excess_by_cause`.
-    """
-    if cause["example"] != NO_SPAN:
-        return ": {example}"
-    return f"; record with {how_to_record(STACKS, graph.run)} to name it"
 
 
 def _counted(graph: Graph, work: pl.DataFrame, rank: int, since: int) -> dict[str, float]:
@@ -427,15 +407,15 @@ def _describe(baseline: Baseline, rank: int, gains: HealingGains, longer: Floats
     cost, step = gains.of_usual_step(0)
     causes = excess_by_cause(baseline, rank, peers_of(baseline.teams, rank), int(gains.steps.min()))
     largest = causes.filter(pl.col("class") == "slow.host").row(0, named=True)
+    longer_work = observe(
+        "longer-work",
+        "between the same collectives, the host of rank {rank} works {longer_ns} longer per step than the "
+        "slowest of its peers, {times} times as long or more in nearly every step; {cause}",
+        rank=rank, longer_ns=float(longer.mean()), times=FAR, cause=largest["cause"],
+    )  # fmt: skip
+    longer_work, place = name_code(longer_work, largest, baseline.graph.run, rank)
     observations = (
-        observe(
-            "longer-work",
-            "between the same collectives, the host of rank {rank} works {longer_ns} longer per step than "
-            "the slowest of its peers, {times} times as long or more in nearly every step; "
-            f"{{cause}}{_where_in(largest, baseline.graph)}",
-            rank=rank, longer_ns=float(longer.mean()), times=FAR, cause=largest["cause"],
-            example=largest["example"],
-        ),
+        longer_work,
         lateness(baseline.graph, rank),
         observe_replay(f"rank {rank} as fast as its peers", step - cost, step).then(
             ": work that is queued elsewhere hides the rest"
@@ -443,7 +423,7 @@ def _describe(baseline: Baseline, rank: int, gains: HealingGains, longer: Floats
     )  # fmt: skip
     return Finding(
         "slow.host", "rank", str(rank), (rank,), round(cost / step, 4), confidence(longer, gains.base), cost,
-        observations, largest["cause"], place=_locate(largest),
+        observations, largest["cause"], place=place,
     )  # fmt: skip
 
 

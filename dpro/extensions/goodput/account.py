@@ -9,7 +9,8 @@ which add up to the wall time of all ranks. Time of unknown use is `set_up` or `
     checkpoint      training stalled while a checkpoint was saved, by this rank or by one that it waited for
     repeated        steps, and parts of steps, that were lost: after the last checkpoint of an earlier attempt
                     they are done again, or are still to be
-    hang            from the last step of an attempt that failed until its processes were ended
+    hang            from the last step of an attempt that hung until its processes were ended
+    shutdown        the same of an attempt that failed, or was ended, without a hang
     warm_up         time of the first steps of an attempt beyond typical ones: compilation, caches
     load            training stalled while a checkpoint was loaded
     launch, imports, process_group, set_up      the stages of a start
@@ -20,7 +21,7 @@ which add up to the wall time of all ranks. Time of unknown use is `set_up` or `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
 import polars as pl
@@ -44,20 +45,23 @@ from dpro.extensions.goodput.attempts import (
 from dpro.words import counted
 
 PRODUCTIVE, STRAGGLER, EVALUATION = "productive", "straggler", "evaluation"
-CHECKPOINT, REPEATED, HANG = "checkpoint", "repeated", "hang"
+CHECKPOINT, REPEATED, HANG, SHUTDOWN = "checkpoint", "repeated", "hang", "shutdown"
 WARM_UP, LOADING, FINISH = "warm_up", "load", "finish"
 CLASSES = (
-    PRODUCTIVE, STRAGGLER, EVALUATION, CHECKPOINT, REPEATED, HANG, WARM_UP, LOADING, LAUNCH, IMPORTS,
-    GROUP, SET_UP, FINISH, BETWEEN, DOWN,
+    PRODUCTIVE, STRAGGLER, EVALUATION, CHECKPOINT, REPEATED, HANG, SHUTDOWN, WARM_UP, LOADING, LAUNCH,
+    IMPORTS, GROUP, SET_UP, FINISH, BETWEEN, DOWN,
 )  # fmt: skip
 USUAL = 0.1  # of a typical step: less work without gradients is part of the step
 
 
-def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tuple[pl.DataFrame, list[str]]:
+def account(
+    attempts: Sequence[Attempt], stragglers: Mapping[int, float], hung: Collection[int] = ()
+) -> tuple[pl.DataFrame, list[str]]:
     """Divide the wall time of each rank into classes.
 
     Args:
         stragglers: share of a step that is lost to them, by number of the attempt.
+        hung: numbers of attempts that hung before they were ended.
 
     Returns:
         `[attempt, rank, step, class, start_ns, duration_ns]` in order of rank and time, with `step` the job's
@@ -85,6 +89,7 @@ def account(attempts: Sequence[Attempt], stragglers: Mapping[int, float]) -> tup
         well=pl.col("attempt").is_in(
             [attempt.number for attempt in attempts if attempt.ended_well is not False]
         ),
+        hung=pl.col("attempt").is_in(list(hung)),
     )
     parts = _with_stalls(parts, attempts)
     return _divide_pieces(parts), notes
@@ -186,6 +191,9 @@ def _divide_pieces(parts: pl.DataFrame) -> pl.DataFrame:
     amounts = amounts.with_columns(
         warming=pl.when(is_first).then(longer).otherwise(0.0),
         standing=pl.when((doing == TAIL) & ~pl.col("well")).then(longer).otherwise(0.0),
+    ).with_columns(
+        hanging=pl.when("hung").then("standing").otherwise(0.0),
+        ending=pl.when("hung").then(0.0).otherwise("standing"),
     )
     slow = pl.col("wasted") * (rest - pl.col("warming"))
     amounts = amounts.with_columns(waiting=pl.when(is_step & ~pl.col("again")).then(slow).otherwise(0.0))
@@ -198,7 +206,7 @@ def _divide_pieces(parts: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
     taken = {
         "waiting": STRAGGLER, "evaluating": EVALUATION, "saving": CHECKPOINT, "loading": LOADING,
-        "warming": WARM_UP, "standing": HANG,
+        "warming": WARM_UP, "hanging": HANG, "ending": SHUTDOWN,
     }  # fmt: skip
     cast = [pl.col(name).round().cast(pl.Int64) for name in taken]
     columns = amounts.with_columns(*cast, main=main, piece=pl.int_range(pl.len()))

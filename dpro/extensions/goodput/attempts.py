@@ -375,7 +375,11 @@ def _marks(attempt: Attempt) -> pl.DataFrame:
     asked, updated = pl.col("work_ns"), pl.col("first_update_ns")
     latest = pl.when(updated >= 0).then(updated - round(attempt.typical_ns))
     begun = pl.max_horizontal(pl.min_horizontal(asked, latest), "group_ns", "imported_ns")
-    moments = attempt.starts.with_columns(work_ns=pl.when(asked >= 0).then(begun).otherwise(-1))
+    # `dpro record` itself becomes the process of a command without launcher: that began before the job.
+    process = pl.when(pl.col("process_ns") >= 0).then(pl.max_horizontal("process_ns", "launched_ns"))
+    moments = attempt.starts.with_columns(
+        work_ns=pl.when(asked >= 0).then(begun).otherwise(-1), process_ns=process.otherwise(-1)
+    )
     starts = [
         moments.select("rank", *_mark(attempt.number, doing), "first_update_ns", start_ns=moment)
         for moment, doing in _STARTS

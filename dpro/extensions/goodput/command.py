@@ -105,7 +105,7 @@ def goodput(runs: tuple[str, ...], as_json: bool, **asked: Any) -> None:
       evaluation   work without gradients
       checkpoint   training stalled by saving a checkpoint
       repeated     steps lost in a failed attempt and done again
-      hang         time from a rank's failure until the processes ended
+      hang, shutdown    after the last step of an attempt that hung, or failed
       launch, imports, process_group, set_up, load, warm_up    startup stages
       finish       after the last step of a successful attempt
       recording    dpro's own overhead between steps

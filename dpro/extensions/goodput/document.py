@@ -23,7 +23,7 @@ from dpro.units import NS_PER_H, NS_PER_MS, NS_PER_S, format_duration
 IN_WORDS = {  # class -> its name in sentences and legends; several stages are one start
     "productive": "training", "straggler": "waiting for stragglers", "evaluation": "evaluation",
     "checkpoint": "saving checkpoints", "repeated": "steps done again",
-    "hang": "stalled after a failure", "warm_up": "starting", "load": "starting",
+    "hang": "hanging", "shutdown": "ending after a failure", "warm_up": "starting", "load": "starting",
     "launch": "starting", "imports": "starting", "process_group": "starting", "set_up": "starting",
     "finish": "finishing", "recording": "recording", "down": "no process",
 }  # fmt: skip

@@ -21,6 +21,7 @@ from dpro.documents import DocumentPart
 from dpro.errors import DproError
 from dpro.extensions.goodput.account import account
 from dpro.extensions.goodput.attempts import (
+    HUNG,
     Attempt,
     AttemptEnd,
     attempts_of,
@@ -199,7 +200,8 @@ def life_of(runs: Sequence[Run], opened: Sequence[Analysis] = ()) -> JobLife:
         lost[attempt.number] = lost_to_stragglers(analysis)
         amounts.append(amount_of(analysis))
         ends.append(end_of_attempt(analysis, attempt))
-    pieces, notes = account(attempts, lost)
+    hung = [number for number, end in enumerate(ends) if end.how == HUNG]
+    pieces, notes = account(attempts, lost, hung)
     notes += [*missing_attempts(attempts), *clock_jumps(attempts), *_no_training(attempts)]
     return JobLife(attempts, pieces, notes, amounts, ends)
 

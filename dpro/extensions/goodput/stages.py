@@ -134,12 +134,13 @@ def _idle_until_end_s(life: JobLife, ranks: int) -> tuple[list[float], list[floa
     """
     typical_ns = {attempt.number: attempt.typical_ns for attempt in life.attempts}
     latest_ns = _longest_ns(life.pieces)
+    ended = pl.col("class").is_in([classes.HANG, classes.SHUTDOWN])
     hung_s: list[float] = []
     seen_s: list[float] = []
     for attempt in life.attempts:
         if attempt.ended_well is not False:
             continue
-        stood = life.pieces.filter((pl.col("class") == classes.HANG) & (pl.col("attempt") == attempt.number))
+        stood = life.pieces.filter(ended & (pl.col("attempt") == attempt.number))
         first_ns = stood.group_by("rank").agg(_total())["duration_ns"].min()
         alive_ns = first_ns if stood["rank"].n_unique() == attempt.workers.height else 0
         hung = isinstance(alive_ns, int) and alive_ns + typical_ns[attempt.number] > latest_ns

@@ -25,9 +25,12 @@ from dpro.classify import operation
 from dpro.collectors.convert.calls import BACKENDS, with_group_ranks
 from dpro.collectors.inside.files import SHOWN
 from dpro.detect.findings import Finding
+from dpro.detect.findings_log import identity_of
 from dpro.detect.run import LatestSteps, came_with_larger_slowdown, diagnose_calls
+from dpro.detect.significance import LATEST_STEPS
 from dpro.detect.stragglers.causes import WAITING_CODE
-from dpro.detect.stragglers.from_calls import HISTORY
+from dpro.detect.stragglers.excess import Team, median_of_peers
+from dpro.detect.stragglers.from_calls import HISTORY, teams_of
 from dpro.detect.stragglers.own_time import MESSAGES, AlwaysOn, calls_of, on_one_clock, own_time
 from dpro.errors import InputError
 from dpro.extensions.watch.job import Job, ProcessTail, amounts_of, clock_samples_of, steps_of
@@ -44,6 +47,7 @@ MAX_ROWS = 100_000  # calls that are looked at again, unless they are of fewer t
 MAX_PEERS = 32  # ranks whose counters are compared with those of a late rank
 ASK_S = 2.0  # between two requests for the latest calls: a dump costs the job some 20 ms of CPU
 ANSWER_S = 1.2  # until all have answered: each process looks for requests once a second
+STILL = 0.25  # share of a late rank's cost that its excess must show for its finding to hold
 SHARE = 0.1  # share of the time that looks may take
 
 
@@ -119,8 +123,12 @@ class LateWatch:
         """`OwnTimes.unclear` of the last look."""
         return self._own_times.unclear
 
-    def look(self, job: Job) -> list[Finding] | None:
-        """Return the findings of a look; None if none was due, or no call was new."""
+    def look(self, job: Job, held: Sequence[Finding] = ()) -> list[Finding] | None:
+        """Return the findings of a look; None if none was due, or no call was new.
+
+        Args:
+            held: findings of earlier looks, which are returned again while their ranks are late.
+        """
         now_s, before = time.monotonic(), self.state
         self.state = next_state(before, now_s, job.progress.updates)
         if self.state.phase is LateWatchPhase.ASKED and before.phase is not LateWatchPhase.ASKED:
@@ -129,7 +137,7 @@ class LateWatch:
             return None
         begun_s, tails = time.thread_time(), list(job.tails.values())
         try:
-            return self._own_times.look(self._latest(job, tails)) if self._calls.read(tails) else None
+            return self._own_times.look(self._latest(job, tails), held) if self._calls.read(tails) else None
         finally:
             self.state = looked(self.state, now_s, time.thread_time() - begun_s)
 
@@ -160,17 +168,22 @@ class OwnTimes:
         self._own: pl.DataFrame | None = None
         self.unclear: list[Finding] = []
 
-    def look(self, now: LatestRecords) -> list[Finding]:
-        """Return findings of the ranks that are late now, after adding the own times of the latest steps."""
+    def look(self, now: LatestRecords, held: Sequence[Finding] = ()) -> list[Finding]:
+        """Return findings of the ranks that are late now, after adding the own times of the latest steps.
+
+        Args:
+            held: findings of earlier looks. Noise may hide that a rank is late without ending it, so these
+                are returned again until their ranks hardly are.
+        """
         before, self.unclear = {one.ranks for one in self.unclear}, []
         if now.steps.is_empty() or now.calls.is_empty():
-            return []
+            return [*held]
         steps = now.steps.filter(pl.col("step") > pl.col("step").max() - MAX_AGAIN)
         rows = AlwaysOn(now.calls, steps, COUNTERS.empty(), now.workers, now.clock_samples)
         aligned, _ = on_one_clock(rows)
         calls = aligned.collectives.rename({"enqueued_ns": "time_ns"})
         if calls.is_empty():
-            return []
+            return [*held]
         # Steps and counters of a rank are joined by their start on the rank's own clock.
         new = own_time(calls, aligned.steps).drop("start_ns").join(
             steps.select("rank", "step", "start_ns"), on=["rank", "step"], maintain_order="left"
@@ -188,7 +201,24 @@ class OwnTimes:
             was_unclear = one.cause == WAITING_CODE and one.ranks in before
             if was_unclear or came_with_larger_slowdown(one, lambda: (own_times, job_steps(now.steps))):
                 self.unclear.append(one)
-        return [one for one in findings if one not in self.unclear]
+        late = [one for one in findings if one not in self.unclear]
+        named = {identity_of(one) for one in late}
+        missing = [one for one in held if identity_of(one) not in named]
+        teams = teams_of(own_times, calls, now.workers) if missing else []
+        return [*late, *(one for one in missing if any(is_still_late(one, team) for team in teams))]
+
+
+def is_still_late(finding: Finding, team: Team) -> bool:
+    """Return whether a late rank still exceeds the own time of its team by a good part of what it cost.
+
+    Args:
+        team: own times of steps outside deep windows.
+    """
+    if len(finding.ranks) != 1 or finding.ranks[0] not in team.ranks or len(team.ranks) < 2:
+        return False
+    latest = team.own_ns[-min(LATEST_STEPS) :]
+    excess_ns = (latest - median_of_peers(latest))[:, team.ranks.index(finding.ranks[0])]
+    return bool(excess_ns.size and np.median(excess_ns) >= STILL * finding.cost_ns)
 
 
 def look_since(steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:

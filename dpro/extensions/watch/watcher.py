@@ -106,11 +106,13 @@ class Watcher:
         return notices
 
     def _look_for_late_ranks(self) -> list[Notice]:
-        late = self.late.look(self.job)
+        late = self.late.look(self.job, self.findings.held_by(LATE))
         if late is None:
             return []
         late = [finding for finding in late if not {*finding.ranks} <= self.findings.ranks(DEEP)]
-        return self.findings.observe(LATE, late, self.job.step, PATIENCE, "its peers hardly wait for it now")
+        return self.findings.observe(
+            LATE, late, self.job.step, PATIENCE, "it is hardly later than its peers now"
+        )
 
     def _look_deep(self) -> list[Notice]:
         """Look at deep windows; ranks that the late watch has found are not reported again."""

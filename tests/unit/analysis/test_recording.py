@@ -16,14 +16,16 @@ def test_ends_of_steps_and_windows_add_up(tmp_path):
     costs = {"ends_share": 0.002, "count": 4, "cost_ms": 20.0, "share": 0.003}
     cost = recording_share(manifest_with(tmp_path, costs, budget=0.01))
     assert cost == RecordingShare(pytest.approx(0.005), 0.002, 0.003, 0.01)
-    words = "0.50% of the time: 0.20% at the ends of steps, 0.30% by 4 deep windows that cost 20 ms each"
+    words = (
+        "0.50% of the time in steps: 0.20% at the ends of steps, 0.30% by 4 deep windows that cost 20 ms each"
+    )
     assert recording_in_words(cost, 4, 20.0) == words
 
 
 def test_a_run_without_windows_cost_what_the_ends_of_steps_took(tmp_path):
     cost = recording_share(manifest_with(tmp_path, {"ends_share": 0.004}, budget=0.01, windows=False))
     assert cost == RecordingShare(0.004, 0.004, 0.0, None)
-    assert recording_in_words(cost) == "0.40% of the time: 0.40% at the ends of steps"
+    assert recording_in_words(cost) == "0.40% of the time in steps: 0.40% at the ends of steps"
 
 
 def test_a_budget_that_the_ends_of_steps_use_up_is_the_reason_for_few_windows(tmp_path):

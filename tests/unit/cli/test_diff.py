@@ -141,6 +141,8 @@ def test_different_jobs_and_a_job_that_hung_are_said_to_be():
     assert any(
         line.startswith("these are different jobs: 1 rank on NVIDIA H200, and 2 ranks") for line in doubts
     )
+    lines = CliRunner().invoke(diff, [gpu, SLOW_RANK]).stdout.splitlines()
+    assert [number for number, line in enumerate(lines) if "these are different jobs" in line] == [1]
     hung, other = (str(ROOT / "sample_traces" / name) for name in ("h200_hang", "h200_slow_host"))
     doubts = json.loads(CliRunner().invoke(diff, [hung, other, "--json"]).stdout)["doubts"]
     assert doubts[0].startswith("A: The job hung")

@@ -75,8 +75,8 @@ def test_missing_ranks_are_named(tmp_path):
         ),
         (
             {"count": 1, "cost_ms": 104.1, "share": 0.0365, "ends_share": 0.001},
-            "recording  cost 3.75% of the time: 0.10% at the ends of steps, 3.65% by 1 deep window that cost "
-            "104 ms",
+            "recording  cost 3.75% of the time in steps: 0.10% at the ends of steps, 3.65% by 1 deep "
+            "window that cost 104 ms",
         ),
     ],
 )

@@ -38,6 +38,10 @@ def test_the_first_that_is_listed_is_explained():
         "  - a note",
         "How to make the first change: do workers:count=1",
     ]
+    assert (
+        whatif.how_in_words(changes[:1], [], explained=True)[-1]
+        == "How to make the change: do workers:count=1"
+    )
     assert whatif.how_in_words([], [], explained=True) == []
 
 

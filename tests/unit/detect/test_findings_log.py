@@ -155,11 +155,11 @@ def test_a_line_of_the_watch_is_that_of_the_log_with_its_run(tmp_path):
 def test_how_a_finding_ended_is_said(tmp_path):
     log, findings = FindingsLog(tmp_path), OpenFindings()
     notices = findings.observe("late", [slow(1), slow(2)], 10, 0, "")
-    notices += findings.observe("late", [slow(2)], 11, 0, "its peers hardly wait for it now")
+    notices += findings.observe("late", [slow(2)], 11, 0, "it is hardly later than its peers now")
     notices += findings.close(None, 12, JOB_ENDED)
     for notice in notices:
         log.write(notice)
     gone, held = describe_logged(logged_findings(tmp_path))
     assert "slow host work: rank 1, withdrawn at" in gone
-    assert gone.endswith("because its peers hardly wait for it now")
+    assert gone.endswith("because it is hardly later than its peers now")
     assert "slow host work: rank 2, held until the job ended at" in held

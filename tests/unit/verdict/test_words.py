@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from dpro.verdict.advice import Advice
 from dpro.verdict.verdict import Explanation, Limit
-from dpro.verdict.words import limit_in_words, lines_of, times
+from dpro.verdict.words import _wrapped, limit_in_words, lines_of, times
 
 
 def verdict(**more) -> Explanation:
@@ -89,6 +89,13 @@ def test_lines_wrap_at_words_within_the_screen():
         "TRY",
         "UNSURE",
     ]
+
+
+def test_no_line_begins_with_a_unit():
+    for count in range(60, 80):
+        lines = _wrapped(f"{'x' * count} takes 71.4 ms, moves 5 GB, and ends", "", "  ")
+        assert not [line for line in lines if line.split()[0].strip(",") in ("ms", "GB")]
+        assert not any("\N{NO-BREAK SPACE}" in line for line in lines)
 
 
 def test_a_long_first_line_wraps_at_words_too():

@@ -34,19 +34,30 @@ def tables(
     steps: int = 40,
     cpu_ms: Mapping[int, float] | None = None,
     since: int = 0,
+    threads_ms: float = 0.0,
+    runnable: float = 9.0,
 ) -> Tables:
-    """Steps of 100 ms, in each of which ranks wait for a core and compute for as long as given."""
+    """Steps of 100 ms, in each of which ranks wait for a core and compute for as long as given.
+
+    Args:
+        threads_ms: how long other threads of each rank compute.
+        runnable: threads that are ready to run on the host.
+    """
     rows, counted = [], []
     for step in range(steps):
         for rank, wait in waits_ms.items():
             at = {"rank": rank, "host": "", "time_ns": step * STEP}
             rows.append({"rank": rank, "step": step, "start_ns": step * STEP, "duration_ns": STEP})
             computed = (cpu_ms or {}).get(rank, 30.0)
-            values = {"step_run_queue_ns": wait * (step >= since), CPU: computed, "step_cpu_ns": computed}
+            values = {
+                "step_run_queue_ns": wait * (step >= since),
+                CPU: computed,
+                "step_cpu_ns": computed + threads_ms,
+            }
             counted += [at | {"counter": name, "value": value * MS} for name, value in values.items()]
     workers = [{"rank": rank, "host": (hosts or {}).get(rank, "one")} for rank in waits_ms]
     on_node = {"rank": -1, "host": "one", "time_ns": 0}
-    sampled = {"cpus": 2.0, "runnable_threads": 9.0, "cgroup_cpu_limit_cores": 1.5}
+    sampled = {"cpus": 2.0, "runnable_threads": runnable, "cgroup_cpu_limit_cores": 1.5}
     counted += [on_node | {"counter": name, "value": value} for name, value in sampled.items()]
     frames = zip((STEPS, COUNTERS, WORKERS), (rows, counted, workers), strict=True)
     found = [conform(table, pl.DataFrame(each)) for table, each in frames]
@@ -71,7 +82,28 @@ def test_a_host_all_of_whose_ranks_wait_for_a_core_is_one_finding_about_the_host
     assert (values["no-core"]["least_ns"], values["no-core"]["most_ns"]) == (30 * MS, 50 * MS)
     assert "no-rank-at-fault" in values
     assert "this delays all ranks of the host" in said
-    assert "OMP_NUM_THREADS" in finding.remedy
+    assert finding.remedy == (
+        "run fewer processes beside the ranks (DataLoader workers, other jobs), or give the job more cores"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpu_ms", "threads_ms", "first"),
+    [
+        (30.0, 0.0, "run fewer processes"),
+        (30.0, 25.0, "start fewer threads per rank (OMP_NUM_THREADS), run fewer processes"),
+        (80.0, 60.0, "start fewer threads per rank (OMP_NUM_THREADS), or give the job more cores"),
+        (80.0, 0.0, "start fewer threads per rank (OMP_NUM_THREADS), or give the job more cores"),
+    ],
+)
+def test_the_remedy_follows_who_has_the_cores(cpu_ms, threads_ms, first):
+    steps, counters, workers = tables(
+        {0: 30.0, 1: 50.0}, cpu_ms={0: cpu_ms, 1: cpu_ms}, threads_ms=threads_ms
+    )
+    (finding,) = find_crowded_hosts(crowds_of(steps, counters, workers), counters)
+    assert finding.remedy.startswith(first)
+    values = {one.kind: one.values for one in finding.observations}
+    assert ("beside_cores" in values["used-cores"]) == (threads_ms > 0)
 
 
 @pytest.mark.parametrize(("cpu_ms", "shared"), [(30.0, True), (80.0, False)])
@@ -93,7 +125,7 @@ def test_a_host_is_shared_if_its_ranks_wait_for_others_now_and_then():
     "crowd",
     [
         tables({0: 30.0, 1: 5.0}),  # one rank alone waits: that is about the rank
-        tables({0: 30.0}),
+        tables({0: 30.0}, runnable=2.0),  # its host has a core for each thread
         tables({0: 30.0, 1: 50.0}, steps=8),
         tables({0: 30.0, 1: 50.0}, hosts={0: "one", 1: "two"}),
         tables({0: 0.0, 1: 0.0}),
@@ -127,9 +159,14 @@ def test_a_rank_that_waits_far_longer_for_a_core_than_any_other_is_named():
     assert without_crowded([LATE], crowds_of(steps, counters, workers), steps, counters) == [LATE]
 
 
-def test_a_job_of_one_rank_that_waits_for_a_core_most_of_the_time_starves():
-    (crowd,) = crowds_of(*tables({0: 90.0}))
-    assert crowd.ranks == (0,)
+@pytest.mark.parametrize(("wait_ms", "runnable"), [(90.0, 1.0), (30.0, 9.0)])
+def test_a_job_of_one_rank_is_crowded_if_it_mostly_waits_or_its_host_has_more_threads_than_cores(
+    wait_ms, runnable
+):
+    steps, counters, workers = tables({0: wait_ms}, runnable=runnable)
+    (finding,) = find_crowded_hosts(crowds_of(steps, counters, workers), counters)
+    assert finding.ranks == (0,)
+    assert finding.evidence[0].startswith("the training thread waits for a CPU core for ")
 
 
 def test_the_limit_of_a_ranks_own_cgroup_is_its_cause_where_it_held_the_rank_back():

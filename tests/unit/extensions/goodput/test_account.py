@@ -17,9 +17,9 @@ from dpro.store import open_run
 from tests.lives import S, WrittenAttempt, job, ns
 
 
-def seconds(run, stragglers=None):
+def seconds(run, stragglers=None, hung=()):
     """Seconds of all ranks by class."""
-    pieces, _ = account(attempts_of([run]), stragglers or {})
+    pieces, _ = account(attempts_of([run]), stragglers or {}, hung)
     return {name: value / S for name, value, _ in totals(pieces).iter_rows()}
 
 
@@ -52,11 +52,29 @@ def test_steps_after_the_checkpoint_are_done_again(tmp_path):
     assert found["productive"] == pytest.approx(2 * (10 + 1))
     # The part of a step that was lost with the failure counts as much: one second of the 2.5 that it stood.
     assert found["repeated"] == pytest.approx(2 * (7 + 1))
-    assert found["hang"] == pytest.approx(2 * 1.5)
+    assert found["shutdown"] == pytest.approx(2 * 1.5)
     assert found["down"] == pytest.approx(2 * 7.5)
     assert found["load"] == pytest.approx(0.5)
     assert found["set_up"] == pytest.approx(2 * 2 - 0.5)
     assert [each.first_step for each in attempts_of([run])] == [0, 3]
+
+
+def test_job_begins_when_it_was_launched_though_its_process_is_older(tmp_path):
+    attempt = WrittenAttempt(begin=5)
+    attempt.ended(attempt.trained(10) + 1)
+    attempt.starts = [row | {"launched_ns": row["process_ns"] + S // 2} for row in attempt.starts]
+    pieces, notes = account(attempts_of([job(tmp_path, [attempt])]), {})
+    assert notes == []
+    took = {name: value / S for name, value, _ in totals(pieces).iter_rows()}
+    assert "launch" not in took
+    assert took["imports"] == pytest.approx(2 * 1.5)
+
+
+def test_time_before_the_end_of_an_attempt_is_a_hang_only_if_it_hung(tmp_path):
+    run = job(tmp_path, two_attempts(save_at=3))
+    ended, hung = seconds(run), seconds(run, hung=[0])
+    assert "hang" not in ended
+    assert hung == {name if name != "shutdown" else "hang": taken for name, taken in ended.items()}
 
 
 def test_steps_that_are_not_done_again_by_the_end_are_lost(tmp_path):
@@ -243,7 +261,7 @@ def test_import_does_not_say_how_it_started_and_ended(tmp_path):
     life = life_of([attempt.written(tmp_path)])
     assert life.attempts[0].ended_well is None
     assert observed_failures(life).count == 0
-    assert not {"repeated", "hang"} & set(life.pieces["class"])
+    assert not {"repeated", "hang", "shutdown"} & set(life.pieces["class"])
     assert life.notes == [
         "attempt 0 has no record of how it started: all before its first step counts as launch"
     ]
