@@ -1074,9 +1074,9 @@ def test_calls_of_the_model_are_never_the_input(tmp_path, monkeypatch, name, is_
     facts = facts_of(launches_of([("gemm", 4000, 200), *[("mul", 20, 100)] * 10]), tmp_path)
     prepared = pl.DataFrame({"name": [name, "bert.py(9): forward"], "took_ns": [900_000, 800_000]})
     monkeypatch.setattr("dpro.verdict.advice._work_by_name", lambda *_: prepared)
-    told = [advice.do for advice in advise(facts, INPUT) if advice.kind == "input"]
-    assert bool(told) is is_input
-    assert all("load (train.py:9)" in do and "forward" not in do for do in told)
+    shown = [advice.do for advice in advise(facts, INPUT) if advice.kind == "input"]
+    assert bool(shown) is is_input
+    assert all("load (train.py:9)" in do and "forward" not in do for do in shown)
 
 
 def test_a_host_that_launches_little_is_not_advised_to_launch_less(tmp_path):
