@@ -587,7 +587,7 @@ def test_a_change_that_is_advised_is_nowhere_called_no_advice(repository):
         assert "advice" not in str(VIEW.sections["whatif-answer"](slow, Link(options={"edit": edits})))
         given = [part for edit in edits.split() for part in ("--edit", edit)]
         out = dpro("whatif", run, *given).stdout
-        assert "Advised under TRY:" in out
+        assert "Advised by `dpro explain`:" in out
         assert "not advice" not in out
     other = Link(options={"edit": "network:bandwidth=2"})
     assert "bound" in str(VIEW.sections["whatif-answer"](slow, other))  # not advised

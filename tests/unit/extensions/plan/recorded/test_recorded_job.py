@@ -65,6 +65,19 @@ def test_a_product_that_waited_for_a_core_in_most_steps_hides_no_layers(graph: G
     assert stack.layers == LAYERS
 
 
+def test_products_that_took_less_than_recording_them_are_layers_all_the_same(graph: Graph) -> None:
+    work, _ = work_of(replay(graph), 0)
+    left = graph.nodes.duration.copy()
+    left[work.node[work.product]] = 0
+    for step in np.unique(work.step).tolist():  # the head, last forward and first backward, is longer
+        heads = [
+            np.flatnonzero((work.token >= 0) & (work.backward == way) & (work.step == step)) for way in (0, 1)
+        ]
+        left[work.node[[heads[0][-1], heads[1][0]]]] = 9_000
+    stack = stack_of(replay(replace(graph, nodes=replace(graph.nodes, duration=left))), 0)
+    assert stack.layers == LAYERS
+
+
 def test_half_the_sequences_at_a_time_take_no_longer(job: RecordedJob) -> None:
     one, two = (planned(job, micro_batch=size, micro_batches=2)["step_ms"][0] for size in (1, 2))
     assert one < two
