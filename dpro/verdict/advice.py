@@ -74,6 +74,7 @@ MAX_GAIN = 20.0  # higher gains count as this
 NOTHING_LEFT = 1_000.0  # upper bound of gains, for a step of which nothing may be left
 WORTH = 1.02  # least gain of advice
 WORTH_AFTER = 1.05  # least middle gain of advice for after the limit is gone
+DOMINANT = 0.15  # of compute: least share of a kernel that is worth replacing
 NEARLY_ALL = 0.9  # share of the time of calls that the named ones take; of a kernel's time within attention
 SHOWN = 0.1  # least time of a part that is named, as a share of the longest part's
 SURE_TO_SHOW = 0.08  # least share of computing time for which a family of kernels is worth a line
@@ -976,7 +977,7 @@ def _pointwise(facts: JobFacts, limit: str) -> Iterator[Advice]:
         )
 
 
-# Kernels of libraries, which a job uses or replaces, but cannot tune.
+# Kernels of libraries, which a job can choose, but not change.
 _OF_A_LIBRARY = re.compile(
     r"(?i)\bat::|at_cuda_detail|cutlass|cublas|cudnn|\bcub::|thrust::|nvjet|xmma|gemv(2|N|NSP)|split_?k"
     r"|^(maxwell|pascal|volta|turing|ampere|hopper|sm\d+)_|flash_(fwd|bwd)|\bflash::|fmha|nccl|rccl"
@@ -985,30 +986,25 @@ _OF_A_LIBRARY = re.compile(
 
 
 def _dominant_kernel(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """Where compute limits, tune the job's kernel that takes most of it, or choose those of convolutions."""
+    """Where compute limits, a faster kernel in place of the one that takes most, or for convolutions."""
     if limit != COMPUTE or facts.computing_kernels.is_empty():
         return
     of_short = facts.computing_kernels.with_columns(short=pl.col("name").replace_strict(facts.short_names))
     totals = of_short.group_by("short").agg("name", pl.col("total_ns").sum())
     short, names, _ = totals.sort("total_ns", "short", descending=[True, False]).row(0)
-    share = facts.share_of(names)
-    if share >= 0.15 and not any(map(_OF_A_LIBRARY.search, names)):
-        yield Advice(
-            "tune-kernel",
-            f"tune {short}: {share:.0%} of compute",
-            1.0,
-            facts.gain_of_faster(dict.fromkeys(names, 0.5)),
-            "new code",
-            _ROUGH,
-        )
-        return
     families = facts.computing_kernels.group_by("family").agg("name", pl.col("total_ns").sum())
-    family, names, _ = families.sort("total_ns", "family", descending=[True, False]).row(0)
-    if family == "convolution":
+    family, of_family, _ = families.sort("total_ns", "family", descending=[True, False]).row(0)
+    share, is_chosen = facts.share_of(names), any(map(_OF_A_LIBRARY.search, names))
+    if family == "convolution" and (is_chosen or share < DOMINANT):
+        many, taken = counted(len(of_family), "kernel"), facts.share_of(of_family)
         do = "let cuDNN measure which kernels are fastest (torch.backends.cudnn.benchmark = True): "
-        do += f"convolutions are {facts.share_of(names):.0%} of compute, in {counted(len(names), 'kernel')}"
-        high = facts.gain_of_faster(dict.fromkeys(names, MEASURED))
+        do += f"convolutions are {taken:.0%} of compute, in {many}"
+        high = facts.gain_of_faster(dict.fromkeys(of_family, MEASURED))
         yield Advice("tune-kernel", do, 1.0, high, "a line of code", f"sizes of input are fixed; {_ROUGH}")
+    elif share >= DOMINANT:
+        faster = f"a faster kernel than {short} (shapes, layout, library)" if is_chosen else f"tune {short}"
+        high = facts.gain_of_faster(dict.fromkeys(names, 0.5))
+        yield Advice("tune-kernel", f"{faster}: {share:.0%} of compute", 1.0, high, "new code", _ROUGH)
 
 
 def _rows(facts: JobFacts, limit: str) -> Iterator[Advice]:
