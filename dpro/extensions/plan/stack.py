@@ -184,7 +184,7 @@ def _inside(calls: pl.DataFrame, operators: pl.DataFrame) -> pl.DataFrame:
 
 NO_STACK = "no stack of equal layers was found: {}; layouts need models that repeat one layer"
 HOST_BOUND = 1.1
-LEAST_NS = 1_000.0  # what a product counts of which the cost of recording left less
+MIN_PRODUCT_NS = 1_000.0  # what a product counts of which the cost of recording left less
 MIN_SHARE = 0.25  # of the time of a pass's products that must be in its layers
 
 
@@ -311,7 +311,7 @@ def _pattern(work: WorkSequence, step: int, backward: bool, attention: list[int]
     """
     rows, took = _tokens(work, backward)
     products = pl.DataFrame({"token": work.token[rows], "took": took})
-    quartile = pl.col("took").quantile(0.25, "lower").over("token").clip(lower_bound=LEAST_NS)
+    quartile = pl.col("took").quantile(0.25, "lower").over("token").clip(lower_bound=MIN_PRODUCT_NS)
     undisturbed = products.select(quartile)["took"].to_numpy()
     of_step = work.step[rows] == step
     tokens, weight = work.token[rows][of_step], undisturbed[of_step]
