@@ -286,8 +286,8 @@ def _finding(described: FindingInWords) -> list[Component]:
     what, _, doing = described.headline.partition("; ")
     return [
         html.P(f"{what}.", className="health bad"),
-        *([html.P(f"{capitalised(doing)}.")] if doing else []),
         html.P(f"Do: {described.do}", className="do"),
+        *([html.P(f"{capitalised(doing)}.")] if doing else []),
         html.Details(
             [html.Summary("what shows it"), html.Ul([html.Li(line) for line in described.evidence])]
         ),
