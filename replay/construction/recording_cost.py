@@ -22,7 +22,7 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import compiled
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_one_of
-from dpro.replay.steps import device_step_ns, series_outside
+from dpro.replay.steps import StepSeries, device_step_ns, series_outside
 from dpro.replay.timeline import durations_of, host_paces, replay, step_ends, step_lengths, usual_steps
 from dpro.schema import SPANS
 from dpro.store import Run
@@ -406,10 +406,7 @@ def reference_of(steps: pl.DataFrame) -> Reference | None:
     series = series_outside(steps, MIN_STEPS)
     if series is None:
         return None
-    times = series.times[~series.paused]
-    recorded = timed.filter(pl.col("window") >= 0)["step"].min()
-    early = times[(series.steps[~series.paused] < (recorded or 0))][WARM_UP:]  # type: ignore[operator]
-    # Launches stay slow after a window, since CUPTI stays attached: on an H200 steps took 1.19 times as long.
+    times, early = series.times[~series.paused], _early_times(series, timed)
     lasting = LASTING if series.by_device and early.size < MIN_EARLY else 1.0
     times = early if early.size >= MIN_EARLY else times
     typical = float(np.median(times))
@@ -417,6 +414,17 @@ def reference_of(steps: pl.DataFrame) -> Reference | None:
     if high - low >= STEADY * typical:
         return None
     return Reference(BY_STEPS, {-1: (typical, float(high), float(low) / lasting)})
+
+
+def _early_times(series: StepSeries, timed: pl.DataFrame) -> Floats:
+    """Return the times of steps before the first window, without warm-up and pauses, in ns.
+
+    Launches stay slow after a window, since CUPTI stays attached: on an H200 steps took 1.19 times as long.
+    """
+    recorded = timed.filter(pl.col("window") >= 0)["step"].min()
+    is_early = series.steps[~series.paused] < (recorded or 0)  # type: ignore[operator]
+    early: Floats = series.times[~series.paused][is_early][WARM_UP:]
+    return early
 
 
 def find_pace(graph: Graph, steps: pl.DataFrame) -> float:
@@ -433,14 +441,19 @@ def find_pace(graph: Graph, steps: pl.DataFrame) -> float:
         1 where steps outside windows are about as long, too few, or not comparable.
     """
     series = series_outside(steps, MIN_STEPS)
+    if series is None or series.cycle > 1:
+        return 1.0
     timeline = replay(graph)
     lengths = step_lengths(usual_steps(step_ends(graph, timeline.start, timeline.end), device_step_ns(steps)))
-    if series is None or series.cycle > 1 or not lengths.any():
+    if not lengths.any():
         return 1.0
-    mean_ns = float(series.times[~series.paused].mean())
-    paces = np.array([mean_ns, series.typical_ns]) / lengths.mean()
+    times, early = series.times[~series.paused], _early_times(series, with_times(steps))
+    if series.by_device and early.size >= MIN_EARLY:
+        times = early
+    paces = np.array([times.mean(), np.median(times)]) / lengths.mean()
     is_like = (np.abs(paces - 1) <= SIMILAR).any() or not 1 / FAR < paces[0] < FAR
-    return 1.0 if is_like else float(paces[0])
+    may_last = series.by_device and early.size < MIN_EARLY and paces[0] > 1  # what windows cost later steps
+    return 1.0 if is_like or may_last else float(paces[0])
 
 
 def host_paces_of(graph: Graph, cells: Sequence[Cell]) -> Floats:

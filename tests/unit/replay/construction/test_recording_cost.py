@@ -261,6 +261,16 @@ def test_steps_are_as_long_as_outside_windows(tmp_path, outside_us, number, pace
     assert find_pace(unscaled, steps_of(run)) == pytest.approx(pace, rel=0.02)
 
 
+@pytest.mark.parametrize(("outside_us", "pace"), [(120, 1), (40, 40 / 80)])
+def test_devices_that_windows_slowed_for_good_set_no_longer_step(tmp_path, outside_us, pace):
+    job = with_steps_outside(host_bound(), outside_us)
+    for row in job.rows[STEPS.name]:
+        row["gpu_step_ns"] = row["duration_ns"]
+    run = job.write(tmp_path / "run")
+    assert steps_of(run)["by_device"].all()
+    assert find_pace(build_graph(run).graph, steps_of(run)) == pytest.approx(pace, rel=0.02)
+
+
 def test_a_job_runs_at_the_pace_of_its_steps_outside_windows(tmp_path):
     run = with_steps_outside(host_bound(), 40).write(tmp_path / "run")
     built, trust = make_graph(run)
