@@ -389,8 +389,9 @@ class Pooled:
         """Return the input for condensing one rank."""
         positions = self.positions.get(rank, {})
         scales = {window: scale for (of_rank, window), scale in self.scales.items() if of_rank == rank}
-        given = (positions, self.on_gpu, self.has_shapes, scales, self.pace)
-        return PooledOfRank(rank, self.lags, self.origin_ns, *given)
+        return PooledOfRank(
+            rank, self.lags, self.origin_ns, positions, self.on_gpu, self.has_shapes, scales, self.pace
+        )
 
 
 def pool(facts: Iterable[RankSummary]) -> Pooled:

@@ -322,9 +322,12 @@ def make_graph(run: Run, report: Progress = ignore) -> tuple[Built, Trust]:
         if run.manifest.is_pretended:
             judged = without_rendezvous(built)
         elif not built.of_operations:
-            cost = find_recording_cost(built.graph, steps_of(run), profiler_of(run))
-            built = replace(built, recording=cost)
-            judged = built = replace(built, pace=find_pace(built.predictive, steps_of(run)))
+            steps = steps_of(run)
+            cost = find_recording_cost(built.graph, steps, profiler_of(run))
+            judged = built = replace(built, recording=cost)
+            pace = find_pace(built.predictive, steps)
+            if pace != 1:  # else its graph as it runs is made already
+                judged = built = replace(built, pace=pace)
         return built, assess(judged, replay(judged.graph), run.manifest)
 
 

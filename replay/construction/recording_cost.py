@@ -7,7 +7,8 @@ profiler runs; waits, kernels and transfers keep their durations.
 The profiler times an operator between two pieces of its bookkeeping, so half of an operator's cost is before
 it and half behind it, in the surrounding work; a call of the CUDA runtime contains its own cost. The amount
 follows from steps outside deep windows: their length, or that of their hosts where these run ahead of
-devices. Without them it is a prior, measured on other machines and scaled by the speed of this one.
+devices. Without them it is a prior, measured on other machines and scaled by the speed of this one. What then
+still differs between steps in windows and the others is their pace, which `find_pace` returns.
 """
 
 from __future__ import annotations

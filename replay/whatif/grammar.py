@@ -303,7 +303,6 @@ def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict
 def nearest(word: str, words: Iterable[str]) -> str:
     """Return ` (did you mean …?)` with the word nearest to `word`; empty where none is near."""
     names = list(words)
-    as_long = [name for name in names if len(name) == len(word)]  # one letter of a short word is much of it
-    least = 1 - 1 / min(len(word), 3) if word else 1.0
-    close = get_close_matches(word, names, n=1) or get_close_matches(word, as_long, n=1, cutoff=least)
+    pairs = [name for name in names if len(name) == len(word) == 2]  # one letter is half of such a word
+    close = get_close_matches(word, names, n=1) or get_close_matches(word, pairs, n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -13,6 +13,7 @@ from dpro.replay.whatif.edits.heal import Heal, RanksAt
 from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.replay.whatif.edits.selected_work import Drop, Remove, Replace, Scale, Slow
 from dpro.replay.whatif.edits.training_loop import HideInput
+from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.selected import KINDS, NodeSelection
 from dpro.replay.whatif.registry import EDITS, kind_named, parse_edit
 
@@ -134,3 +135,16 @@ def test_numbers_that_no_duration_can_take_are_refused(text):
 def test_a_key_given_twice_is_refused():
     with pytest.raises(UsageError):
         parse_edit("heal:rank=1,rank=2")
+
+
+@pytest.mark.parametrize(
+    ("word", "names", "meant"),
+    [
+        ("mp", ["mb", "every"], "mb"),
+        ("fb16", ["fp16", "bf16"], "fp16"),
+        ("x", ["k"], ""),
+        ("nope", ["drop", "heal"], ""),
+    ],
+)
+def test_a_name_is_suggested_for_a_word_that_may_be_a_slip_of_it(word, names, meant):
+    assert nearest(word, names) == (f" (did you mean {meant!r}?)" if meant else "")
