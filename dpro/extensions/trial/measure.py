@@ -156,6 +156,8 @@ Typical = Callable[[Floats], float]
 
 MIN_STEPS = 10
 BLOCK_STEPS, RESAMPLES, SEED = 5, 1000, 0
+FEW_LONGEST = 0.05  # share of the steps, the longest ones, that are no sign of bursts
+IN_BURSTS = 0.1  # relative difference of mean and median from which the median is not how fast a job is
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,8 @@ class MeasuredChange:
         low, high: 95% interval of the ratio, over all looks.
         noise: typical difference of a recording of the unchanged job from the next, as a share; None with
             one.
-        baseline_ns: typical step of the unchanged job, median over recordings.
+        baseline_ns: typical step of the unchanged job, or mean where that is compared, median over
+            recordings.
         num_pairs: pairs of recordings.
         num_steps: measured steps of the shortest recording.
         samples: samples of a step of the changed job divided by those of the unchanged job.
@@ -242,7 +245,7 @@ def ratios(baseline: Sequence[Floats], changed: Sequence[Floats], uneven: bool) 
     Args:
         baseline, changed, uneven: as in `compare`.
     """
-    typical = _mean if uneven else _median
+    typical = _typical_of(baseline, changed, uneven)
     return np.array([typical(after) / typical(before) for before, after in zip(baseline, changed)])
 
 
@@ -258,7 +261,8 @@ def compare(
     Args:
         baseline: step times of the unchanged job, ns, by recording.
         changed: step times of the changed job, ns, by recording.
-        uneven: whether the change affects only some steps, so that only their mean shows it.
+        uneven: whether the change affects only some steps, so that only their mean shows it; the mean is
+            also compared where steps of a recording come in bursts.
         samples: factor on the samples of a step.
         confidence: of the interval; higher if a trial may stop after any pair.
 
@@ -266,7 +270,7 @@ def compare(
         The median ratio over pairs, with Student's interval of the logarithms' mean around it; with a single
         pair, an interval from blocks of steps, which ignores how jobs differ from start to start.
     """
-    typical = _mean if uneven else _median
+    typical = _typical_of(baseline, changed, uneven)
     before = np.array([typical(times) for times in baseline])
     logs = np.log(ratios(baseline, changed, uneven))
     middle = float(np.median(logs))
@@ -287,6 +291,21 @@ def compare(
         min(times.size for times in (*baseline, *changed)),
         samples,
     )
+
+
+def _typical_of(baseline: Sequence[Floats], changed: Sequence[Floats], uneven: bool) -> Typical:
+    """Return the measure by which all recordings are compared: the median step, or the mean.
+
+    Several workers deliver batches in bursts: most steps are short, and the long ones between them take most
+    of the time. Only the mean then is the time in which a job does a step.
+    """
+    return _mean if uneven or any(map(_come_in_bursts, (*baseline, *changed))) else _median
+
+
+def _come_in_bursts(times: Floats) -> bool:
+    """Return whether the mean step is not about the median, a few pauses left out."""
+    calm = times[times <= np.quantile(times, 1 - FEW_LONGEST)]
+    return bool(abs(calm.mean() / np.median(times) - 1) > IN_BURSTS)
 
 
 def _median(times: Floats) -> float:

@@ -80,9 +80,17 @@ def test_drift_that_hits_both_of_a_pair_does_not_widen_the_interval():
 
 
 def test_where_steps_differ_by_what_they_do_their_mean_is_compared():
-    before, after = np.full(40, 10.0 * MS), np.tile([4.0, 4.0, 4.0, 12.0], 10) * MS
+    before, after = np.full(40, 10.0 * MS), np.tile([*[4.0] * 19, 44.0], 2) * MS
     assert compare([before], [after], True).ratio == pytest.approx(0.6)
     assert compare([before], [after], False).ratio == pytest.approx(0.4)
+
+
+def test_where_batches_come_in_bursts_the_mean_is_compared_and_pauses_alone_make_no_bursts():
+    before, bursts, pauses = noisy(36, 0), np.tile([1.5, 1.5, 14.0], 14) * MS, noisy(18, 1)
+    pauses[20] *= 20
+    mean = float(bursts.mean() / before.mean())
+    assert compare([before] * 3, [bursts] * 3, False).ratio == pytest.approx(mean)
+    assert compare([before], [pauses], False).ratio == pytest.approx(0.5, rel=0.05)
 
 
 def test_a_single_pair_has_an_interval_from_its_steps_and_no_noise():
