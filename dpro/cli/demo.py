@@ -18,7 +18,7 @@ import click
 
 from dpro.cli.analysis import analyse, open_or_import
 from dpro.cli.diagnose import print_diagnosis
-from dpro.cli.output import json_option, print_json, stderr_console
+from dpro.cli.output import console, json_option, print_json, stderr_console
 from dpro.errors import DproError
 from dpro.units import ms
 
@@ -99,7 +99,8 @@ def demo(output: Path | None, as_json: bool) -> None:
     if saved is not None and diagnosis.findings:
         by = f"{saved:.1f} ms less" if saved > 0 else f"{-saved:.1f} ms more"
         why = "" if saved > 0 else ": other work took the cores"
-        click.echo(f"  Checked: recorded without the fault, the same job really takes {by} per step{why}.")
+        really = f"recorded without the fault, the same job really takes {by} per step{why}"
+        console().print(f"  Checked: {really}.")
     _section("Look further")
     for command, what in FURTHER.items():
         click.echo(f"  {_dpro()} {command} {faulty}  # {what}")
@@ -163,7 +164,7 @@ def _print_recorded(analysis: Analysis) -> None:
 
 
 def _section(title: str) -> None:
-    click.secho(f"\n{title}", bold=True)
+    console().print(f"\n{title}", style="bold")
 
 
 def _dpro() -> str:

@@ -110,7 +110,8 @@ def test_the_demo_explains_what_it_recorded_and_checks_itself(monkeypatch, tmp_p
     faulty, healthy = (typical_step_ns(open_run(SAMPLES / name)) for name in ("slow_rank", "healthy"))
     assert shown["really_saved_ms"] == pytest.approx((faulty - healthy) / 1e6)
     assert shown["explain"]["faulty_ranks"] == [1]
-    printed = CliRunner().invoke(cli, words, catch_exceptions=False).stdout
+    printed = CliRunner().invoke(cli, words, catch_exceptions=False, color=True).stdout
+    assert "\x1b" not in printed  # what click styles is escaped on its way to a terminal
     saved_ms = f"{shown['really_saved_ms']:.1f}"
     assert f"recorded without the fault, the same job really takes {saved_ms} ms less" in printed
 
