@@ -17,6 +17,7 @@ from dpro.words import short_name, shortened
 TIME_SLICES = "shared-gpu"  # kind of observation: other processes use shares of a GPU's time
 HIDDEN = "hidden-by-queue"  # kind of observation: queued GPU work hides a slow host in most steps
 PAUSES = "pauses"  # a class
+START = "warm-up"  # the component of its finding about the first steps of a job
 MAX_LENGTH_RATIO = 1.5  # factor by which steps differ in length if only the share of a cost carries over
 NETWORK = ("slow.link", "slow.nic", "slow.fabric")  # classes
 _CLASS_WORDS = {  # the verdict of a hang says which kind it is

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from dpro.arrays import Ints
-from dpro.detect.findings import PAUSES, Finding
+from dpro.detect.findings import PAUSES, START, Finding
 from dpro.detect.observations import Observation, observe
 from dpro.detect.stragglers.from_calls import KeptWaiting
 from dpro.replay.steps import StepSeries, host_facts, step_series
@@ -587,7 +587,7 @@ def _long_warm_up(pauses: list[Pause], series: StepSeries) -> list[Finding]:
     cost = lost / series.times.size
     return [
         Finding(
-            PAUSES, "job", "warm-up", ranks, round(lost / wall, 4), 0.5, cost, observations,
+            PAUSES, "job", START, ranks, round(lost / wall, 4), 0.5, cost, observations,
             remedy="record more steps, if the job has them: this occurs once per start",
         )
     ]  # fmt: skip

@@ -20,7 +20,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.predictions import under_any_load
 from dpro.arrays import Bools, Ints
 from dpro.detect import load_model, pauses
-from dpro.detect.findings import PAUSES, CodeLocation, Finding, class_in_words
+from dpro.detect.findings import PAUSES, START, CodeLocation, Finding, class_in_words
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
 from dpro.documents import DocumentPart
 from dpro.errors import DproError
@@ -69,7 +69,6 @@ OF_FAULTS = ("heal", "cores")  # kinds of advice that treat a part at fault
 OBSERVED = (COMPUTE, SYNCHRONISATION, COPIES, INPUT)  # limits that times of calls and kernels show directly
 RECORD_MORE = "record-more"
 LITTLE = 10  # kernels and copies of a single step: fewer show no job
-NO_FAULT = "warm-up"  # class of findings about the recording rather than the job
 MAX_GAIN = 20.0  # higher gains count as this
 NOTHING_LEFT = 1_000.0  # upper bound of gains, for a step of which nothing may be left
 WORTH = 1.02  # least gain of advice
@@ -370,8 +369,8 @@ def remedies_of(findings: Sequence[Finding]) -> Iterator[Advice]:
     """Yield the remedies of findings, or what to look for, with the gain of the mean step without each."""
     for finding in findings:
         gain = 1 / (1 - min(finding.severity, 1 - 1 / MAX_GAIN))
-        if finding.class_ == NO_FAULT or gain < WORTH:
-            continue
+        if gain < WORTH or (finding.class_, finding.component_id) == (PAUSES, START):
+            continue  # a start is over once it was recorded
         is_of_data = finding.class_ == load_model.CLASS
         if finding.remedy:
             shown = finding.evidence and not is_of_data  # FAULT names the batches

@@ -221,7 +221,7 @@ def _days(ns: int) -> str:
 # The host that a finding blames. Findings that name one of several parts, and those that blame the work or
 # the program, name no host.
 
-BLAMELESS = ("hang.mismatch", "imbalance.", "pauses", "warm-up", "slow.regression", "memory.", "jitter")
+BLAMELESS = ("hang.mismatch", "imbalance.", "pauses", "slow.regression", "memory.", "jitter")
 OF_RANKS = ("rank", "ranks", "nic", "sender", "receiver", "link")
 
 

@@ -741,7 +741,7 @@ def test_what_a_finding_says_to_do_is_advised_with_what_it_costs_of_the_mean_ste
         "slow.host", "job", "what ranks take in turn", (0, 1), 0.2, 0.9, 1e7, taken, remedy="look"
     )
     late = Finding("slow.host", "rank", "2", (2,), 0.1, 0.9, 5e6, (observe("late", "rank 2 takes longer"),))
-    warm_up = Finding("warm-up", "job", "warm-up", (), 0.6, 0.9, 5e6, (), remedy="record more steps")
+    warm_up = Finding("pauses", "job", "warm-up", (), 0.6, 0.9, 5e6, (), remedy="record more steps")
     first, second, third = remedies_of([pauses, turns, late, warm_up])
     assert first.do == "see what it opens (rank 1 stands still in every 5th step)"
     assert (first.gain_low, first.gain_high) == pytest.approx((4 / 3, 2.0))
