@@ -6,6 +6,8 @@ splits the steps of the trace. Only ranks with GPU work are split; else main-thr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import polars as pl
 
@@ -18,16 +20,17 @@ from dpro.replay.timeline import Timeline, durations_of
 KINDS = {NodeKind.KERNEL: "kernel", NodeKind.COPY: "memcpy", NodeKind.TRANSFER: "kernel"}
 
 
-def replayed_breakdown(timeline: Timeline, ends: pl.DataFrame) -> pl.DataFrame:
+def replayed_breakdown(timeline: Timeline, ends: pl.DataFrame, partial: Sequence[int] = ()) -> pl.DataFrame:
     """Split every replayed step of every rank with GPU work into the parts of its time.
 
     Args:
         ends: `baseline_steps` of the graph: a step lasts from the end of the previous one, on all ranks.
+        partial: collectives in which ranks without a record take part, or may.
 
     Returns:
         `STEP_SCHEMA`, sorted by step and rank. Waits are known only for collectives with all members here.
     """
-    work, launches = _gpu_work(timeline)
+    work, launches = _gpu_work(timeline, partial)
     begins = pl.col("finish_ns").shift(1).over("window").fill_null(pl.col("begin_ns"))
     steps = ends.with_columns(start_ns=begins, end_ns=pl.col("finish_ns"))
     steps = steps.join(durations_of(ends).select("window", "step"), on=["window", "step"], how="semi")
@@ -44,7 +47,7 @@ def replayed_breakdown(timeline: Timeline, ends: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(parts).sort("step", "rank", "duration_ns")
 
 
-def _gpu_work(timeline: Timeline) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _gpu_work(timeline: Timeline, partial: Sequence[int]) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the work on GPUs, and the calls that launch it, as spans of the replay."""
     graph = timeline.graph
     nodes, edges = graph.nodes, graph.edges
@@ -55,7 +58,7 @@ def _gpu_work(timeline: Timeline) -> tuple[pl.DataFrame, pl.DataFrame]:
     members = np.bincount(nodes.collective[moves & (nodes.collective >= 0)])
     members = np.append(members, 1)  # for nodes without a collective
     expected = np.array([*(message.num_ranks for message in graph.messages), 1])[nodes.message]
-    whole = ~moves | (members[nodes.collective] >= expected)
+    whole = ~moves | ((members[nodes.collective] >= expected) & ~np.isin(nodes.collective, partial))
     arrived = np.flatnonzero(nodes.kind == NodeKind.ARRIVE)
     by_member = dict(zip(zip(nodes.rank[arrived].tolist(), nodes.span[arrived].tolist()), arrived.tolist()))
     launch = np.full(nodes.duration.size, -1)

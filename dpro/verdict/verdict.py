@@ -359,7 +359,8 @@ def _why_not_representative(analysis: Analysis) -> NoLimit | None:
     if cut := cut_in_words(analysis.run.manifest):
         return NoLimit(cut[0], "copy the truncated traces again, or record again")
     if windows_mislead(analysis.steps):
-        return NoLimit(WINDOWS_ONLY, f"{_fewer_windows(analysis.steps)}: they slow such short steps too much")
+        do = f"{_fewer_windows(analysis.steps)}: deep windows slow such short steps too much"
+        return NoLimit(WINDOWS_ONLY, do)
     return None
 
 
@@ -758,7 +759,9 @@ def cause_of(facts: JobFacts, limit: str) -> str:
         several = {short: f" in {len(names)} kernels" for short, names in of_short.items() if len(names) > 1}
         return ", ".join(f"{short} {shares[short]:.0%}{several.get(short, '')}" for short in longest)
     if limit == COMMUNICATION:
-        return ", ".join(facts.short_names[name] for name in facts.communication_kernels["name"].head(1))
+        names = [facts.short_names[name] for name in facts.communication_kernels["name"].head(1)]
+        may_wait = facts.analysis.trust.rendezvous is not None
+        return "; ".join([*names, *(["part of it may be waits for missing ranks"] if may_wait else [])])
     return ""
 
 

@@ -48,19 +48,26 @@ def without_transfers(matched: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def split_members(matched: pl.DataFrame, alignment: Alignment | None = None) -> pl.DataFrame:
+def split_members(
+    matched: pl.DataFrame, alignment: Alignment | None = None, is_whole: bool = True
+) -> pl.DataFrame:
     """Return the members of each collective with `wait_ns` and `transfer_ns`, which add up to `duration_ns`.
 
     Args:
         matched: rows of `Matching`, each on its rank's own clock.
         alignment: None if the members did not run at the same time, as pretended ranks, or if only their
             durations are known: the transfer is then the shortest duration among them.
+        is_whole: whether all ranks of the job have a record; else those without one may take part in the
+            collectives of groups whose ranks are not known.
 
     Returns:
         The rows in their order with `complete`, whether all members have rows, and both parts, null where
         they do not: a member without a record may have come last.
     """
     rows = matched.with_columns(complete=pl.col("members") >= pl.max_horizontal("expected", num_members(), 2))
+    if not is_whole:
+        is_known = (num_members().fill_null(0) > 0) | (pl.col("peer") >= 0)
+        rows = rows.with_columns(complete=pl.col("complete") & is_known)
     shortest = pl.col("duration_ns").min().over("instance")
     if alignment is None:
         transfer = rows.select(shortest).to_series()

@@ -28,6 +28,17 @@ def test_the_parts_of_an_unchanged_replay_are_those_of_the_trace(tmp_path):
         assert ((both[part] - both[f"{part}_recorded"]).abs() <= 20 * US).all(), part
 
 
+def test_collectives_that_missing_ranks_may_take_part_in_are_not_split_into_wait_and_transfer(tmp_path):
+    analysis = Analysis(gpu_job().write(tmp_path / "run"))
+    timeline = replay(analysis.built.graph)
+    ends = step_ends(timeline.graph, timeline.start, timeline.end)
+    instances = analysis.built.matching.rows["instance"].unique().to_list()
+    split, unsplit = (replayed_breakdown(timeline, ends, partial) for partial in ((), instances))
+    assert split["exposed_wait_ns"].null_count() == 0
+    assert unsplit["exposed_wait_ns"].null_count() == unsplit.height > 0
+    assert unsplit["exposed_comm_ns"].to_list() == split["exposed_comm_ns"].to_list()
+
+
 def test_a_gpu_that_idles_until_its_host_calls_a_collective_waits_for_its_host(tmp_path):
     run = TinyRun()
     for step, begin in enumerate((0, 1000)):
