@@ -125,14 +125,14 @@ def explain(
     selection: Selection = ALL,
     names: tuple[str, str] = ("A", "B"),
     doubts: Sequence[str] = (),
-    usual_ns: tuple[float | None, float | None] = (None, None),
+    longest_ns: tuple[float | None, float | None] = (None, None),
 ) -> DifferenceDocument:
     """Compare two runs.
 
     Args:
         selection: the steps whose mean is compared, and the ranks whose work in them is. A step ends with the
             last of its work on any rank, selected or not.
-        usual_ns: the `usual_ns` argument of `usual_steps` for each run.
+        longest_ns: the `longest_ns` argument of `usual_steps` for each run.
 
     Raises:
         Unanswerable: a run has no whole step, or its steps take no time.
@@ -140,9 +140,9 @@ def explain(
     keys = selection.keep(_work_nodes(a)), selection.keep(_work_nodes(b))
     work = _side_by_side(*map(_work_by_kind, keys))
     times_a, times_b = _with_ratios(*(_with_rows(of_run, work) for of_run in keys))
-    usual_a, usual_b = usual_ns
-    forth = _stepwise_means(a, times_a, work, selection, usual_a)
-    back = _stepwise_means(b, times_b, work, selection, usual_b)
+    longest_a, longest_b = longest_ns
+    forth = _stepwise_means(a, times_a, work, selection, longest_a)
+    back = _stepwise_means(b, times_b, work, selection, longest_b)
     towards_b, towards_a = np.diff(forth), np.diff(back)
     # Work that one run lacks cannot be put into it, only taken out of the other.
     lacks_a, lacks_b = (work[column].to_numpy() == 0 for column in ("a_ns", "b_ns"))
@@ -164,7 +164,7 @@ def explain(
         delta_ms=ms(after - before),
         contributors=contributors,
         unexplained_ms=ms(rest),
-        by_rank={rank: ms(delta) for rank, delta in _by_rank(b, times_b, selection, usual_b).items()},
+        by_rank={rank: ms(delta) for rank, delta in _by_rank(b, times_b, selection, longest_b).items()},
         doubts=list(doubts),
         selection=selection_document(selection),
     )
@@ -255,7 +255,7 @@ def _with_ratios(a: pl.DataFrame, b: pl.DataFrame) -> tuple[pl.DataFrame, pl.Dat
 
 
 def _stepwise_means(
-    graph: Graph, keys: pl.DataFrame, work: pl.DataFrame, selection: Selection, usual_ns: float | None
+    graph: Graph, keys: pl.DataFrame, work: pl.DataFrame, selection: Selection, longest_ns: float | None
 ) -> Floats:
     """Return [K + 1] mean steps in ns: unchanged, then with one more kind of work as in the other run."""
     node, row = keys["node"].to_numpy(), keys["row"].to_numpy()
@@ -264,7 +264,7 @@ def _stepwise_means(
     for number in range(work.height):
         of_kind = node[row == number]
         durations[of_kind, number + 1 :] = changed[of_kind, None]
-    return _mean_steps(graph, durations, selection, usual_ns)
+    return _mean_steps(graph, durations, selection, longest_ns)
 
 
 def _changed_durations(graph: Graph, keys: pl.DataFrame) -> Ints:
@@ -275,14 +275,14 @@ def _changed_durations(graph: Graph, keys: pl.DataFrame) -> Ints:
     return duration
 
 
-def _mean_steps(graph: Graph, durations: Ints, selection: Selection, usual_ns: float | None) -> Floats:
+def _mean_steps(graph: Graph, durations: Ints, selection: Selection, longest_ns: float | None) -> Floats:
     """Return [S] mean selected steps in ns, one per column of durations [N, S]; the first is the baseline."""
     ends = replay_durations(graph, durations)
     first = np.ascontiguousarray(ends[:, 0])
     baseline = step_ends(graph, first - durations[:, 0], first)
     if baseline.is_empty():
         raise Unanswerable("no complete step in the run: record at least two steps")
-    baseline = baseline if selection else usual_steps(baseline, usual_ns)
+    baseline = baseline if selection else usual_steps(baseline, longest_ns)
     means = [_mean(durations_of(baseline), selection)]
     if not means[0]:
         raise Unanswerable("no step of the run takes any time: record steps with work in them")
@@ -297,11 +297,13 @@ def _mean(steps: pl.DataFrame, selection: Selection) -> float:
     return float(selection.keep(steps)["duration_ns"].to_numpy().mean())
 
 
-def _by_rank(b: Graph, keys: pl.DataFrame, selection: Selection, usual_ns: float | None) -> dict[int, float]:
+def _by_rank(
+    b: Graph, keys: pl.DataFrame, selection: Selection, longest_ns: float | None
+) -> dict[int, float]:
     """Return by rank the ns per step that run B would save if the work of that rank took as long as in A."""
     ranks = sorted(keys["rank"].unique().to_list())
     changed = _changed_durations(b, keys)
     durations = [b.nodes.duration]
     durations += [np.where(b.nodes.rank == rank, changed, b.nodes.duration) for rank in ranks]
-    steps = _mean_steps(b, np.stack(durations, axis=1), selection, usual_ns)
+    steps = _mean_steps(b, np.stack(durations, axis=1), selection, longest_ns)
     return {rank: float(steps[0] - step) for rank, step in zip(ranks, steps[1:])}

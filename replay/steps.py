@@ -223,6 +223,9 @@ MIN_LONGER = 0.2  # excess over the steps around below which a step is never a p
 CLEAR = 6.0  # standard deviations, from the median deviation, which pauses do not affect
 MIN_NOISE = 0.02  # smallest noise that is assumed, as a share of the step
 MAX_RUN = 5  # steps in a row: a longer run is a slow spell, not a pause
+IN_TIME = 1.1  # multiple of a step outside windows: steps of a window up to this wait for no host either
+NEARLY_ALL = 0.95  # share of the steps outside windows that a delayed step of a window exceeds
+DELAYED = 1.5  # multiple of nearly all steps outside windows beyond which a step of a window was delayed
 MAX_SHARE = 0.4  # share of the steps around: more frequent long steps are normal for the job
 
 
@@ -316,14 +319,23 @@ def series_outside(steps: pl.DataFrame, at_least: int = 1) -> StepSeries | None:
     return None if series is None or series.recorded or series.times.size < at_least else series
 
 
-def device_step_ns(steps: pl.DataFrame) -> float | None:
-    """Return the typical step outside windows, in ns, of a job whose hosts all run ahead of their devices.
+def longest_deep_ns(steps: pl.DataFrame) -> float | None:
+    """Return the length beyond which a step in a deep window does not represent the job, in ns.
+
+    A window begins with a wait for its devices. Where all hosts run ahead of them otherwise, they have no
+    lead in its first steps, which take longer than the others. Elsewhere, something delayed a step in a
+    window if it takes far longer than nearly all others.
 
     Returns:
-        None where a host waits for its device in most steps, or no device timed them.
+        None where steps outside windows do not show it.
     """
-    series = None if all_hosts_ahead(steps).is_empty() else series_outside(steps)
-    return None if series is None else series.typical_ns
+    if not all_hosts_ahead(steps).is_empty():
+        series = series_outside(steps)
+        return None if series is None else IN_TIME * series.typical_ns
+    series = series_outside(steps, MIN_STEPS)
+    if series is None or series.cycle > 1:
+        return None
+    return DELAYED * float(np.quantile(series.times, NEARLY_ALL))
 
 
 def undisturbed(steps: pl.DataFrame) -> pl.DataFrame:

@@ -23,7 +23,6 @@ from dpro.replay.graph import CPU_KINDS, GPU_KINDS, EdgeKind, Graph, NodeKind, c
 USUAL = 1.5  # ratio to the median, either way, beyond which a step is unusual
 FEW = 5  # steps; of fewer, any may be unusual
 RARE = 1 / 3  # share of the steps: a deviation in more of them is usual
-IN_TIME = 1.1  # multiple of a step outside windows: steps of a window up to this wait for no host either
 COLD = 0.05  # share of first calls from which a step is unusual, where other steps have less
 MAX_WARM = 7.0  # multiple of the steps that count: a longer warm-up makes no difference
 CUT_OFF = 0.25  # of two steps, share of the first below which the last one is cut off
@@ -225,13 +224,12 @@ def are_usual(lengths: Ints | Floats) -> Bools:
     return usual
 
 
-def usual_steps(ends: pl.DataFrame, usual_ns: float | None = None) -> pl.DataFrame:
+def usual_steps(ends: pl.DataFrame, longest_ns: float | None = None) -> pl.DataFrame:
     """Mark the steps that represent a usual one, by `are_usual` and the columns `queued` and `cold_ns`.
 
     Args:
         ends: rows of `step_ends`.
-        usual_ns: the usual step where all hosts run ahead of their devices. A window begins with a wait for
-            its devices, so hosts have no lead in its first steps: these do not count if there are others.
+        longest_ns: from `longest_deep_ns`: longer steps do not count if there are others.
 
     Returns:
         The rows, with `counted` where some are unusual.
@@ -242,8 +240,8 @@ def usual_steps(ends: pl.DataFrame, usual_ns: float | None = None) -> pl.DataFra
         unlike.append(ends["cold_ns"].to_numpy() >= COLD * step_lengths(ends))
     for others in unlike:
         usual = usual & ~others if (usual & ~others).any() else usual
-    if usual_ns is not None:
-        in_time = usual & (step_lengths(ends) <= IN_TIME * usual_ns)
+    if longest_ns is not None:
+        in_time = usual & (step_lengths(ends) <= longest_ns)
         usual = in_time if in_time.any() else usual
     return ends if usual.all() else ends.with_columns(counted=usual)
 

@@ -379,7 +379,9 @@ class Analysis(Cached):
             if not self.trust.answerable:
                 return self.breakdown
             if self.condensed is None and not self.built.of_operations:
-                replayed = replayed_breakdown(self.timeline, self.baseline)
+                met = self.trust.rendezvous  # with ranks that left no record
+                partial = () if met is None else met.collective.tolist()
+                replayed = replayed_breakdown(self.timeline, self.baseline, partial)
                 if replayed["rank"].n_unique() == len(self.built.graph.ranks):
                     return replayed
             usual = Selection(steps=self.usual_steps).keep(self.breakdown)
@@ -454,7 +456,7 @@ class Analysis(Cached):
             return split_members(matched, one_clock(places, "one trace"))
         begun = first_begun(lasting_steps(self.run.table(STEPS)))
         clocks = align(matched, places, self.workers, self.run.table(CLOCK_SAMPLES), begun)
-        return split_members(matched, clocks)
+        return split_members(matched, clocks, is_whole=not self.run.manifest.missing_ranks)
 
     @cached
     def sizes(self) -> pl.DataFrame:
@@ -490,7 +492,6 @@ class Analysis(Cached):
         Raises:
             Unanswerable: the step time of pretended ranks is unknown.
         """
-        from dpro.replay.steps import device_step_ns
         from dpro.replay.whatif.predict import baseline_steps
 
         built = self.outline
@@ -498,8 +499,15 @@ class Analysis(Cached):
             raise Unanswerable(
                 f"{self.run.label}: not known of its pretended ranks: {self._pretended.unknown[0]}"
             )
-        usual_ns = device_step_ns(self.steps)
-        return baseline_steps(built.predictive, self.outline_timeline, usual_ns=usual_ns)
+        return baseline_steps(built.predictive, self.outline_timeline, longest_ns=self.longest_deep_ns)
+
+    @cached
+    def longest_deep_ns(self) -> float | None:
+        """Length beyond which a replayed step does not represent the job, in ns; None where not known."""
+        from dpro.replay.steps import longest_deep_ns
+
+        longest_ns = longest_deep_ns(self.steps)
+        return None if longest_ns is None else longest_ns * self.outline.pace
 
     @cached
     def baseline_ns(self) -> float:

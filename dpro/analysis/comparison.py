@@ -17,7 +17,7 @@ from dpro.analysis.selected import replayed_steps
 from dpro.analysis.step_time import median_change
 from dpro.replay.difference import DifferenceDocument, TypicalChange, explain
 from dpro.replay.fidelity.accuracy import MIN_USUAL_STEPS
-from dpro.replay.steps import device_step_ns, series_outside, step_series
+from dpro.replay.steps import series_outside, step_series
 from dpro.selection import ALL, Selection
 from dpro.units import format_ms, ms, signed_ms
 from dpro.words import counted
@@ -37,8 +37,8 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
             selection.checked(replayed_steps(analysis), f"{name}: ")
     doubts = [f"{name}: {reason}" for name, analysis in sides for reason in analysis.trust.reasons]
     names = a.run.label, b.run.label
-    usual_ns = device_step_ns(a.steps), device_step_ns(b.steps)
-    document = explain(a.built.predictive, b.built.predictive, selection, names, doubts, usual_ns)
+    longest_ns = a.longest_deep_ns, b.longest_deep_ns
+    document = explain(a.built.predictive, b.built.predictive, selection, names, doubts, longest_ns)
     measured = None if selection else typical_change(a.steps, b.steps)
     # To be read before all contributions.
     first_doubts = [f"{name}: {run.end.sentence}" for name, run in (("A", a), ("B", b)) if run.end.early]

@@ -23,7 +23,7 @@ import polars as pl
 from dpro.arrays import Bools, Floats, Ints
 from dpro.replay.engine import compiled
 from dpro.replay.graph import CPU_KINDS, Graph, NodeKind, is_one_of
-from dpro.replay.steps import StepSeries, device_step_ns, series_outside
+from dpro.replay.steps import StepSeries, longest_deep_ns, series_outside
 from dpro.replay.timeline import durations_of, host_paces, replay, step_ends, step_lengths, usual_steps
 from dpro.schema import SPANS
 from dpro.store import Run
@@ -445,7 +445,8 @@ def find_pace(graph: Graph, steps: pl.DataFrame) -> float:
     if series is None or series.cycle > 1:
         return 1.0
     timeline = replay(graph)
-    lengths = step_lengths(usual_steps(step_ends(graph, timeline.start, timeline.end), device_step_ns(steps)))
+    ends = step_ends(graph, timeline.start, timeline.end)
+    lengths = step_lengths(usual_steps(ends, longest_deep_ns(steps)))
     if not lengths.any():
         return 1.0
     times, early = series.times[~series.paused], _early_times(series, with_times(steps))

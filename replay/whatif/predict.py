@@ -220,7 +220,10 @@ def _rank_key(prediction: Prediction) -> tuple[object, ...]:
 
 
 def baseline_steps(
-    graph: Graph, timeline: Timeline | None = None, selection: Selection = ALL, usual_ns: float | None = None
+    graph: Graph,
+    timeline: Timeline | None = None,
+    selection: Selection = ALL,
+    longest_ns: float | None = None,
 ) -> pl.DataFrame:
     """Return when the replayed steps of the unchanged graph end, as `step_ends`.
 
@@ -228,7 +231,7 @@ def baseline_steps(
         timeline: its replay, where known already.
         selection: steps over which predictions are the mean; the usual ones where it names none. Where these
             are not all steps, column `counted` marks them.
-        usual_ns: length of steps that do not wait for a host, as from `device_step_ns`.
+        longest_ns: as in `usual_steps`.
 
     Raises:
         Unanswerable: there is no complete step, or none that counts takes any time.
@@ -240,7 +243,7 @@ def baseline_steps(
     if selection.steps:
         steps = steps.with_columns(counted=is_in_ranges("step", selection.steps))
     else:
-        steps = usual_steps(steps, usual_ns)
+        steps = usual_steps(steps, longest_ns)
     lengths = step_lengths(steps)
     if lengths.size and not lengths.any():
         raise Unanswerable("no step of the run takes any time: record steps with work in them")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.replay.steps import step_series
+from dpro.replay.steps import longest_deep_ns, step_series
 from dpro.schema import STEPS, conform
 
 
@@ -67,6 +67,13 @@ def test_pauses_before_and_after_a_lasting_change_are_found():
         60,
         70,
     ]
+
+
+def test_a_deep_step_was_delayed_if_it_is_far_longer_than_nearly_all_others():
+    times = np.tile([30.0, 40.0], 20)
+    assert longest_deep_ns(steps(times, windows=(4, 5))) == pytest.approx(60)
+    assert longest_deep_ns(steps(times[:12], windows=(4, 5))) is None  # too few others
+    assert longest_deep_ns(steps(times, windows=range(40))) is None
 
 
 def test_no_steps_have_no_pace():

@@ -55,6 +55,12 @@ def test_where_the_only_usual_step_has_queued_work_that_step_counts():
     assert step_lengths(usual_steps(ends)).tolist() == [150 * US]
 
 
+@pytest.mark.parametrize(("longest", "counted"), [(54, (36,)), (30, (36, 71)), (None, (36, 71))])
+def test_steps_longer_than_those_outside_windows_do_not_count_beside_others(longest, counted):
+    lengths_ns = step_lengths(usual_steps(ends_of(36, 71), longest and longest * US))
+    assert lengths_ns.tolist() == [length * US for length in counted]
+
+
 def test_steps_that_take_no_time_are_no_baseline(tmp_path):
     run = TinyRun()
     run.op("forward", 5, 5)
