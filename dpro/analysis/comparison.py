@@ -19,9 +19,10 @@ from dpro.replay.difference import DifferenceDocument, TypicalChange, explain
 from dpro.replay.fidelity.accuracy import MIN_USUAL_STEPS
 from dpro.replay.steps import series_outside, step_series
 from dpro.selection import ALL, Selection
-from dpro.units import format_ms, ms, signed_ms
+from dpro.units import ms, signed_ms
 from dpro.words import counted
 
+WITHIN = "the change is within the variation of steps"
 UNLIKE = "these are different jobs"  # how the doubt begins that comes before all figures
 
 
@@ -50,7 +51,7 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
             "steps in deep windows changed the other way: the rows do not explain the other steps"
         )
     if not (selection or measured) and is_within_variation(a.steps, b.steps):
-        first_doubts.append("the change is within the variation of steps")
+        first_doubts.append(WITHIN)
     if abs(document.unexplained_ms) > abs(document.delta_ms):
         first_doubts.append("the unexplained part exceeds the whole change: the rows say little about it")
     return replace(
@@ -78,6 +79,11 @@ def is_within_variation(a: pl.DataFrame, b: pl.DataFrame) -> bool:
     return bool(abs(usual_ns[1].mean() - usual_ns[0].mean()) <= ERRORS * error_ns)
 
 
+def is_clear(document: DifferenceDocument) -> bool:
+    """Return whether the steps changed by more than they vary, so that there is something to explain."""
+    return WITHIN not in document.doubts if document.measured is None else document.measured.is_clear
+
+
 def how_known(document: DifferenceDocument) -> list[str]:
     """Return the steps that the measured change rests on, and the change of the usual step, in words.
 
@@ -91,8 +97,7 @@ def how_known(document: DifferenceDocument) -> list[str]:
     clear = "" if measured.is_clear else ", within the variation of steps"
     return [
         f"typical step of {counts} ({low:+.1%} to {high:+.1%}{clear})",
-        f"usual step, as the job runs: {format_ms(document.a_ms)} -> {format_ms(document.b_ms)} "
-        f"({signed_ms(document.delta_ms)})",
+        f"the usual step, as the job runs, changed by {signed_ms(document.delta_ms)}",
     ]
 
 

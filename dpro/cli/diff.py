@@ -15,13 +15,15 @@ from dpro.units import format_ms, signed_ms
 from dpro.words import short_name, shortened
 
 if TYPE_CHECKING:
-    from dpro.replay.difference import DifferenceDocument
+    from dpro.replay.difference import Contributor, DifferenceDocument
     from dpro.selection import Ranges, RankChoice
 
 ROWS, MAX_RANKS = 15, 8
 MAX_OF_RUN, MAX_OF_LIMIT, _MIN_DO = 24, 22, 20  # characters of a run's name, its limit, and its advice
+EFFECT, WORK = "effect on the step", "work (A, B: time per step, mean of ranks)"
 LESS, UNEXPLAINED = "all smaller contributions", "not explained by any kind of work"
 _BESIDE_NAME, _MIN_NAME = 33, 40  # characters of the other columns, and of a name at least
+NS_OF_MS = 6  # decimals of ms: less than 1 ns is no row
 MIN_SHARE = 0.005  # share of the step: smaller contributions are not printed
 
 
@@ -111,16 +113,28 @@ def _is_too_long(document: DifferenceDocument, fail_on: float | None) -> bool:
 
 def _summary_lines(document: DifferenceDocument) -> list[str]:
     """Return the lines above the contributions: how the commands differ, and how the change was measured."""
-    from dpro.analysis.comparison import UNLIKE, how_known
+    from dpro.analysis.comparison import UNLIKE, how_known, is_clear
 
     unlike = [doubt for doubt in document.doubts if doubt.startswith(UNLIKE)]
-    said = how_known(document)
-    if said and _rows_of(document):
-        said[-1] += ", of which"
-    elif document.delta_ms and not _rows_of(document):
+    said, rows = how_known(document), _rows_of(document)
+    if not is_clear(document):
+        said = said[:1]  # the cause of what may be no change is not worth a word
+    elif rows:
+        if said:
+            said[-1] += ", of which"
+        said[:0] = _ranks_alone(document)
+    elif document.delta_ms:
         rest = f"; {signed_ms(document.unexplained_ms)} is not explained" if document.unexplained_ms else ""
         said.append(f"no kind of work changed by {MIN_SHARE:.1%} of the step or more{rest}")
     return [*unlike, *filter(None, [document.commands]), *said]
+
+
+def _ranks_alone(document: DifferenceDocument) -> list[str]:
+    """Return the line about the part of each rank in the change, if one has any and there are several."""
+    by_rank = sorted(document.by_rank.items(), key=lambda row: -abs(row[1]))
+    least_ms = MIN_SHARE * document.a_ms
+    parts = [f"rank {rank} {signed_ms(delta)}" for rank, delta in by_rank if abs(delta) >= least_ms]
+    return [f"each rank alone: {', '.join(parts[:MAX_RANKS])}"] if len(by_rank) > 1 and parts else []
 
 
 def _doubts_below(document: DifferenceDocument) -> list[str]:
@@ -142,7 +156,7 @@ def _in_markdown(document: DifferenceDocument, fail_on: float | None) -> str:
     ]
     rows = _rows_of(document)
     if rows:
-        lines += ["", "| step | A | B | because of (A, B: per rank and step) |", "|---:|---:|---:|---|"]
+        lines += ["", f"| {EFFECT} | A | B | {WORK} |", "|---:|---:|---:|---|"]
         for delta_ms, of_a, of_b, kind, name in rows:
             named = f"{kind} `{name.replace('|', '/').replace('`', '')}`" if name else kind
             lines.append(f"| {signed_ms(delta_ms)} | {of_a} | {of_b} | {named} |")
@@ -150,23 +164,38 @@ def _in_markdown(document: DifferenceDocument, fail_on: float | None) -> str:
 
 
 def _rows_of(document: DifferenceDocument) -> list[tuple[float, str, str, str, str]]:
-    """Return contributions: their part of the change in ms, their time in A and in B, their kind and name."""
+    """Return contributions: their part of the change in ms, their time in A and in B, their kind and name.
+
+    Without one where the steps did not change clearly.
+    """
+    from dpro.analysis.comparison import is_clear
+
+    if not is_clear(document):
+        return []
     least_ms = MIN_SHARE * document.a_ms
     shown = [part for part in document.contributors if abs(part.delta_ms) >= least_ms][:ROWS]
-    rows = [
-        (part.delta_ms, format_ms(part.a_ms), format_ms(part.b_ms), part.kind, short_name(part.name))
-        for part in shown
-    ]
+    rows = [(part.delta_ms, *_cells_of(part), short_name(part.name)) for part in shown]
     less_ms = sum(part.delta_ms for part in document.contributors if part not in shown)
     for rest_ms, words in ((less_ms, LESS), (document.unexplained_ms, UNEXPLAINED)):
-        rows += [(rest_ms, "", "", words, "")] if rest_ms and shown else []
+        rows += [(rest_ms, "", "", words, "")] if round(rest_ms, NS_OF_MS) and shown else []
     return rows
+
+
+def _cells_of(part: Contributor) -> tuple[str, str, str]:
+    """Return the mean time of a kind of work in A and in B, and the kind.
+
+    The step follows the rank that others wait for. Where its work changed one way and the mean of all ranks
+    the other, the means would contradict the effect: they are left out.
+    """
+    if part.delta_ms * (part.b_ms - part.a_ms) < 0:
+        return "", "", f"ranks differ in {part.kind or 'this'}"
+    return format_ms(part.a_ms), format_ms(part.b_ms), part.kind
 
 
 def _print(document: DifferenceDocument) -> None:
     from rich.table import Table
 
-    out, least_ms = console(), MIN_SHARE * document.a_ms
+    out = console()
     a_ms, b_ms, change = document.known_change
     out.print(
         f"A {_short_run_name(document.a)} {format_ms(a_ms)} -> B {_short_run_name(document.b)} "
@@ -175,19 +204,13 @@ def _print(document: DifferenceDocument) -> None:
     for line in _summary_lines(document):
         out.print(line)
     if rows := _rows_of(document):
-        table = Table("step", "A", "B", "because of (A, B: per rank and step)", box=None, pad_edge=False)
+        table = Table(EFFECT.replace(" the", "\nthe"), "A", "B", WORK, box=None, pad_edge=False)
         for column in table.columns[:3]:
             column.justify, column.no_wrap = "right", True
         room = max(out.width - _BESIDE_NAME, _MIN_NAME)
         for delta_ms, of_a, of_b, kind, name in rows:
             table.add_row(signed_ms(delta_ms), of_a, of_b, shortened(f"{kind} {name}".strip(), room))
         out.print(table)
-    by_rank = sorted(document.by_rank.items(), key=lambda row: -abs(row[1]))
-    ranks = [f"rank {rank} {signed_ms(delta)}" for rank, delta in by_rank if abs(delta) >= least_ms][
-        :MAX_RANKS
-    ]
-    if len(by_rank) > 1 and ranks:
-        out.print(f"each rank alone: {', '.join(ranks)}")
     for doubt in _doubts_below(document):
         out.print(f"  - {doubt}")
 

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.comparison import difference_of, is_within_variation, typical_change
+from dpro.analysis.comparison import WITHIN, difference_of, is_within_variation, typical_change
 from dpro.cli.diff import _rows_of, _summary_lines, diff
 from dpro.errors import UsageError
-from dpro.replay.difference import DifferenceDocument
+from dpro.replay.difference import Contributor, DifferenceDocument, TypicalChange
 from dpro.schema import STEPS, conform
 from tests.builders import gpu_job
 from tests.commands import dpro, refused
@@ -44,13 +44,14 @@ def test_run_that_is_slower_by_more_than_allowed_fails(pair, code):
 
 def test_a_comment_on_a_pull_request_says_first_what_changed_and_whether_that_is_allowed():
     done = CliRunner().invoke(diff, [HEALTHY, SLOW_RANK, "--markdown", "--fail-on", "3%"])
-    head, _, runs, _, commands, _, typical, _, in_depth, _, columns, align, first, *_ = (
+    head, _, runs, _, commands, _, ranks, _, typical, _, in_depth, _, columns, align, first, *_ = (
         done.stdout.splitlines()
     )
     assert head == "\U0001f534 **A step takes 123 ms instead of 73.7 ms: +66.9%** (limit: 3.0% more)"
     assert commands == "B also has `--slow-rank 1 --slow-ms 6`"
     assert typical.startswith("typical step of 47 and 47 steps outside deep windows (+47.8% to")
-    assert in_depth.startswith("usual step, as the job runs: 74.7 ms -> 123 ms")
+    assert ranks == "each rank alone: rank 1 +48.5 ms, rank 0 +1.34 ms"
+    assert in_depth == "the usual step, as the job runs, changed by +48.3 ms, of which"
     assert runs == "A: `healthy`, B: `slow_rank`"
     assert columns.count("|") == align.count("|") == first.count("|") == 5
     assert "host code `enumerate(DataLoader)" in first
@@ -73,11 +74,51 @@ def test_allowance_that_is_no_share_is_refused():
 
 
 def test_what_explains_a_difference_is_a_table_and_no_difference_has_none():
-    head, _, _, _, columns, first, *_ = CliRunner().invoke(diff, [HEALTHY, SLOW_RANK]).stdout.splitlines()
+    head, _, ranks, _, _, above, columns, first, *_ = (
+        CliRunner().invoke(diff, [HEALTHY, SLOW_RANK]).stdout.splitlines()
+    )
     assert head.startswith("A healthy 73.7 ms -> B slow_rank 123 ms a step: +49.3 ms")
-    assert columns.split()[:3] == ["step", "A", "B"]
+    assert ranks.startswith("each rank alone: rank 1 +48.5 ms")  # the rank at fault comes first
+    assert above.split() == ["effect", "on"]
+    assert columns.split()[:4] == ["the", "step", "A", "B"]
     assert first.split(maxsplit=6)[6].startswith("host code enumerate(DataLoader)")
-    assert len(CliRunner().invoke(diff, [HEALTHY, HEALTHY]).stdout.splitlines()) == 4
+    assert len(CliRunner().invoke(diff, [HEALTHY, HEALTHY]).stdout.splitlines()) == 3
+
+
+def difference(*parts: Contributor, **fields: object) -> DifferenceDocument:
+    """A step that grew from 100 to 110 ms, with some contributors."""
+    return DifferenceDocument(
+        **{
+            "a": "a", "b": "b", "a_ms": 100.0, "b_ms": 110.0, "delta_ms": 10.0, "contributors": list(parts),
+            "unexplained_ms": 0.0, "by_rank": {}, "doubts": [], **fields,
+        }
+    )  # fmt: skip
+
+
+NO_CHANGE = TypicalChange(
+    a_ms=100.0, b_ms=101.0, change=0.01, between=(-0.02, 0.04), a_steps=40, b_steps=40
+)  # fmt: skip
+
+
+def test_no_row_shows_times_that_contradict_its_effect():
+    # The rank that others wait for multiplies for longer, the other ones for less long.
+    rows = _rows_of(
+        difference(Contributor("mm", "kernel", 8.0, 20.0, 19.0), Contributor("add", "kernel", 2.0, 4.0, 6.0))
+    )
+    assert rows == [(8.0, "", "", "ranks differ in kernel", "mm"), (2.0, "4 ms", "6 ms", "kernel", "add")]
+
+
+@pytest.mark.parametrize(
+    "unclear",
+    [
+        {"measured": NO_CHANGE, "by_rank": {0: 5.0, 1: 5.0}},
+        {"doubts": [WITHIN]},
+    ],
+)
+def test_a_change_within_the_variation_of_steps_is_not_explained(unclear):
+    document = difference(Contributor("mm", "kernel", 10.0, 20.0, 30.0), **unclear)
+    assert _rows_of(document) == []
+    assert not any("10 ms" in line or "rank" in line for line in _summary_lines(document))
 
 
 def series(*others_ms: float, deep_ms: float = 10.0) -> pl.DataFrame:
@@ -125,10 +166,7 @@ def test_the_mean_of_few_steps_has_changed_only_beyond_their_variation():
 
 
 def test_without_a_change_of_any_work_there_is_no_table():
-    document = DifferenceDocument(
-        a="a", b="b", a_ms=100.0, b_ms=99.0, delta_ms=-1.0, contributors=[], unexplained_ms=-0.9,
-        by_rank={}, doubts=[],
-    )  # fmt: skip
+    document = difference(b_ms=99.0, delta_ms=-1.0, unexplained_ms=-0.9)
     assert _rows_of(document) == []
     assert _summary_lines(document) == [
         "no kind of work changed by 0.5% of the step or more; -900 us is not explained"
