@@ -19,6 +19,7 @@ from dpro.detect.hang.case import INTERRUPTED, has_left, signal_name
 from dpro.detect.hang.evidence import LEFT, SKIPPED
 from dpro.detect.hang.stacks import own_call, works
 from dpro.documents import DocumentPart
+from dpro.recorders import RECORDER
 from dpro.schema import COUNTERS, PROCESS_GROUPS, SPANS
 from dpro.units import DATED_NS, NS_PER_S, format_duration, time_in_words
 from dpro.words import capitalised, counted, ranks_in_words
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from dpro.detect.hang.case import Case, Death
     from dpro.store import Run
 
-SOURCE = "dpro recorder"  # column `source` of table `workers` where the recorder watched the processes
 COMPLETED, FAILED, ENDED, RUNNING, UNKNOWN = "completed", "failed", "ended", "running", "unknown"
 # A stall is reported if no step ended for both of these before the end of the job.
 MIN_STALL_NS = 10 * NS_PER_S
@@ -145,7 +145,7 @@ def end_of(evidence: RunEvidence) -> JobEnd:
 
 
 def _recorded(workers: pl.DataFrame) -> bool:
-    return bool((workers["source"] == SOURCE).any())
+    return bool((workers["source"] == RECORDER).any())
 
 
 def _judged(evidence: EndEvidence, findings: Sequence[Finding], status: int | None) -> JobEnd:

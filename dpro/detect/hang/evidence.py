@@ -29,10 +29,12 @@ from dpro.detect.hang.stacks import (
     remedy_of,
     sides_in_words,
     sides_of,
+    source_line,
     stand_of,
 )
 from dpro.detect.hang.waits import Root
 from dpro.detect.observations import Observation, Value, in_words, observe
+from dpro.recorders import RECORDER
 from dpro.units import DATED_NS
 from dpro.words import counted, one_of_ranks
 
@@ -65,10 +67,11 @@ _COMPARE_PLACES = (
     "rank or its own data, another number of batches, which DDP's `join()` allows, or one that it skipped "
     "after an exception)"
 )
-_ALIVE = (
-    ": `py-spy dump --pid {pid}` for stacks, `ps -o stat,wchan -p {pid}` (T: stopped, D: waiting for a "
-    "disk or a driver)"
-)
+_ALIVE = ": `{dump}` for stacks, `ps -o stat,wchan -p {pid}` (T: stopped, D: waiting for a disk or a driver)"
+_DUMP = {
+    True: "dpro attach --pid {pid} --stacks",
+    False: "py-spy dump --pid {pid}",
+}  # if dpro records it
 _GONE = "; its process is gone: `dpro record --watch` keeps the stacks of a job that hangs"
 _KILLED = "; `dmesg` shows what the kernel killed for lack of memory"
 _FAULTED = (
@@ -232,15 +235,21 @@ def _short(finding: Finding) -> str:
 
 
 def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
-    """Return what to do about a hang, with the host of its ranks, and their process while that may live."""
+    """Return what to do about a hang, with the process of its ranks while that may live.
+
+    A job on several hosts also needs the host, and a source file of the job that is here shows its line.
+    """
     rows = workers.filter(pl.col("rank").is_in(list(finding.ranks)))
     over = pl.max_horizontal(pl.col("exit_code") + 1, "exit_signal", "failed_ns", "left_ns") > 0
     alive = rows.filter(~over)
     is_gone, rows = alive.is_empty() and not rows.is_empty(), alive if alive.height else rows
     processes = rows.filter(pl.col("pid") > 0).select("rank", "pid", "host").rows()
     pid = processes[0][1] if processes and not is_gone else "PID"
+    look = _ALIVE.format(dump=_DUMP[_is_recorded(rows)].format(pid=pid), pid=pid)
+    one_host = workers["host"].n_unique() == 1
     named = [
-        (rank, "" if is_gone else f"pid {pid}", f"on {host}" if host else "") for rank, pid, host in processes
+        (rank, "" if is_gone else f"pid {pid}", "" if one_host or not host else f"on {host}")
+        for rank, pid, host in processes
     ]
     places = "; ".join(f"rank {rank}: {' '.join(filter(None, at))}" for rank, *at in named if any(at))
     of_cause = advice_on(finding) if finding.cause == CAUSE else _ADVICE.get(finding.cause)
@@ -249,13 +258,24 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
         its="their" if len(finding.ranks) > 1 else "its",
         does="do" if len(finding.ranks) > 1 else "does",
         where=f" ({places})" if places else "",
-        in_place=f" in {finding.place.in_words}" if finding.place else "",
+        in_place=f" in {_place_in_words(finding.place, rows)}" if finding.place else "",
         again="if it hangs again, before it is ended: " if is_gone else "",
         pid=pid,
-        look=_ALIVE.format(pid=pid) if not is_gone else "" if finding.place else _GONE,
+        look=look if not is_gone else "" if finding.place else _GONE,
         compare=(_COMPARE_PLACES if any(sides_of(finding)) else _COMPARE).format(who=finding.component),
         signalled=_on_signal(finding),
     )
+
+
+def _is_recorded(workers: pl.DataFrame) -> bool:
+    """Return whether dpro records processes, so that it can take their stacks."""
+    return not workers.is_empty() and set(workers["source"]) == {RECORDER}
+
+
+def _place_in_words(place: CodeLocation, workers: pl.DataFrame) -> str:
+    """Return a place in the code, with its line of source if the file is here as it was when a rank began."""
+    line = source_line(place, workers["started_ns"].min() or -1)  # type: ignore[arg-type]
+    return f"{place.in_words} (`{line}`)" if line else place.in_words
 
 
 def _on_sides(finding: Finding) -> str:

@@ -13,6 +13,7 @@ import polars as pl
 
 from dpro.detect.observations import Observation, observe
 from dpro.members import members_of, members_text
+from dpro.recorders import RECORDER
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, PROCESS_GROUPS, STEPS, WORKERS
 from dpro.schema.members import GROUP_RANKS, of_each_text, sorted_members
 from dpro.store import Run
@@ -167,7 +168,7 @@ def make_records(
         "state",
         record="collective_id",
         p2p=pl.col("op").is_in(["send", "recv"]) & (pl.col("peer") >= 0),
-        counted=pl.col("source") == "dpro recorder",
+        counted=pl.col("source") == RECORDER,
     ).filter(~pl.col("op").str.ends_with(":coalesced"))
     calls = calls.sort("rank", *(["enqueued_ns"] if calls["counted"].any() else []), "record")
     calls = calls.with_columns(order=pl.int_range(pl.len()).over("rank"))

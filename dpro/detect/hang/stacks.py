@@ -8,19 +8,23 @@ as stuck only if it took no CPU time and no library is known to wait there.
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import polars as pl
 
 from dpro.detect.findings import CodeLocation, Finding
 from dpro.detect.observations import Observation, Value, observe
 from dpro.units import NS_PER_S
-from dpro.words import ranks_in_words
+from dpro.words import ranks_in_words, shortened
 
 MAIN_THREAD = "main-thread"  # kind of observation: where a main thread is
 MIN_COMPUTING = 0.25  # of the time: a waiting thread takes none, except while its process ends unrecorded
 MIN_SAMPLED_NS = 4 * NS_PER_S  # a shorter time says little about what a thread does
+MAX_SOURCE_BYTES = 10_000_000  # a larger file is hardly written by hand
+MAX_LINE = 60  # characters of a line of source that are shown
 MAX_CALLS = 3  # innermost calls of a stack that are quoted
 # Counters of a process (its main thread ran, or was ready to), and one of its host, written at each sample.
 _CPU_TIME, _SAMPLED = ("main_thread_cpu_s", "main_thread_runqueue_s"), "telemetry_cpu_s"
@@ -131,6 +135,25 @@ def own_call(calls: Sequence[str]) -> str:
     of_user = [call for call in written if not _INSTALLED.search(call)]
     among = of_user or [call for call in written if not _OF_TORCH.search(call)] or written
     return next((call for call in among if not _INNER.search(call)), among[0])
+
+
+def source_line(place: CodeLocation, before_ns: int) -> str:
+    """Return the line of source at a place; empty where its file is not here, or was changed since a time.
+
+    Args:
+        before_ns: when the job began: a file that was changed later may have another line there.
+    """
+    path = Path(place.file)
+    try:
+        status = path.stat()
+        if not path.is_absolute() or path.suffix != ".py" or not stat.S_ISREG(status.st_mode):
+            return ""
+        if status.st_mtime_ns > before_ns or status.st_size > MAX_SOURCE_BYTES:
+            return ""
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, ValueError):
+        return ""
+    return shortened(lines[place.line - 1].strip(), MAX_LINE) if 0 < place.line <= len(lines) else ""
 
 
 def calls_in_words(calls: Sequence[str]) -> str:

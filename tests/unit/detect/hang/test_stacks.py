@@ -18,10 +18,12 @@ from dpro.detect.hang.stacks import (
     own_call,
     ran_share,
     sides_in_words,
+    source_line,
     stand_of,
     with_cpu_time,
     works,
 )
+from dpro.recorders import RECORDER
 from dpro.schema import COUNTERS, WORKERS, conform
 from dpro.units import NS_PER_S
 from tests.unit.detect.hanging import DONE, OPEN, START_NS, Job
@@ -242,10 +244,31 @@ def test_py_spy_and_the_pid_are_advised_of_a_living_process_alone(end):
     finding = finding_of(main_threads([1], BUSY, "is"))
     assert "py-spy dump" in advice_in_words(finding, worker())
     assert "py-spy" not in advice_in_words(finding, worker(**end))
-    assert advice_in_words(finding, worker()).endswith("(rank 1: pid 77 on a)")
-    assert advice_in_words(finding, worker(**end)).endswith("(rank 1: on a)")
+    assert advice_in_words(finding, worker()).endswith("(rank 1: pid 77)")
+    several = pl.concat([worker(), worker(rank=0, host="b")])
+    assert advice_in_words(finding, several).endswith("(rank 1: pid 77 on a)")
+    assert not advice_in_words(finding, worker(**end)).endswith(")")
+    several = pl.concat([worker(**end), worker(rank=0, host="b")])
+    assert advice_in_words(finding, several).endswith("(rank 1: on a)")
     placed = replace(finding, place=CodeLocation("tokenize", "job.py", 6))
     assert advice_in_words(placed, worker(**end)).startswith("see what rank 1 does in tokenize (job.py:6)")
+
+
+def test_stacks_of_a_job_that_dpro_records_are_taken_by_dpro():
+    finding = finding_of(main_threads([1], BUSY, "is"))
+    assert ": `dpro attach --pid 77 --stacks` for stacks" in advice_in_words(finding, worker(source=RECORDER))
+
+
+def test_the_line_at_which_a_rank_is_stuck_is_quoted_from_the_file_that_the_job_ran(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text("import time\n    time.sleep(3600)\n")
+    began_ns = script.stat().st_mtime_ns
+    finding = replace(finding_of(), place=CodeLocation("<module>", str(script), 2))
+    said = advice_in_words(finding, worker(started_ns=began_ns))
+    assert said.startswith("see what rank 1 does in job.py:2 (`time.sleep(3600)`): ")
+    assert "time.sleep" not in advice_in_words(finding, worker(started_ns=began_ns - 1))  # changed since
+    for path, line in ((script, 3), (script, 0), (tmp_path / "none.py", 1), (tmp_path, 1), ("job.py", 2)):
+        assert source_line(CodeLocation("f", str(path), line), began_ns) == ""
 
 
 @pytest.mark.parametrize(
