@@ -679,9 +679,9 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
     both, another = deep_and_usual(facts.analysis.steps), ""
     if both is not None and trust.pace != 1:
         deep, others = (format_duration(ns) for ns in (facts.step_ns / trust.pace, facts.step_ns))
-        another = f"steps in deep windows take {deep}, the others {others}: figures are of the former, scaled"
+        another = f"all figures come from steps in deep windows ({deep} each), scaled to the others' {others}"
     elif both is not None and abs(both[1].typical_ns / facts.step_ns - 1) > SIMILAR:
-        another = f"{_deep_and_others(facts.step_ns, both[1])}: these figures are for the former"
+        another = f"{_deep_and_others(facts.step_ns, both[1])}: all figures are of those in deep windows"
     reasons = {
         f"the replay does not fit, so do not rely on these figures: {why}": not (
             trust.answerable or cut or facts.lacks_device_work

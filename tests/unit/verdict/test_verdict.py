@@ -1224,7 +1224,7 @@ def test_a_limit_is_that_of_the_deep_steps_alone_where_the_others_take_another_t
     verdict = explain(analysis)
     assert ("what limits those is not known" in " ".join(verdict.unsure)) == is_said
     another = 1.25 / times / 1.1 > 1.1 and not is_said  # the typical one of these is a longer one
-    assert ("these figures are for the former" in " ".join(verdict.unsure)) == another
+    assert ("all figures are of those in deep windows" in " ".join(verdict.unsure)) == another
     assert (verdict.limit is None) == (times > 3)  # nothing that recording slowed so much says what limits
     assert (verdict.advice[0].kind == "record-more") == (times > 3)
 
@@ -1595,7 +1595,7 @@ def test_steps_in_depth_that_took_longer_than_the_others_are_said_to_be_scaled(t
     assert "usual step 800 us (24 steps, 4 in depth)" in verdict.job
     assert verdict.account.step_ms == pytest.approx(0.8, rel=0.01)
     (line,) = (line for line in verdict.unsure if "in deep windows" in line)
-    assert line == "steps in deep windows take 1.15 ms, the others 800 us: figures are of the former, scaled"
+    assert line == "all figures come from steps in deep windows (1.15 ms each), scaled to the others' 800 us"
 
 
 def test_the_headline_has_the_mean_of_other_steps_where_it_is_not_their_median():
