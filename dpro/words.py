@@ -154,7 +154,12 @@ def first_few(items: Sequence[object], most: int) -> str:
 
 def missing_in_words(missing: Sequence[int], world_size: int) -> str:
     """Return `2 of 8 ranks are missing: 3, 5`, for a warning."""
-    return f"{len(missing)} of {world_size} ranks are missing: {first_few(missing, _MISSING_NAMED)}"
+    return f"{share_missing(len(missing), world_size)}: {first_few(missing, _MISSING_NAMED)}"
+
+
+def share_missing(num_missing: int, world_size: int) -> str:
+    """Return `2 of 8 ranks are missing`."""
+    return f"{num_missing} of {world_size} ranks {'is' if num_missing == 1 else 'are'} missing"
 
 
 def ordinal(number: int) -> str:

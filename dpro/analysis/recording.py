@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from dpro.documents import DocumentPart
 from dpro.store import Manifest
+from dpro.units import format_ms
 from dpro.words import counted
 
 
@@ -76,4 +77,4 @@ def windows_in_words(num_windows: int, window_ms: float, verb: str = "cost") -> 
         window_ms: median cost of a deep window.
     """
     plural = " each" * (num_windows > 1)
-    return f"{counted(num_windows, 'deep window')} {verb} {window_ms:.3g} ms{plural}"
+    return f"{counted(num_windows, 'deep window')} {verb} {format_ms(window_ms)}{plural}"

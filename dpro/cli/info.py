@@ -118,10 +118,11 @@ def in_words(document: InfoDocument) -> list[str]:
     if document.after_first_window:
         lines.append(f"windows    {after_window_in_words(document.after_first_window)}")
     shares = {
-        "of collectives have a known size": coverage.collective_bytes_known,
-        "of collectives have a known process group": coverage.collective_group_known,
+        "size": coverage.collective_bytes_known,
+        "process group": coverage.collective_group_known,
     }
-    lines += [f"coverage   {share:.1%} {what}" for what, share in shares.items() if share is not None]
+    parts = [f"{what} known of {share:.1%}" for what, share in shares.items() if share is not None]
+    lines += [f"coverage   collectives: {', '.join(parts)}"] if parts else []
     lines += [f"skipped    {reason}: {count:,}" for reason, count in document.skipped.items()]
     warnings = other_warnings(document.warnings, document.missing_ranks, document.world_size)
     return lines + [f"warning    {warning}" for warning in warnings]

@@ -1042,8 +1042,8 @@ def _transfers(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if missing and limit == COMMUNICATION:
         yield Advice(
             RECORD_MORE,
-            f"record all {manifest.world_size} ranks: from {len(manifest.ranks)} it is not known whether "
-            f"{what} waits for late peers or moves data slowly",
+            "record all ranks: without those that are missing it is not known whether the time in "
+            f"{what} is waiting for late peers or slow transfers",
             None,
             None,
             "a setting",

@@ -24,7 +24,7 @@ from dpro.replay.construction.graph_builder import Built
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import Timeline, replay, share_saved
 from dpro.store import Manifest
-from dpro.words import first_few
+from dpro.words import first_few, share_missing
 
 # Communication that exceeds its fastest by no more than this contains no waiting.
 WAITED_NS = 10_000
@@ -81,7 +81,7 @@ def extrapolate_missing_ranks(built: Built, manifest: Manifest) -> Extrapolation
     waiting = share_of_waiting(built.graph, rendezvous)
     bound = f", which may be up to {waiting:.0%} of a step" if waiting >= 0.01 else ""
     late = (
-        f"{len(missing)} of {manifest.world_size} ranks are missing: waits for them cannot be "
+        f"{share_missing(len(missing), manifest.world_size)}: waits for them cannot be "
         f"distinguished from slow communication{bound}; record all ranks"
     )
     represented, unknown = _represented(built, sorted(set(manifest.ranks)))

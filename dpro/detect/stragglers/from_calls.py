@@ -326,11 +326,12 @@ def finding_of(
             if cost < NEGLIGIBLE * cycle
             else "{waited_ns} of it for rank {rank} alone"
         )
+        own_wait_ns = float(np.median(waited_ns[:, column]))
+        it_waits = "it waits {own_wait_ns}" if own_wait_ns else "it waits for none"
         waits_for_it = observe(
             "waited-for",
-            f"the others wait {{peer_wait_ns}} per step in collectives, {of_it}; it waits {{own_wait_ns}}",
-            peer_wait_ns=float(np.median(waits)), waited_ns=cost, rank=rank,
-            own_wait_ns=float(np.median(waited_ns[:, column])),
+            f"the others wait {{peer_wait_ns}} per step in collectives, {of_it}; {it_waits}",
+            peer_wait_ns=float(np.median(waits)), waited_ns=cost, rank=rank, own_wait_ns=own_wait_ns,
         )  # fmt: skip
     observations = [*_slower(team, excess, longer), waits_for_it, how]
     if cost < longer / 2 and rank not in ahead.ranks:

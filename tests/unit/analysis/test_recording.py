@@ -22,6 +22,11 @@ def test_ends_of_steps_and_windows_add_up(tmp_path):
     assert recording_in_words(cost, 4, 20.0) == words
 
 
+def test_what_a_long_window_cost_is_in_seconds(tmp_path):
+    cost = recording_share(manifest_with(tmp_path, {"ends_share": 0.002, "share": 0.4}, budget=0.01))
+    assert recording_in_words(cost, 1, 3310.0).endswith("by 1 deep window that cost 3.31 s")
+
+
 def test_a_run_without_windows_cost_what_the_ends_of_steps_took(tmp_path):
     cost = recording_share(manifest_with(tmp_path, {"ends_share": 0.004}, budget=0.01, windows=False))
     assert cost == RecordingShare(0.004, 0.004, 0.0, None)

@@ -109,7 +109,7 @@ def test_damaged_dump_is_one_line_and_a_missing_one_another(tmp_path):
     assert dumps is not None
     damaged, missing = dumps.manifest.warnings
     assert damaged.startswith(f"left out: {tmp_path / 'rank_1'}: not readable")
-    assert missing == "1 of 2 ranks are missing: 1"
+    assert missing == "1 of 2 ranks is missing: 1"
 
 
 def newest_of_two(folder: Path) -> Path:

@@ -84,6 +84,8 @@ def test_rank_that_works_longer_is_named_with_what_the_others_wait_for_it():
     values = {one.kind: one.values for one in finding.observations}
     assert values["longer-work"]["longer_ns"] == pytest.approx(10 * MS, rel=0.15)
     assert values["waited-for"]["waited_ns"] == finding.cost_ns
+    assert values["waited-for"]["own_wait_ns"] == 0
+    assert any(said.endswith("; it waits for none") for said in finding.evidence)
 
 
 def nearly_as_late() -> Job:

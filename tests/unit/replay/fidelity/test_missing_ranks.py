@@ -65,7 +65,7 @@ def test_what_may_be_waiting_is_what_communication_lasts_longer_than_at_its_fast
     assert share_of_waiting(built.graph, rendezvous) == pytest.approx(300 / 1200, abs=0.005)
     assert rendezvous_with(built, []) is None
     extrapolation = extrapolate_missing_ranks(built, run.manifest)
-    assert "1 of 2 ranks are missing" in extrapolation.unknown[0]
+    assert "1 of 2 ranks is missing" in extrapolation.unknown[0]
     assert "up to 25% of a step" in extrapolation.unknown[0]
 
 
