@@ -456,7 +456,7 @@ class Analysis(Cached):
             return split_members(matched, one_clock(places, "one trace"))
         begun = first_begun(lasting_steps(self.run.table(STEPS)))
         clocks = align(matched, places, self.workers, self.run.table(CLOCK_SAMPLES), begun)
-        return split_members(matched, clocks, is_whole=not self.run.manifest.missing_ranks)
+        return split_members(matched, clocks, self.run.manifest.missing_ranks)
 
     @cached
     def sizes(self) -> pl.DataFrame:

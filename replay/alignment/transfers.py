@@ -6,11 +6,14 @@ and views all split by these functions, so that they agree.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import polars as pl
 
+from dpro.members import members_of
 from dpro.replay.alignment.align import Alignment
 from dpro.replay.alignment.match import POINT_TO_POINT
-from dpro.schema.members import num_members
+from dpro.schema.members import GROUP_RANKS, num_members, of_each_text
 
 
 def wait_and_transfer(matched: pl.DataFrame) -> pl.DataFrame:
@@ -48,8 +51,26 @@ def without_transfers(matched: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def may_meet(missing: Collection[int]) -> pl.Expr:
+    """Return an expression: whether ranks without a record take part in the collective of a row, or may.
+
+    Any of them may belong to a group whose ranks are not known; a message is between a rank and its peer.
+
+    Args:
+        missing: the ranks without a record.
+    """
+    if not missing:
+        return pl.lit(False)
+    absent = {*missing}
+    of_group = of_each_text(
+        GROUP_RANKS, lambda text: not text or not absent.isdisjoint(members_of(text)), pl.Boolean()
+    )
+    is_message = pl.col("peer") >= 0
+    return pl.when(is_message).then(pl.col("peer").is_in(sorted(absent))).otherwise(of_group.fill_null(True))
+
+
 def split_members(
-    matched: pl.DataFrame, alignment: Alignment | None = None, is_whole: bool = True
+    matched: pl.DataFrame, alignment: Alignment | None = None, missing: Collection[int] = ()
 ) -> pl.DataFrame:
     """Return the members of each collective with `wait_ns` and `transfer_ns`, which add up to `duration_ns`.
 
@@ -57,17 +78,14 @@ def split_members(
         matched: rows of `Matching`, each on its rank's own clock.
         alignment: None if the members did not run at the same time, as pretended ranks, or if only their
             durations are known: the transfer is then the shortest duration among them.
-        is_whole: whether all ranks of the job have a record; else those without one may take part in the
-            collectives of groups whose ranks are not known.
+        missing: ranks of the job without a record.
 
     Returns:
         The rows in their order with `complete`, whether all members have rows, and both parts, null where
         they do not: a member without a record may have come last.
     """
-    rows = matched.with_columns(complete=pl.col("members") >= pl.max_horizontal("expected", num_members(), 2))
-    if not is_whole:
-        is_known = (num_members().fill_null(0) > 0) | (pl.col("peer") >= 0)
-        rows = rows.with_columns(complete=pl.col("complete") & is_known)
+    are_here = pl.col("members") >= pl.max_horizontal("expected", num_members(), 2)
+    rows = matched.with_columns(complete=are_here & ~may_meet(missing))
     shortest = pl.col("duration_ns").min().over("instance")
     if alignment is None:
         transfer = rows.select(shortest).to_series()

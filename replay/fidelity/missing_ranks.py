@@ -11,7 +11,7 @@ arrive when they did.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ import polars as pl
 from dpro.arrays import Ints
 from dpro.members import members_of
 from dpro.replay.alignment.match import POINT_TO_POINT
+from dpro.replay.alignment.transfers import may_meet
 from dpro.replay.construction.graph_builder import Built
 from dpro.replay.graph import Graph, NodeKind
 from dpro.replay.timeline import Timeline, replay, share_saved
@@ -131,16 +132,9 @@ def pipeline_stages(rows: pl.DataFrame) -> tuple[int, dict[int, int]]:
     return size, stages
 
 
-def rendezvous_with(built: Built, missing: Iterable[int]) -> PartialCollectives | None:
+def rendezvous_with(built: Built, missing: Collection[int]) -> PartialCollectives | None:
     """Return the transfers of collectives in which missing ranks take part, or may; None without any."""
-    nodes, absent = built.graph.nodes, set(missing)
-    rows = built.matching.rows.select("instance", "group_ranks", "peer")
-    may_wait = {ranks: not absent.isdisjoint(members_of(ranks)) for ranks in rows["group_ranks"].unique()}
-    met = [
-        instance
-        for instance, ranks, peer in rows.iter_rows()
-        if (peer in absent if peer >= 0 else not ranks or may_wait[ranks])
-    ]
+    nodes, met = built.graph.nodes, built.matching.rows.filter(may_meet(missing))["instance"].to_numpy()
     transfers = np.flatnonzero((nodes.kind == NodeKind.TRANSFER) & np.isin(nodes.collective, met))
     if transfers.size == 0:
         return None

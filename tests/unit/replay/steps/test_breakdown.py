@@ -338,9 +338,9 @@ def test_where_ranks_are_missing_collectives_of_unknown_ranks_are_not_split():
     collectives, spans = _all_reduces({0: [100] * 4, 1: [40] * 4}, [], bytes_in=800)
     matched = match_collectives(collectives, spans).rows
     assert split_members(matched)["wait_ns"].sum() == 240
-    assert split_members(matched, is_whole=False)["wait_ns"].null_count() == 8
+    assert split_members(matched, missing=[2])["wait_ns"].null_count() == 8
     collectives, spans = _all_reduces({0: [100] * 4, 1: [40] * 4}, [0, 1], bytes_in=800)
-    assert split_members(match_collectives(collectives, spans).rows, is_whole=False)["wait_ns"].sum() == 240
+    assert split_members(match_collectives(collectives, spans).rows, missing=[2])["wait_ns"].sum() == 240
 
 
 @pytest.mark.parametrize(
