@@ -13,7 +13,6 @@ MEMORY: Final = "--memory"
 MODULES: Final = "--modules"
 SHAPES: Final = "--shapes"
 STACKS: Final = "--stacks"
-RECORDER = "dpro recorder"  # column `source` of what dpro's own recorder watched
 # Files of the recorder's own frames in the stacks of a job.
 RECORDER_FRAMES = r"^(dpro/)?(collectors|extensions/\w+)/inside/"
 OF_LIBRARIES = (  # names of Python functions, in the spans of traces, that are not the job's own

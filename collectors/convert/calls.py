@@ -20,7 +20,7 @@ from dpro.collectors.convert.recorded import saved
 from dpro.collectors.inside.files import STALL
 from dpro.folders import written_whole
 from dpro.members import members_text
-from dpro.schema import COLLECTIVES, PROCESS_GROUPS, conform
+from dpro.schema import COLLECTIVES, PROCESS_GROUPS, RECORDER, conform
 from dpro.schema.members import with_texts
 from dpro.store import part_files, write_part
 
@@ -148,7 +148,6 @@ def _state(folder: Path) -> tuple[list[int], int]:
 # unfinished if no later call followed in its group: the call failed when the process ended, which dumps do
 # not distinguish from finished.
 
-SOURCE = "dpro recorder"
 MESSAGE_IDS = 1 << 61  # first id of messages: those of the flight recorder and of windows are below
 _WINDOW_IDS = 1 << 32  # ids of messages in window w begin at MESSAGE_IDS + (w + 1) * this
 NEVER_NS = (1 << 63) - 1
@@ -228,7 +227,7 @@ def _rows(
                 "dtype": message["dtype"],
                 "peer": ranks[peer] if 0 <= peer < len(ranks) else -1,
                 "enqueued_ns": message["enqueued_ns"],
-                "source": SOURCE,
+                "source": RECORDER,
                 "state": message.get("state", ""),
             }
         )

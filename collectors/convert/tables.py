@@ -45,6 +45,7 @@ from dpro.schema import (
     OPERATIONS,
     OUT_OF_MEMORY,
     PASSES,
+    RECORDER,
     START_PARTS,
     STARTS,
     STEPS,
@@ -55,7 +56,6 @@ from dpro.store import write_part
 from dpro.table import Table
 from dpro.words import from_json
 
-SOURCE = "dpro recorder"
 RECORD_TABLES = (STEPS, PASSES, COUNTERS, CLOCK_SAMPLES, WORKERS)
 
 
@@ -166,7 +166,7 @@ def model_calls(process: RecordedProcess) -> pl.DataFrame:
     """Return the model calls that a process recorded, as rows of `model_calls`."""
     met = saved(process.folder / "model.json", {"models": [], "calls": []})
     rows = [
-        {"rank": process.rank, "source": SOURCE} | model | call
+        {"rank": process.rank, "source": RECORDER} | model | call
         for call in met["calls"]
         if (model := met["models"][call["model"]]) is not None
     ]
@@ -205,7 +205,7 @@ def worker_row(
     updated_ns = max((r.c for r in recorded if r.kind == records.UPDATE), default=-1)
     row |= {"stack": stack_of(process.folder, updated_ns)} | exception(process.folder, recorded)
     row |= {"left_ns": left_ns(process.folder)}
-    return row | {"exit_code": ended.code, "exit_signal": ended.signal, "source": SOURCE}
+    return row | {"exit_code": ended.code, "exit_signal": ended.signal, "source": RECORDER}
 
 
 # Activity of the host in each step, from the recorder's running totals.

@@ -19,8 +19,7 @@ from dpro.detect.hang.case import INTERRUPTED, has_left, signal_name
 from dpro.detect.hang.evidence import LEFT, SKIPPED
 from dpro.detect.hang.stacks import own_call, works
 from dpro.documents import DocumentPart
-from dpro.recorders import RECORDER
-from dpro.schema import COUNTERS, PROCESS_GROUPS, SPANS
+from dpro.schema import COUNTERS, PROCESS_GROUPS, RECORDER, SPANS
 from dpro.units import DATED_NS, NS_PER_S, format_duration, time_in_words
 from dpro.words import capitalised, counted, ranks_in_words
 

@@ -31,6 +31,7 @@ GROUP_RANKS = Column(
     texts_of_lists,
     is_members_text,
 )
+RECORDER = "dpro recorder"  # value of column `source` in rows that dpro recorded itself
 
 
 # Tables of a rank's work: intervals on its lanes, communication, and dependencies.

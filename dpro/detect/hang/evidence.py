@@ -34,7 +34,7 @@ from dpro.detect.hang.stacks import (
 )
 from dpro.detect.hang.waits import Root
 from dpro.detect.observations import Observation, Value, in_words, observe
-from dpro.recorders import RECORDER
+from dpro.schema import RECORDER
 from dpro.units import DATED_NS
 from dpro.words import counted, one_of_ranks
 
@@ -68,10 +68,6 @@ _COMPARE_PLACES = (
     "after an exception)"
 )
 _ALIVE = ": `{dump}` for stacks, `ps -o stat,wchan -p {pid}` (T: stopped, D: waiting for a disk or a driver)"
-_DUMP = {
-    True: "dpro attach --pid {pid} --stacks",
-    False: "py-spy dump --pid {pid}",
-}  # if dpro records it
 _GONE = "; its process is gone: `dpro record --watch` keeps the stacks of a job that hangs"
 _KILLED = "; `dmesg` shows what the kernel killed for lack of memory"
 _FAULTED = (
@@ -245,7 +241,8 @@ def advice_in_words(finding: Finding, workers: pl.DataFrame) -> str:
     is_gone, rows = alive.is_empty() and not rows.is_empty(), alive if alive.height else rows
     processes = rows.filter(pl.col("pid") > 0).select("rank", "pid", "host").rows()
     pid = processes[0][1] if processes and not is_gone else "PID"
-    look = _ALIVE.format(dump=_DUMP[_is_recorded(rows)].format(pid=pid), pid=pid)
+    dump = f"dpro attach --pid {pid} --stacks" if _is_recorded(rows) else f"py-spy dump --pid {pid}"
+    look = _ALIVE.format(dump=dump, pid=pid)
     one_host = workers["host"].n_unique() == 1
     named = [
         (rank, "" if is_gone else f"pid {pid}", "" if one_host or not host else f"on {host}")

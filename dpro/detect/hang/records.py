@@ -13,8 +13,7 @@ import polars as pl
 
 from dpro.detect.observations import Observation, observe
 from dpro.members import members_of, members_text
-from dpro.recorders import RECORDER
-from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, PROCESS_GROUPS, STEPS, WORKERS
+from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, COUNTERS, PROCESS_GROUPS, RECORDER, STEPS, WORKERS
 from dpro.schema.members import GROUP_RANKS, of_each_text, sorted_members
 from dpro.store import Run
 

@@ -23,8 +23,7 @@ from dpro.detect.hang.stacks import (
     with_cpu_time,
     works,
 )
-from dpro.recorders import RECORDER
-from dpro.schema import COUNTERS, WORKERS, conform
+from dpro.schema import COUNTERS, RECORDER, WORKERS, conform
 from dpro.units import NS_PER_S
 from tests.unit.detect.hanging import DONE, OPEN, START_NS, Job
 
