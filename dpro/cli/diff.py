@@ -23,7 +23,7 @@ MAX_OF_RUN, MAX_OF_LIMIT, _MIN_DO = 24, 22, 20  # characters of a run's name, it
 EFFECT, WORK = "effect on the step", "work (A, B: time per step, mean of ranks)"
 LESS, UNEXPLAINED = "all smaller contributions", "not explained by any kind of work"
 _BESIDE_NAME, _MIN_NAME = 33, 40  # characters of the other columns, and of a name at least
-NS_OF_MS = 6  # decimals of ms: less than 1 ns is no row
+_DECIMALS = 6  # of a contribution in ms: none below 1 ns gets a row
 MIN_SHARE = 0.005  # share of the step: smaller contributions are not printed
 
 
@@ -177,7 +177,7 @@ def _rows_of(document: DifferenceDocument) -> list[tuple[float, str, str, str, s
     rows = [(part.delta_ms, *_cells_of(part), short_name(part.name)) for part in shown]
     less_ms = sum(part.delta_ms for part in document.contributors if part not in shown)
     for rest_ms, words in ((less_ms, LESS), (document.unexplained_ms, UNEXPLAINED)):
-        rows += [(rest_ms, "", "", words, "")] if round(rest_ms, NS_OF_MS) and shown else []
+        rows += [(rest_ms, "", "", words, "")] if round(rest_ms, _DECIMALS) and shown else []
     return rows
 
 
