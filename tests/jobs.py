@@ -85,6 +85,10 @@ def start(command: list[str], cwd: Path, **extra: object) -> subprocess.Popen[by
     return subprocess.Popen(command, cwd=cwd, env=environment(**extra), stdout=pipe, stderr=pipe)
 
 
+# What 1 in 300 jobs of torch says without a recorder: its threads abort it at its exit, all work done.
+ABORTED_AT_EXIT = b"terminate called without an active exception\n"
+
+
 def complete(command: list[str], cwd: Path, **extra: object) -> subprocess.CompletedProcess[bytes]:
     process = start(command, cwd, **extra)
     try:
