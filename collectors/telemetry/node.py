@@ -64,10 +64,12 @@ class Cgroup:
     memory: Path | None
 
     def read(self) -> dict[str, float]:
-        """Return CPU throttling of the cgroup, its memory use, and its CPU and memory limits."""
+        """Return CPU time and throttling of the cgroup, its memory use, and its CPU and memory limits."""
         values: dict[str, float] = {}
         if self.cpu is not None:
             stat = read_pairs(self.cpu / "cpu.stat")
+            if "usage_usec" in stat:
+                values["cgroup_cpu_s"] = stat["usage_usec"] / 1e6
             if "nr_throttled" in stat:
                 values["cgroup_throttled_periods"] = stat["nr_throttled"]
             if "throttled_usec" in stat:

@@ -274,6 +274,7 @@ QUANTITIES = {
     "pressure_io_full_s": _share("all processes wait for a disk"),
     "pressure_memory_some_s": _share("some processes wait for memory"),
     "pressure_memory_full_s": _share("all processes wait for memory"),
+    "cgroup_cpu_s": _cores("CPU of the cgroup"),
     "cgroup_throttled_s": _share("no CPU: cgroup limit used up"),
     "cgroup_throttled_periods": _per_second("cgroup periods without CPU"),
     "cgroup_cpu_limit_cores": Quantity("CPU limit of the cgroup", "cores"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dpro.arrays import Floats, Ints
 from dpro.errors import NothingToChange, Unanswerable
 from dpro.replay.graph import Graph, NodeKind
+from dpro.replay.hosts import hosts_of
 from dpro.replay.pipeline.dependencies import GARBAGE_COLLECTION
 from dpro.replay.timeline import replayed, step_times
 from dpro.replay.whatif.edit import Edit
@@ -23,7 +24,7 @@ from dpro.replay.whatif.graph_ops.aside import collecting, held_ns
 from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, fitting
 from dpro.replay.whatif.rankwise import RankwiseEdit
-from dpro.schema import COUNTERS, WORKERS
+from dpro.schema import COUNTERS
 from dpro.store import Run
 from dpro.units import NS_PER_MS, format_duration
 
@@ -78,10 +79,12 @@ class Workers(Edit):
     example = "workers:count=4"
     needs = "the loading time of a batch, which shows without workers, or with workers that cannot keep up"
     assumes = (
-        "each worker has its own core and its share of the data source, and passing a batch on costs nothing"
+        "each worker has its share of the data source and, where the load of cores was not sampled, its own "
+        "core; passing a batch on costs nothing"
     )
     source = (
-        "wait per step = max(0, time per batch / workers - step without input wait), for workers as a queue"
+        "step = max(step without input wait, time per batch / workers, step x share of time in which the "
+        "cores work now), for workers as a queue"
     )
     proof = "0 to 1, 2 and 4 workers, CPU"
     effort = "flag"
@@ -96,8 +99,10 @@ class Workers(Edit):
         if not loading.any():
             raise Unanswerable("no complete step in the run: record at least two steps")
         ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))
-        batch, rest = _batch_and_rest(graph, loading, _per_step(graph, loading, ranks, steps.size))
-        enough = int(np.ceil(batch / np.maximum(rest, 1.0)).max())
+        now = _per_step(graph, loading, ranks, steps.size)
+        batch, rest = _batch_and_rest(graph, loading, now)
+        least = np.maximum(rest, busy_share(graph.run) * (now + rest))
+        enough = int(np.ceil(batch / np.maximum(least, 1.0)).max())
         return [cls(count) for count in sorted({1, min(max(enough, 1), MAX_WORKERS)})]
 
     def bound(self, facts: RunFacts) -> float:
@@ -111,20 +116,24 @@ class Workers(Edit):
         ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))
         now = _per_step(graph, loading, ranks, steps.size)
         batch, rest = _batch_and_rest(graph, loading, now)
-        wait = batch if self.count == 0 else np.maximum(0.0, batch / self.count - rest)
+        least = np.maximum(rest, busy_share(graph.run) * (now + rest))
+        wait = batch if self.count == 0 else np.maximum(least, batch / self.count) - rest
         factor = np.ones(int(ranks.max()) + 1)
         factor[ranks] = np.where(now > 0, wait / np.maximum(now, 1.0), 1.0)
         return graph.with_durations(scaled(graph, loading, factor[graph.nodes.rank[loading]]))
 
     def notes(self, graph: Graph) -> tuple[str, ...]:
-        """Warn of hosts with fewer cores than workers: the prediction gives each worker its own core."""
-        if graph.run is None:
-            return ()
+        """Warn of hosts with fewer cores than workers."""
         return tuple(
-            f"{ranks * self.count:,} workers on host {host or '?'}, which has {cores:g} cores: unless they "
-            f"mostly wait for data, expect no more than from {max(int(cores // ranks), 1)} per rank"
-            for host, ranks, cores in _cores_of_hosts(graph.run)
-            if ranks * self.count > cores
+            f"{host.ranks * self.count:,} workers on host {host.name or '?'}, which has {host.cores:g} cores"
+            + (
+                ": unless they mostly wait for data, expect no more than from "
+                f"{max(int(host.cores // host.ranks), 1)} per rank"
+                if host.busy is None
+                else f": {host.busy:.0%} of their time is already used"
+            )
+            for host in ([] if graph.run is None else hosts_of(graph.run))
+            if host.ranks * self.count > host.cores
         )
 
     def describe(self) -> str:
@@ -138,14 +147,12 @@ class Workers(Edit):
         return f"DataLoader(num_workers={self.count}, persistent_workers={self.count > 0})"
 
 
-def _cores_of_hosts(run: Run) -> Iterator[tuple[str, int, float]]:
-    """Yield host, number of its ranks, and the cores that they may use, where those were sampled."""
-    sampled = run.table(COUNTERS, ["host", "counter", "value"])
-    wanted = sampled.filter(pl.col("counter").is_in(["cpus", "cgroup_cpu_limit_cores"]), pl.col("value") > 0)
-    cores = wanted.group_by("host", "counter").agg(pl.col("value").median())
-    cores = cores.group_by("host").agg(cores=pl.col("value").min())
-    ranks = run.table(WORKERS, ["rank", "host"]).group_by("host").agg(ranks=pl.col("rank").n_unique())
-    yield from ranks.join(cores, on="host").select("host", "ranks", "cores").sort("host").iter_rows()
+def busy_share(run: Run | None) -> float:
+    """Return the share of their time that the busiest host's cores work; 0 where it was not sampled.
+
+    With enough workers, a step still takes this share of its time: the cores then work all the time.
+    """
+    return max((host.busy or 0.0 for host in hosts_of(run)), default=0.0) if run is not None else 0.0
 
 
 def loading_of(graph: Graph) -> NDArray[np.bool_]:

@@ -61,7 +61,7 @@ def cgroup_tree(root: Path, own: str, files: dict[str, object]) -> tuple[Path, P
 def test_cgroup_v2_limits_are_those_of_the_innermost_one_that_has_any(tmp_path):
     files = {
         "cpu.stat": "usage_usec 9",
-        "pod/cpu.stat": "nr_throttled 4\nthrottled_usec 2500000",
+        "pod/cpu.stat": "usage_usec 12500000\nnr_throttled 4\nthrottled_usec 2500000",
         "pod/cpu.max": "150000 100000",
         "pod/job/cpu.stat": "nr_throttled 0\nthrottled_usec 0",
         "pod/job/cpu.max": "max 100000",
@@ -70,6 +70,7 @@ def test_cgroup_v2_limits_are_those_of_the_innermost_one_that_has_any(tmp_path):
     }
     cgroup = find_cgroup(*cgroup_tree(tmp_path, "0::/pod/job", files))
     assert cgroup.read() == {
+        "cgroup_cpu_s": 12.5,
         "cgroup_throttled_periods": 4,
         "cgroup_throttled_s": 2.5,
         "cgroup_cpu_limit_cores": 1.5,

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from dpro.errors import Unanswerable
 from dpro.replay.construction.graph_builder import build_graph
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph
+from dpro.replay.hosts import hosts_of
 from dpro.replay.timeline import replay
-from dpro.replay.whatif.edits.training_loop import HideInput
+from dpro.replay.whatif.edits.training_loop import HideInput, Workers
+from dpro.replay.whatif.facts import facts_of
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import COUNTERS
 from tests.builders import US, TinyRun, cpu_job, gpu_job
@@ -220,6 +222,27 @@ def test_more_workers_than_cores_are_warned_of(tmp_path):
     assert parse_edit("workers:count=2").notes(graph) == ()
     (said,) = parse_edit("workers:count=100000").notes(graph)
     assert said.startswith("100,000 workers on host node7, which has 2 cores")
+
+
+@pytest.mark.parametrize(("limit", "busy"), [(None, 0.5), (4, 0.75), (8, 0.5)])
+def test_workers_get_no_more_from_the_cores_than_these_have_left(tmp_path, limit, busy):
+    run = loading(per_batch=300)
+    run.worker(0, "")
+    begun, ended = 0, 2_000
+    run.counter("cpus", begun, 8)
+    for state, seconds in (("cpu_user_s", 8), ("cpu_system_s", 4), ("cpu_idle_s", 11), ("cpu_iowait_s", 1)):
+        run.counter(state, begun, 100, rank=-1)
+        run.counter(state, ended, 100 + seconds, rank=-1)
+    if limit:
+        run.counter("cgroup_cpu_limit_cores", begun, limit)
+        run.counter("cgroup_cpu_s", begun, 7, rank=-1)
+        run.counter("cgroup_cpu_s", ended, 7 + 3 * (ended - begun) / 1e6, rank=-1)
+    built = run.build(tmp_path / "r")
+    (host,) = hosts_of(built.graph.run)
+    assert host == ("", 1, limit or 8, pytest.approx(busy))
+    # Of the 400 that a step takes now, the cores work this share.
+    assert steps_us(built.graph, "workers:count=8") == pytest.approx([400 * busy] * 6, abs=1)
+    assert Workers.candidates(facts_of(built.graph)) == [Workers(1)] + [Workers(2)] * (busy < 0.75)
 
 
 def test_enough_workers_are_as_good_as_input_that_is_always_ready(input_bound):
