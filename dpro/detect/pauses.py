@@ -568,14 +568,11 @@ def _long_warm_up(pauses: list[Pause], series: StepSeries) -> list[Finding]:
     if lost < max(MIN_WARM_UP * wall, MIN_WARM_UP_NS):
         return []
     kinds = sorted({pause.kind for pause in pauses if pause.kind not in (*_UNEXPLAINED, CONTENTION)})
-    longer = observe(
-        "warm-up",
-        "the first {steps} steps take {more_ns} more than typical ones",
-        steps=WARM_UP,
-        more_ns=lost,
-    )
     observations = (
-        longer.then(" ({what})", what=", ".join(kinds)) if kinds else longer,
+        observe(
+            START, "the first {steps} steps take {more_ns} more than typical ones",
+            steps=WARM_UP, more_ns=lost,
+        ),
         observe(
             "share-of-wall-time",
             "{wall_share} of the wall time of {steps} steps; the cost is the mean over all steps",
@@ -587,7 +584,7 @@ def _long_warm_up(pauses: list[Pause], series: StepSeries) -> list[Finding]:
     cost = lost / series.times.size
     return [
         Finding(
-            PAUSES, "job", START, ranks, round(lost / wall, 4), 0.5, cost, observations,
+            PAUSES, "job", START, ranks, round(lost / wall, 4), 0.5, cost, observations, ", ".join(kinds),
             remedy="record more steps, if the job has them: this occurs once per start",
         )
     ]  # fmt: skip

@@ -29,7 +29,7 @@ from dpro.replay.attribution import innermost
 from dpro.replay.cost.kernels.roofline import GPUS, stored_as
 from dpro.replay.gradient_buckets import framework_of, half_precision_setting
 from dpro.replay.graph import NO_SPAN, Graph, NodeKind
-from dpro.replay.steps import host_facts
+from dpro.replay.steps import host_facts, step_series
 from dpro.replay.timeline import warm_up
 from dpro.replay.whatif.edit import EFFORTS, kind_of_job
 from dpro.replay.whatif.edits.coalescing import series_of
@@ -307,8 +307,9 @@ def _merit(advice: Advice) -> float:
 
 
 # What treats each limit itself, before what merely helps.
+_ASIDE = (COMPILATION, CHECKPOINT, COLLECTION)  # what hosts do besides training
 _FIRST = {
-    HOST: ("cores", "launch-one", "python", "allocator", "launch", "batch", "optimizer"),
+    HOST: ("cores", "launch-one", "python", *_ASIDE, "allocator", "launch", "batch", "optimizer"),
     COMPUTE: ("cores", "amp", "attention", "fuse", "tune-kernel", "optimizer", "batch"),
     COMMUNICATION: (
         RECORD_MORE,
@@ -325,7 +326,7 @@ _FIRST = {
     SYNCHRONISATION: ("sync",),
     COPIES: ("copies",),
     BUBBLE: ("interleave", "microbatches", "stages"),
-    **{kind: (kind,) for kind in (COMPILATION, CHECKPOINT, COLLECTION)},
+    **{kind: (kind,) for kind in _ASIDE},
 }
 
 
@@ -684,33 +685,37 @@ def _named(work_of: Callable[[Graph], Bools], steps: Sequence[int], graph: Graph
 
 # Work that no update needs: kind, counter of the time that each step of a rank spent on it, remedy.
 _BESIDE: Sequence[tuple[str, str, str, str]] = (
-    (COMPILATION, "compile_ns", "compile code once, not in each step", pauses.DO[pauses.COMPILATION]),
-    (CHECKPOINT, "checkpoint_ns", "do not wait for a checkpoint in each step", pauses.DO[pauses.CHECKPOINT]),
-    (COLLECTION, "gc_ns", "collect garbage less often than in each step", pauses.DO[pauses.COLLECTION]),
+    (COMPILATION, "compile_ns", "compile code once, not in steps", pauses.DO[pauses.COMPILATION]),
+    (CHECKPOINT, "checkpoint_ns", "do not wait for checkpoints in steps", pauses.DO[pauses.CHECKPOINT]),
+    (COLLECTION, "gc_ns", "collect garbage less often", pauses.DO[pauses.COLLECTION]),
 )
 
 
 def _extra_work(facts: JobFacts, limit: str) -> Iterator[Advice]:
-    """End what hosts do in most steps besides training, by replay, and by counters of all steps.
+    """End what hosts do in steps besides training, by replay, and by counters of all steps but pauses.
 
     A host that runs ahead of its GPU may hide it: there, the replay shows its cost, if it knows.
     """
+    series = step_series(facts.analysis.steps)
+    paused = [] if series is None else series.steps[series.paused].tolist()
     counts = host_facts(facts.analysis.steps, facts.analysis.counters)
+    counts = counts.filter(~pl.col("step").is_in(paused))
     replayed = facts.gains_by_limit()
     for kind, column, do, how in _BESIDE:
         spent_ns = pl.col(column).fill_null(0.0)
-        share = (spent_ns / pl.col("duration_ns")).median()
-        ranks = counts.group_by("rank").agg(share=share, took_ns=spent_ns.median())
-        shares, gains = ranks["share"].to_numpy().clip(0.0, 1 - 1 / MAX_GAIN), [replayed.get(kind, 1.0)]
+        share = spent_ns.sum() / pl.col("duration_ns").sum()
+        ranks = counts.group_by("rank").agg(share=share, took_ns=spent_ns.mean())
+        shares = ranks["share"].to_numpy().clip(0.0, 1 - 1 / MAX_GAIN)
+        gains = [replayed[kind]] if kind in replayed else [] if facts.kernels.is_empty() else [1.0]
         if shares.size and (facts.kernels.is_empty() or kind not in replayed):
             gains += [1 / (1 - float(shares.mean())), 1 / (1 - float(shares.max()))]
-        if max(gains) < WORTH:
+        if max(gains, default=1.0) < WORTH:
             continue
         took_ns = max([*ranks["took_ns"], 0.0]) or (1 - 1 / gains[0]) * facts.step_ns
         compiling = facts.spans.filter((kind == COMPILATION) & pl.col("name").str.contains(COMPILER))
         yield Advice(
             kind,
-            f"{do} ({how}): {format_duration(took_ns)} a step{place_of(compiling, facts.spans)}",
+            f"{do} ({how}): {format_duration(took_ns)} a step on average{place_of(compiling, facts.spans)}",
             min(gains),
             max(gains),
             "a line of code",

@@ -25,7 +25,7 @@ from dpro.analysis.mean_step import PARTS, inputs_of_step, mfu_of
 from dpro.analysis.predictions import OTHER_LOAD, predict_edits
 from dpro.analysis.step_time import step_time_document
 from dpro.classify import OTHER
-from dpro.detect.findings import Finding
+from dpro.detect.findings import START, Finding
 from dpro.detect.hang.evidence import advice_in_words, verdicts_in_words
 from dpro.detect.host_bound import THE_HOST
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
@@ -537,6 +537,9 @@ def fault_in_words(findings: Sequence[Finding], why_not: str = "", fits: bool = 
 
 def _costs_in_words(finding: Finding, perhaps: str) -> str:
     """Return which part is at fault, and its cost."""
+    first = next((one for one in finding.observations if one.kind == START), None)
+    if finding.component_id == START and first:  # once: a mean over the recorded steps says nothing of others
+        return f"{finding.cause or START}: {first.text}"
     costs = f" {cost_verb(finding)} {perhaps}{_cost_of_step(finding)}" if finding.cost_ns else ""
     return f"{name_part(finding)}{costs}"
 

@@ -1351,15 +1351,16 @@ def test_what_comes_before_the_first_launch_of_a_program_is_no_input(tmp_path):
     assert explained(run, tmp_path / "with").limit.kind == INPUT
 
 
-def pausing(counter: str, per_step_ns: float, in_steps: int = 8) -> TinyRun:
-    """Steps of 1 ms, 400 us of compiler ranges in each, and what hosts counted in some of them."""
-    run = TinyRun()
-    for step in range(8):
-        at = 1000 * step
+def pausing(counter: str, per_step_ns: float, every: int = 1, num_steps: int = 8) -> TinyRun:
+    """Steps of 1 ms, 400 us of compiler ranges in each, and longer ones in which hosts counted something."""
+    run, at = TinyRun(), 0.0
+    for step in range(num_steps):
+        more = per_step_ns / US if step % every == every - 1 and every > 1 else 0.0
         run.op("_compile.compile_inner (dynamo_timed)", at + 10, at + 410)
-        run.op("aten::mm", at + 410, at + 990)
-        run.step(step, at, at + 1000)
-        run.counter(counter, at, per_step_ns if step < in_steps else 0.0)
+        run.op("aten::mm", at + 410, at + 990 + more)
+        run.step(step, at, at + 1000 + more)
+        run.counter(counter, at, more * US if every > 1 else per_step_ns)
+        at += 1000 + more
     return run
 
 
@@ -1377,13 +1378,13 @@ def test_compiling_in_each_step_is_the_limit_and_to_be_ended(tmp_path):
 @pytest.mark.parametrize(
     ("counter", "kind"), [("step_gc_ns", COLLECTION), ("step_checkpoint_ns", CHECKPOINT)]
 )
-def test_what_hosts_count_in_most_steps_is_to_be_ended(tmp_path, counter, kind):
-    facts = facts_of(pausing(counter, 250_000, in_steps=5), tmp_path / "most")
-    assert [(one.kind, one.gain_high) for one in advise(facts, COMPUTE) if one.kind == kind] == [
-        (kind, pytest.approx(1 / 0.75))
-    ]
-    facts = facts_of(pausing(counter, 250_000, in_steps=3), tmp_path / "some")
-    assert kind not in [one.kind for one in advise(facts, COMPUTE)]
+def test_what_hosts_count_in_so_many_steps_that_it_is_no_pause_is_to_be_ended(tmp_path, counter, kind):
+    facts = facts_of(pausing(counter, 500_000, every=2, num_steps=40), tmp_path / "often")
+    (advice,) = (one for one in advise(facts, HOST) if one.kind == kind)
+    assert advice.gain_low == advice.gain_high == pytest.approx(1250 / 1000)
+    assert "250 us a step on average" in advice.do
+    facts = facts_of(pausing(counter, 500_000, every=10, num_steps=40), tmp_path / "rarely")
+    assert kind not in [one.kind for one in advise(facts, HOST)]
 
 
 def test_gradients_that_are_reduced_in_vain_are_to_be_reduced_once(tmp_path):

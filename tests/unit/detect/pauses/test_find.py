@@ -14,6 +14,7 @@ from dpro.detect.pauses import EMPTY_QUEUE, LostTime, Pause, find_pauses, merged
 from dpro.detect.stragglers.from_calls import find_late_ranks
 from dpro.detect.stragglers.own_time import calls_of, own_time, own_time_of_all
 from dpro.schema import COUNTERS, STEPS, conform
+from dpro.verdict.verdict import fault_in_words
 from tests.unit.detect.calling import MS, Job, counted, data_parallel, noisy, slower, tables
 
 STEP_MS = 41.1  # of `data_parallel`: work, the last call, the optimizer
@@ -213,7 +214,11 @@ def test_long_first_steps_are_said_apart_and_are_a_finding_only_if_most_of_the_t
     assert any("warm-up" in line for line in finding.evidence)
     assert lost(paused(QUIET, range(4), [0, 1], 500.0)).findings == []
     (start,) = lost(paused(QUIET, range(4), 0, 5000.0)).findings
-    assert (start.class_, start.component_id) == ("pauses", "warm-up")
+    assert (start.class_, start.component_id, start.cause) == ("pauses", "warm-up", "")
+    compiled = counted(QUIET, step_compile_ns=in_steps(QUIET, range(4), 0, 5000.0))
+    (start,) = lost(paused(compiled, range(4), 0, 5000.0)).findings
+    assert start.cause == "compilation"
+    assert fault_in_words([start]) == "compilation: the first 3 steps take 5 s more than typical ones."
 
 
 @pytest.mark.parametrize("seed", range(3))
