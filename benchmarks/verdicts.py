@@ -36,7 +36,8 @@ from numpy.typing import NDArray
 from dpro.analysis.analysis import Analysis
 from dpro.cli.analysis import analyse
 from dpro.errors import DproError
-from dpro.verdict import advice, facts, ledger, limits, verdict
+from dpro.verdict import advice, facts, ledger, limits, ranking, verdict
+from dpro.verdict.sources import edits, hosts, kernels, parts, transfers
 from dpro.verdict.verdict import Explanation, explain
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -60,7 +61,8 @@ FACTORS = (0.5, 0.71, 1.0, 1.41, 2.0)  # of each constant
 BOUNDS, BETWEEN = (0.5, 2.0), {0.71: 0.5, 1.41: 2.0}
 LEFT_OUT = ("limit", "first advice")  # checks that constants decide
 WITHIN = 5.0  # %: how much lower the share of right traces may be with one left out
-DECIDING = (advice, facts, ledger, limits)  # modules whose constants decide a verdict; those of advice first
+OF_ADVICE = (advice, ranking, edits, hosts, kernels, parts, transfers)
+DECIDING = (*OF_ADVICE, facts, ledger, limits)  # modules whose constants decide a verdict
 NOT_FITTED = (
     "MAX_ADVICE", "MAX_GAIN", "NOTHING_LEFT", "FREE", "LONGEST", "NS_PER_MS", "NO_SPAN", "NO_STEP", "ON_GPU",
 )  # fmt: skip
@@ -151,7 +153,7 @@ def ledgers_kept() -> Iterator[None]:
     def entries_of(of: facts.JobFacts) -> list[ledger.LedgerRow]:
         graph = of.job.graph
         columns = graph.nodes.duration, graph.edges.source, graph.edges.target, graph.edges.lag
-        values = [vars(module).get(name) for module in DECIDING[1:] for name in constants()]
+        values = [vars(module).get(name) for module in DECIDING[len(OF_ADVICE) :] for name in constants()]
         key = (*values, *(hashlib.blake2b(column.tobytes()).digest() for column in columns))
         if key not in made:
             made[key] = ledger.entries_of(of)

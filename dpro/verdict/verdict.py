@@ -57,18 +57,11 @@ from dpro.verdict.advice import (
     RECORD_MORE,
     WORTH,
     Advice,
-    advise,
-    advise_of_findings,
-    correct_numbers,
-    first_of,
     interval_of,
     middle_of,
     record_code,
     record_more,
     record_steps,
-    remedies_of,
-    within_limit,
-    worth_after,
 )
 from dpro.verdict.facts import JobFacts, facts_of
 from dpro.verdict.ledger import (
@@ -87,6 +80,8 @@ from dpro.verdict.limits import (
     INPUT,
     LOADING,
 )
+from dpro.verdict.ranking import advise, advise_of_findings, first_of, within_limit, worth_after
+from dpro.verdict.sources.parts import correct_numbers, remedies_of
 from dpro.words import capitalised, counted, ranks_in_words, shortened
 
 NAMING = ("rank", "ranks", "host", "stage")  # kinds of components whose ranks are at fault

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dpro.analysis.analysis import Analysis
-from dpro.verdict.advice import advise
 from dpro.verdict.facts import facts_of
+from dpro.verdict.ranking import advise
 from tests.jobs import TORCHRUN, record, script
 
 pytest.importorskip("torch")

@@ -15,9 +15,9 @@ from dpro.replay.whatif.predict import Prediction, predict
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import CLOCK_SAMPLES, COLLECTIVES, PROCESS_GROUPS, STEPS, WORKERS
 from dpro.store import open_run
-from dpro.verdict.advice import advise
 from dpro.verdict.facts import facts_of
 from dpro.verdict.limits import COMMUNICATION, COMPUTE, HOST, INPUT
+from dpro.verdict.ranking import advise
 from dpro.verdict.verdict import explain
 
 

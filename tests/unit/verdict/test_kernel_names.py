@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dpro.verdict.advice import without_tensor_cores
 from dpro.verdict.facts import LONGEST, short_kernel
+from dpro.verdict.sources.kernels import without_tensor_cores
 
 
 @pytest.mark.parametrize(

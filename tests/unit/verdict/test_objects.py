@@ -6,9 +6,9 @@ import pytest
 
 from dpro.analysis.analysis import Analysis
 from dpro.schema import COLLECTIVES, SPANS
-from dpro.verdict.advice import advise
 from dpro.verdict.facts import exchanges_of_objects
 from dpro.verdict.limits import HOST
+from dpro.verdict.ranking import advise
 from tests.builders import US, TinyRun
 from tests.unit.verdict.test_verdict import facts_of
 

@@ -25,17 +25,7 @@ from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import EDITS, parse_edit
 from dpro.store import CUT, open_run
-from dpro.verdict.advice import (
-    Advice,
-    _longest_names,
-    advise,
-    advise_of_findings,
-    first_of,
-    partly,
-    remedies_of,
-    within_limit,
-    worth_after,
-)
+from dpro.verdict.advice import Advice, partly
 from dpro.verdict.facts import JobFacts, place_of
 from dpro.verdict.ledger import LIMIT_OF, LedgerRow, cause_of_finding, entries_of
 from dpro.verdict.limits import (
@@ -52,6 +42,9 @@ from dpro.verdict.limits import (
     FreeCopies,
     work_of_devices,
 )
+from dpro.verdict.ranking import advise, advise_of_findings, first_of, within_limit, worth_after
+from dpro.verdict.sources.hosts import _longest_names
+from dpro.verdict.sources.parts import remedies_of
 from dpro.verdict.verdict import (
     Explanation,
     _by_replay,
@@ -1075,7 +1068,7 @@ def test_cores_gain_no_more_than_a_host_that_takes_no_time():
 def test_calls_of_the_model_are_never_the_input(tmp_path, monkeypatch, name, is_input):
     facts = facts_of(launches_of([("gemm", 4000, 200), *[("mul", 20, 100)] * 10]), tmp_path)
     prepared = pl.DataFrame({"name": [name, "bert.py(9): forward"], "took_ns": [900_000, 800_000]})
-    monkeypatch.setattr("dpro.verdict.advice._work_by_name", lambda *_: prepared)
+    monkeypatch.setattr("dpro.verdict.sources.hosts._work_by_name", lambda *_: prepared)
     shown = [advice.do for advice in advise(facts, INPUT) if advice.kind == "input"]
     assert bool(shown) is is_input
     assert all("load (train.py:9)" in do and "forward" not in do for do in shown)
@@ -1181,7 +1174,7 @@ def test_of_equal_gains_the_lesser_effort_comes_first_and_what_treats_the_limit_
         for kind, effort in (("sync", "new code"), ("fuse", "a line of code"), ("input", "a setting"))
     )
     more = Advice("copies", "copies", 1.6, 1.8, "new code")
-    monkeypatch.setattr("dpro.verdict.advice._SOURCES", [lambda *_: [code, setting, more, line]])
+    monkeypatch.setattr("dpro.verdict.ranking._SOURCES", [lambda *_: [code, setting, more, line]])
     assert [advice.kind for advice in advise(facts, HOST)] == ["copies", "input", "fuse", "sync"]
     assert [advice.kind for advice in advise(facts, COMPUTE)] == ["fuse", "copies", "input", "sync"]
 

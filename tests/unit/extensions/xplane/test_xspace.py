@@ -24,9 +24,9 @@ from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.registry import all_kinds, parse_edit
 from dpro.schema import TABLES, conform
 from dpro.store import open_run
-from dpro.verdict.advice import advise
 from dpro.verdict.facts import JobFacts
 from dpro.verdict.ledger import LIMIT_OF
+from dpro.verdict.ranking import advise
 from dpro.verdict.verdict import explain
 from tests.perfetto_traces import pftrace
 from tests.xplane_profiles import Plane, gpu_profile, profile

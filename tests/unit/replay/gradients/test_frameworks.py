@@ -10,7 +10,7 @@ from dpro.analysis.analysis import Analysis
 from dpro.replay.gradient_buckets import FRAMEWORKS, framework_of
 from dpro.replay.whatif.registry import parse_edit
 from dpro.schema import BUCKETS, SPANS
-from dpro.verdict.advice import REDUCER, reducing_in_bf16
+from dpro.verdict.sources.edits import REDUCER, reducing_in_bf16
 from tests.ddp import ddp_job
 
 SOURCES = {

@@ -1,0 +1,1 @@
+"""Sources of advice: functions of the facts of a job and its limit, which yield what to do about it."""
