@@ -70,6 +70,8 @@ class Cgroup:
             stat = read_pairs(self.cpu / "cpu.stat")
             if "usage_usec" in stat:
                 values["cgroup_cpu_s"] = stat["usage_usec"] / 1e6
+            elif (used_ns := read_number(self.cpu / "cpuacct.usage")) is not None:
+                values["cgroup_cpu_s"] = used_ns / 1e9
             if "nr_throttled" in stat:
                 values["cgroup_throttled_periods"] = stat["nr_throttled"]
             if "throttled_usec" in stat:

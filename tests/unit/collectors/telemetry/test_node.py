@@ -81,6 +81,7 @@ def test_cgroup_v2_limits_are_those_of_the_innermost_one_that_has_any(tmp_path):
 def test_cgroup_v1_is_read_where_a_container_sees_it(tmp_path):
     files = {
         "cpu,cpuacct/cpu.stat": "nr_throttled 3\nthrottled_time 1500000000",
+        "cpu,cpuacct/cpuacct.usage": 8_500_000_000,
         "cpu,cpuacct/cpu.cfs_quota_us": 400000,
         "cpu,cpuacct/cpu.cfs_period_us": 100000,
         "memory/memory.usage_in_bytes": 5,
@@ -89,6 +90,7 @@ def test_cgroup_v1_is_read_where_a_container_sees_it(tmp_path):
     own = "5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n0::/"  # a path of the host's
     cgroup = find_cgroup(*cgroup_tree(tmp_path, own, files))
     assert cgroup.read() == {
+        "cgroup_cpu_s": 8.5,
         "cgroup_throttled_periods": 3,
         "cgroup_throttled_s": 1.5,
         "cgroup_cpu_limit_cores": 4,
