@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
+from dpro.replay.graph import Graph, computed_once
 from dpro.schema import COUNTERS, STEPS, WORKERS
-from dpro.store import Run
 
 LIMIT = "cgroup_cpu_limit_cores"
 _OF_CGROUP = "cgroup_cpu_s"
@@ -36,22 +35,28 @@ class Host(NamedTuple):
     busy: float | None
 
 
-def hosts_of(run: Run) -> Iterator[Host]:
-    """Yield hosts whose cores were sampled, by name."""
+@computed_once
+def hosts_of(graph: Graph) -> list[Host]:
+    """Return the hosts of a graph's run whose cores were sampled, by name; none without a run."""
+    if graph.run is None:
+        return []
     columns = ["host", "rank", "counter", "time_ns", "value"]
     wanted = pl.col("counter").is_in(["cpus", LIMIT, _OF_CGROUP, *_STATES])
-    sampled = run.table(COUNTERS, columns).filter(wanted)
-    ranks = run.table(WORKERS, ["rank", "host"]).group_by("host").agg(ranks=pl.col("rank").n_unique())
-    steps = run.table(STEPS, ["start_ns", "duration_ns"])
+    sampled = graph.run.table(COUNTERS, columns).filter(wanted)
+    ranks = graph.run.table(WORKERS, ["rank", "host"]).group_by("host").agg(pl.col("rank").n_unique())
+    num_ranks = dict(ranks.iter_rows())
+    steps = graph.run.table(STEPS, ["start_ns", "duration_ns"])
     begun, ended = steps["start_ns"].min(), (steps["start_ns"] + steps["duration_ns"]).max()
-    for name, num_ranks in ranks.sort("host").iter_rows():
-        of_host = sampled.filter(pl.col("host") == name)
+    hosts = []
+    for (name,), of_host in sampled.sort("host").group_by("host", maintain_order=True):
         cores = of_host.filter(pl.col("counter").is_in(["cpus", LIMIT]), pl.col("value") > 0)
-        if not cores.is_empty():
+        if not cores.is_empty() and name in num_ranks:
             medians = cores.group_by("counter").agg(pl.col("value").median())
             allowed = float(medians["value"].to_numpy().min())
             during = of_host.filter(pl.col("time_ns").is_between(begun, ended))
-            yield Host(name, num_ranks, allowed, _busy(during, LIMIT in medians["counter"], allowed))
+            is_limited = LIMIT in medians["counter"]
+            hosts.append(Host(str(name), num_ranks[name], allowed, _busy(during, is_limited, allowed)))
+    return hosts
 
 
 def _busy(sampled: pl.DataFrame, is_limited: bool, cores: float) -> float | None:

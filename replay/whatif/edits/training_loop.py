@@ -25,7 +25,6 @@ from dpro.replay.whatif.graph_ops.scope import DATA_LOADING
 from dpro.replay.whatif.graph_ops.selected import NodeSelection, fitting
 from dpro.replay.whatif.rankwise import RankwiseEdit
 from dpro.schema import COUNTERS
-from dpro.store import Run
 from dpro.units import NS_PER_MS, format_duration
 
 IN_PROCESS = "enumerate(DataLoader)#_SingleProcess*"
@@ -101,7 +100,7 @@ class Workers(Edit):
         ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))
         now = _per_step(graph, loading, ranks, steps.size)
         batch, rest = _batch_and_rest(graph, loading, now)
-        least = np.maximum(rest, busy_share(graph.run) * (now + rest))
+        least = np.maximum(rest, busy_share(graph) * (now + rest))
         enough = int(np.ceil(batch / np.maximum(least, 1.0)).max())
         return [cls(count) for count in sorted({1, min(max(enough, 1), MAX_WORKERS)})]
 
@@ -116,7 +115,7 @@ class Workers(Edit):
         ranks, steps = (np.unique(column[loading]) for column in (graph.nodes.rank, graph.nodes.step))
         now = _per_step(graph, loading, ranks, steps.size)
         batch, rest = _batch_and_rest(graph, loading, now)
-        least = np.maximum(rest, busy_share(graph.run) * (now + rest))
+        least = np.maximum(rest, busy_share(graph) * (now + rest))
         wait = batch if self.count == 0 else np.maximum(least, batch / self.count) - rest
         factor = np.ones(int(ranks.max()) + 1)
         factor[ranks] = np.where(now > 0, wait / np.maximum(now, 1.0), 1.0)
@@ -132,7 +131,7 @@ class Workers(Edit):
                 if host.busy is None
                 else f": {host.busy:.0%} of their time is already used"
             )
-            for host in ([] if graph.run is None else hosts_of(graph.run))
+            for host in hosts_of(graph)
             if host.ranks * self.count > host.cores
         )
 
@@ -147,12 +146,12 @@ class Workers(Edit):
         return f"DataLoader(num_workers={self.count}, persistent_workers={self.count > 0})"
 
 
-def busy_share(run: Run | None) -> float:
+def busy_share(graph: Graph) -> float:
     """Return the share of their time that the busiest host's cores work; 0 where it was not sampled.
 
     With enough workers, a step still takes this share of its time: the cores then work all the time.
     """
-    return max((host.busy or 0.0 for host in hosts_of(run)), default=0.0) if run is not None else 0.0
+    return max((host.busy or 0.0 for host in hosts_of(graph)), default=0.0)
 
 
 def loading_of(graph: Graph) -> NDArray[np.bool_]:

@@ -238,7 +238,7 @@ def test_workers_get_no_more_from_the_cores_than_these_have_left(tmp_path, limit
         run.counter("cgroup_cpu_s", begun, 7, rank=-1)
         run.counter("cgroup_cpu_s", ended, 7 + 3 * (ended - begun) / 1e6, rank=-1)
     built = run.build(tmp_path / "r")
-    (host,) = hosts_of(built.graph.run)
+    (host,) = hosts_of(built.graph)
     assert host == ("", 1, limit or 8, pytest.approx(busy))
     # Of the 400 that a step takes now, the cores work this share.
     assert steps_us(built.graph, "workers:count=8") == pytest.approx([400 * busy] * 6, abs=1)
