@@ -20,6 +20,7 @@ from dpro.replay.graph import NO_SPAN, Graph
 from dpro.replay.steps import host_facts, step_series
 from dpro.replay.whatif.edit import kind_of_job
 from dpro.replay.whatif.edits.host import gpu_waits
+from dpro.replay.whatif.edits.training_loop import busy_share
 from dpro.replay.whatif.graph_ops.aside import COMPILER
 from dpro.schema import GPU_WORK_KINDS
 from dpro.units import format_bytes, format_duration
@@ -48,6 +49,7 @@ SHOWN = 0.1  # least time of a part that is named, as a share of the longest par
 LARGE_COPY = 1 << 18  # bytes above which a copy takes its time for the bytes rather than for the call
 LARGER = ("batch:factor=2", "batch:factor=4")
 MOSTLY_IDLE = 0.3  # computing share of the step below which a larger batch costs little
+CROWDED_FROM = 1.1  # multiple of a step with ready input that the host's cores are busy with
 RUNTIME_CALL = r"(cuda|hip|cu)[A-Z]"
 
 
@@ -165,7 +167,10 @@ def prepare_input_early(facts: JobFacts, limit: str) -> Iterator[Advice]:
     is_hidden = _hides_input(facts, gain)
     if loading is not None:
         or_prepare = "" if facts.computes_on_hosts else ", or prepare it on the GPU"
-        do = f"have {loading.what()} (num_workers) load the input{or_prepare}{longest}"
+        # Work that the host's cores do all the time takes this long, however many workers share it.
+        is_crowded = busy_share(facts.job.graph) * gain > CROWDED_FROM
+        less = "; more find no free core, so prepare less per sample, too" if is_crowded else ""
+        do = f"have {loading.what()} (num_workers) load the input{or_prepare}{less}{longest}"
         advice = by_edit("input", do, loading)
         yield replace(advice, gain_low=1.0) if is_hidden else advice
         return

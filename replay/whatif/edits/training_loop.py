@@ -30,7 +30,7 @@ from dpro.units import NS_PER_MS, format_duration
 IN_PROCESS = "enumerate(DataLoader)#_SingleProcess*"
 NO_PAUSES = "no deep window has a garbage collection of 1 ms or more"
 MAX_WORKERS = 16  # of each rank, at most tried
-MIN_WAIT = 0.05  # of a step: shorter waits do not show that workers cannot keep up
+MIN_WAIT = 0.05  # of a step: shorter waits neither show that workers cannot keep up, nor matter
 FETCHING_NS = 1_000_000  # time limit of taking a ready batch out of the workers' queue
 
 
@@ -101,7 +101,7 @@ class Workers(Edit):
         now = _per_step(graph, loading, ranks, steps.size)
         batch, rest = _batch_and_rest(graph, loading, now)
         least = np.maximum(rest, busy_share(graph) * (now + rest))
-        enough = int(np.ceil(batch / np.maximum(least, 1.0)).max())
+        enough = int(np.ceil(batch / np.maximum(least, 1.0) - MIN_WAIT).max())
         return [cls(count) for count in sorted({1, min(max(enough, 1), MAX_WORKERS)})]
 
     def bound(self, facts: RunFacts) -> float:
