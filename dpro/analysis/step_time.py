@@ -118,13 +118,16 @@ def _counts_in_words(document: StepTimeDocument) -> str:
     return f"{document.steps:,}{of_all} {steps}{where}{pauses}{_clock_in_words(document)}"
 
 
-def usual_step_in_words(step_ms: float, recorded_ms: float) -> str:
+def usual_step_in_words(step_ms: float, recorded_ms: float, misleads: bool) -> str:
     """Return `The usual step takes 123.01 ms as the job runs (133.24 ms as recorded).`
 
     Args:
-        step_ms: usual step of the account.
-        recorded_ms: usual step with the recorder's cost.
+        step_ms: the step that is replayed.
+        recorded_ms: the same with the recorder's cost.
+        misleads: whether it is far from the usual step of the job.
     """
+    if misleads:
+        return f"Replayed steps, of deep windows, take {step_ms:.2f} ms, unlike the usual step."
     return f"The usual step takes {step_ms:.2f} ms as the job runs ({recorded_ms:.2f} ms as recorded)."
 
 

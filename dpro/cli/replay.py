@@ -83,6 +83,7 @@ def _print(analysis: Analysis, document: ReplayDocument) -> None:
 
     from dpro.analysis.step_time import usual_step_in_words
     from dpro.analysis.unanswered import pretended_lines
+    from dpro.replay.fidelity.accuracy import windows_mislead
     from dpro.replay.whatif.predict import measured_ns
 
     out = console()
@@ -98,7 +99,8 @@ def _print(analysis: Analysis, document: ReplayDocument) -> None:
             # The usual step of the account, since the table below has steps as recorded.
             recorded_ns = measured_ns(analysis.trust, analysis.baseline)
             if recorded_ns:
-                out.print(usual_step_in_words(ms(analysis.baseline_ns), ms(recorded_ns)))
+                misleads = windows_mislead(analysis.steps)
+                out.print(usual_step_in_words(ms(analysis.baseline_ns), ms(recorded_ns), misleads))
     out.print(document.trust.verdict)
     for reason in (*document.reasons, *document.assumed):
         out.print(f"  - {reason}")

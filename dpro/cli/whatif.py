@@ -359,6 +359,8 @@ def _print(
     from dpro.analysis.step_time import usual_step_in_words
     from dpro.analysis.summary import WORTH_SHOWING
     from dpro.analysis.unanswered import pretended_lines
+    from dpro.replay.fidelity.accuracy import windows_mislead
+    from dpro.replay.steps import steps_of
 
     out, document = console(), answer.document
     _print_trust(document)
@@ -368,7 +370,7 @@ def _print(
     if document.of_operations:
         out.print(f"The mean step of the whole operations takes {base:.2f} ms (measured {measured:.2f} ms).")
     elif not run.manifest.is_pretended:
-        out.print(usual_step_in_words(base, measured))
+        out.print(usual_step_in_words(base, measured, windows_mislead(steps_of(run))))
     for line in () if explained else document.recording:
         out.print(f"{capitalised(line)}.")
     others = [row for row in answer.predictions if all(row.edits != one.edits for one in advised)]

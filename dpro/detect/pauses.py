@@ -235,6 +235,19 @@ def _counted(series: StepSeries, facts: pl.DataFrame) -> dict[int, dict[int, dic
     return more
 
 
+def done_in_windows(steps: pl.DataFrame, counters: pl.DataFrame) -> str:
+    """Return what mostly makes steps of deep windows longer than others, as `compile code`; else empty."""
+    in_windows = steps.select("rank", "step", is_deep=pl.col("window") >= 0)
+    facts = host_facts(steps, counters).join(in_windows, on=["rank", "step"])
+    of_deep, of_others = facts.filter("is_deep"), facts.filter(~pl.col("is_deep"))
+    more = {
+        name: float((of_deep[name].mean() or 0.0) - (of_others[name].median() or 0.0))  # type: ignore[arg-type, operator]
+        for name in ("duration_ns", *_ORDER)
+    }
+    kinds = (kind for name, kind in _ORDER.items() if more[name] >= EXPLAINED * more["duration_ns"] > 0)
+    return next((_DOES[kind][1] for kind in kinds if kind in _DOES), "")
+
+
 def _more_of_own(series: StepSeries, own_times: pl.DataFrame) -> dict[int, dict[int, float]]:
     """Return the excess of own time over ordinary steps, in ns: by pause, by rank."""
     more: dict[int, dict[int, float]] = {}

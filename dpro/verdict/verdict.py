@@ -29,6 +29,7 @@ from dpro.detect.findings import START, Finding
 from dpro.detect.hang.evidence import advice_in_words, verdicts_in_words
 from dpro.detect.host_bound import THE_HOST
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
+from dpro.detect.pauses import done_in_windows
 from dpro.detect.regression import LONGER_SINCE
 from dpro.detect.words import cost_verb, join_hangs, name_part
 from dpro.documents import Document, DocumentPart, finite
@@ -354,8 +355,11 @@ def _why_not_representative(analysis: Analysis) -> NoLimit | None:
     if cut := cut_in_words(analysis.run.manifest):
         return NoLimit(cut[0], "copy the truncated traces again, or record again")
     if windows_mislead(analysis.steps):
-        do = f"{_fewer_windows(analysis.steps)}: deep windows slow such short steps too much"
-        return NoLimit(WINDOWS_ONLY, do)
+        done, again = done_in_windows(analysis.steps, analysis.counters), _fewer_windows(analysis.steps)
+        if done:
+            why = f"the steps in deep windows {done}, unlike others"
+            return NoLimit(why, f"{again}: {why}")
+        return NoLimit(WINDOWS_ONLY, f"{again}: deep windows slow such short steps too much")
     return None
 
 

@@ -106,7 +106,11 @@ class Criterion(DocumentPart, frozen=True):
         if self.value is None:
             return f"{self.name}: unknown"
         measured = _MEASURED.get(self.name, f"{self.name}: {{}}")
-        return measured.format(f"{self.value:.3g}{self.unit}")
+        return measured.format(f"{_figure_in_words(self.value)}{self.unit}")
+
+
+def _figure_in_words(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def criterion(name: str, value: float | None, good: float, poor: float, unit: str = "%") -> Criterion:
@@ -469,7 +473,7 @@ class Trust:
         rows = [
             (
                 figure.name,
-                "not known" if figure.value is None else f"{figure.value:.3g} {figure.unit}",
+                "not known" if figure.value is None else f"{_figure_in_words(figure.value)} {figure.unit}",
                 f"{figure.good:g} {figure.unit}",
                 f"{figure.poor:g} {figure.unit}",
                 "" if figure.score is None else f"{figure.score:.2f}",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpro.detect.pauses import EMPTY_QUEUE, LostTime, Pause, find_pauses, merged
+from dpro.detect.pauses import EMPTY_QUEUE, LostTime, Pause, done_in_windows, find_pauses, merged
 from dpro.detect.stragglers.from_calls import find_late_ranks
 from dpro.detect.stragglers.own_time import calls_of, own_time, own_time_of_all
 from dpro.schema import COUNTERS, STEPS, conform
@@ -219,6 +219,16 @@ def test_long_first_steps_are_said_apart_and_are_a_finding_only_if_most_of_the_t
     (start,) = lost(paused(compiled, range(4), 0, 5000.0)).findings
     assert start.cause == "compilation"
     assert fault_in_words([start]) == "compilation: the first 3 steps take 5 s more than typical ones."
+
+
+def test_what_makes_steps_of_windows_longer_than_others_is_said():
+    deep = [40, 41]
+    job = paused(counted(QUIET, step_compile_ns=in_steps(QUIET, range(4), deep)), range(4), deep)
+    _, steps, counters, _ = tables(job)
+    window = pl.when(pl.col("step").is_in(deep)).then(0).otherwise(-1).cast(pl.Int32)
+    assert done_in_windows(steps.with_columns(window=window), counters) == "compile code"
+    others = pl.when(pl.col("step").is_in([60, 61])).then(0).otherwise(-1).cast(pl.Int32)
+    assert done_in_windows(steps.with_columns(window=others), counters) == ""
 
 
 @pytest.mark.parametrize("seed", range(3))
