@@ -24,7 +24,17 @@ from dpro.replay.whatif.edits.training_loop import busy_share
 from dpro.replay.whatif.graph_ops.aside import COMPILER
 from dpro.schema import GPU_WORK_KINDS
 from dpro.units import format_bytes, format_duration
-from dpro.verdict.advice import MAX_GAIN, OFTEN, WORTH, Advice, best_of, by_edit, partly, with_stacks
+from dpro.verdict.advice import (
+    MAX_GAIN,
+    OFTEN,
+    WORTH,
+    Advice,
+    best_of,
+    by_edit,
+    interval_of,
+    partly,
+    with_stacks,
+)
 from dpro.verdict.facts import JobFacts, place_of
 from dpro.verdict.limits import (
     ALLOCATING,
@@ -49,7 +59,7 @@ SHOWN = 0.1  # least time of a part that is named, as a share of the longest par
 LARGE_COPY = 1 << 18  # bytes above which a copy takes its time for the bytes rather than for the call
 LARGER = ("batch:factor=2", "batch:factor=4")
 MOSTLY_IDLE = 0.3  # computing share of the step below which a larger batch costs little
-CROWDED_FROM = 1.1  # multiple of a step with ready input that the host's cores are busy with
+ALL_BUSY = 0.9  # share of a step in which a host's cores work: more work finds no core
 RUNTIME_CALL = r"(cuda|hip|cu)[A-Z]"
 
 
@@ -154,6 +164,12 @@ def prepare_input_early(facts: JobFacts, limit: str) -> Iterator[Advice]:
         return  # later steps do not repeat a first call
     if re.search(_OF_MODULES, longest_name):
         return  # the model itself works before its first launch
+    loading = None if crowded else best_of(facts, facts.candidates("workers"))
+    # With these workers, the cores of a host may work all the time.
+    faster = 1.0 if loading is None else loading.speedup
+    is_last_core = busy_share(facts.job.graph) * faster > ALL_BUSY
+    if is_last_core and (loading is None or interval_of(loading)[0] < WORTH):
+        crowded, loading = True, None
     or_on_gpu = "" if facts.computes_on_hosts else " or on the GPU"
     in_workers = prepared["name"].str.contains("_MultiProcessingDataLoaderIter").any()
     if crowded:
@@ -163,13 +179,10 @@ def prepare_input_early(facts: JobFacts, limit: str) -> Iterator[Advice]:
     else:
         how = f"prepare the input beside the step{or_on_gpu}"
     longest = _longest_names(prepared.filter(~pl.col("name").str.contains(_OF_MODULES)), facts.rank_steps)
-    loading = None if crowded else best_of(facts, facts.candidates("workers"))
     is_hidden = _hides_input(facts, gain)
     if loading is not None:
         or_prepare = "" if facts.computes_on_hosts else ", or prepare it on the GPU"
-        # Work that the host's cores do all the time takes this long, however many workers share it.
-        is_crowded = busy_share(facts.job.graph) * gain > CROWDED_FROM
-        less = "; more find no free core, so prepare less per sample, too" if is_crowded else ""
+        less = "; more find no free core, so prepare less per sample, too" if is_last_core else ""
         do = f"have {loading.what()} (num_workers) load the input{or_prepare}{less}{longest}"
         advice = by_edit("input", do, loading)
         yield replace(advice, gain_low=1.0) if is_hidden else advice
