@@ -19,6 +19,7 @@ from dpro._version import __version__
 from dpro.cache import cache_folder, mark_used, remove_unused
 from dpro.errors import DproError, InputError
 from dpro.remote import is_url, local_copy
+from dpro.words import nearest_of
 
 if TYPE_CHECKING:
     from dpro.collectors.convert.recorded import Readers
@@ -86,15 +87,13 @@ def is_trace_folder(path: str | os.PathLike[str]) -> bool:
 
 def _instead_of(path: Path) -> str:
     """Return the end of a message about a missing path: a path of similar name, and how to make a run."""
-    from difflib import get_close_matches
-
     meant = ""
     wrong = next((part for part in (*reversed(path.parents), path) if not part.exists()), path)
+    rest = path.relative_to(wrong)
     with suppress(OSError):  # a folder that cannot be listed
-        for near in get_close_matches(wrong.name, os.listdir(wrong.parent)):
-            if (there := wrong.parent / near / path.relative_to(wrong)).exists():
-                meant = f" (did you mean {there}?)"
-                break
+        there = [name for name in os.listdir(wrong.parent) if (wrong.parent / name / rest).exists()]
+        if near := nearest_of(wrong.name, there):
+            meant = f" (did you mean {wrong.parent / near / rest}?)"
     return f"{meant}; `dpro record -o RUN -- COMMAND` makes a run, `dpro demo` a small one to look at"
 
 

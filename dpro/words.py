@@ -190,3 +190,24 @@ def one_of_ranks(ranks: Iterable[int]) -> str:
     """Return `rank 3`, or `one of ranks 0-2, 5`."""
     numbers = sorted(ranks)
     return ranks_in_words(numbers) if len(numbers) == 1 else f"one of {ranks_in_words(numbers)}"
+
+
+def nearest_of(word: str, names: Iterable[str]) -> str:
+    """Return the name that a word may be a slip of: of similar ones, that of fewest edits; "" without."""
+    from difflib import SequenceMatcher, get_close_matches  # for mistakes only
+
+    there = list(names)
+    pairs = [name for name in there if len(name) == len(word) == 2]  # one letter is half of such a word
+    close = get_close_matches(word, there, n=5) or get_close_matches(word, pairs, n=1, cutoff=0.5)
+
+    def count_edits(name: str) -> int:
+        parts = SequenceMatcher(None, word, name).get_opcodes()
+        return sum(max(i_end - i, j_end - j) for tag, i, i_end, j, j_end in parts if tag != "equal")
+
+    return min(close, key=count_edits, default="")
+
+
+def suggest(word: str, names: Iterable[str]) -> str:
+    """Return ` (did you mean …?)` with the name nearest to a word; empty where none is near."""
+    meant = nearest_of(word, names)
+    return f" (did you mean {meant!r}?)" if meant else ""

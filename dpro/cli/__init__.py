@@ -25,11 +25,9 @@ from dpro.errors import DproError, InternalError, MissingExtra, UsageError, firs
 from dpro.panics import is_panic
 from dpro.plugins import Command, commands, installed, load, options_of
 from dpro.stages import set_display
-from dpro.words import shortened
+from dpro.words import nearest_of, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from click.shell_completion import CompletionItem
 
 # Sections of `dpro --help`, in the order in which a new user needs them; other sections of extensions follow.
@@ -123,8 +121,8 @@ class LazyGroup(click.Group):
             beside: list[str] = []
             with suppress(OSError):  # the working directory is gone, or not readable
                 beside = os.listdir()
-            near = _nearest(args[0], [*listed, *beside])
-            meant = f" Did you mean {near[0]!r}?" if near else ""
+            near = nearest_of(args[0], [*listed, *beside])
+            meant = f" Did you mean {near!r}?" if near else ""
             if not near and shutil.which(args[0]):
                 meant = f" To record it: dpro record -o RUN -- {shlex.join(args)}"
             ctx.fail(f"No such command, file or folder: {args[0]!r}.{meant}")
@@ -150,16 +148,6 @@ class LazyGroup(click.Group):
             rows = [(name.ljust(width), of.help) for name, of in listed.items() if of.section == section]
             with formatter.section(section):
                 formatter.write_dl(rows)
-
-
-TYPO = 0.7  # least similarity of a word and the name that was probably meant
-
-
-def _nearest(word: str, names: Iterable[str]) -> list[str]:
-    """Return the name that is closest to a word; none if no name is close."""
-    from difflib import get_close_matches
-
-    return get_close_matches(word, list(names), n=1, cutoff=TYPO)
 
 
 def _is_path(word: str) -> bool:
@@ -203,8 +191,8 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.ClickException as error:
         if isinstance(error, click.NoSuchOption):
-            near = _nearest(error.option_name, error.possibilities or ())
-            error = click.NoSuchOption(error.option_name, error.message, near, error.ctx)
+            near = nearest_of(error.option_name, error.possibilities or ())
+            error = click.NoSuchOption(error.option_name, error.message, [near] if near else [], error.ctx)
         # Without an argument of an option, click does not say of which command.
         asked = " ".join(["dpro", *(name for name in sys.argv[1:2] if name in all_commands())])
         if isinstance(error, click.UsageError) and error.ctx:

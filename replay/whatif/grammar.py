@@ -12,16 +12,15 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from shlex import shlex
 from typing import Any, Generic, TypeVar
 
 from dpro.errors import UsageError
-from dpro.words import shortened
+from dpro.words import shortened, suggest
 
 MAX_NUMBER = (1 << 62) - 1  # of counts and numbers: columns have 64 bits
 SHOWN = 60  # characters of an invalid value in an error
@@ -83,7 +82,7 @@ class Key:
         if value is None or value == "":
             return
         if self.choices and value not in self.choices:
-            near, allowed = nearest(value, self.choices), ", ".join(self.choices)
+            near, allowed = suggest(value, self.choices), ", ".join(self.choices)
             raise UsageError(f"{label}: no {self.name} {value!r}{near}; there are {allowed}")
         if self.type not in (int, float):
             return
@@ -291,18 +290,10 @@ def values_of(name: str, rest: str, keys: Collection[str], example: str) -> dict
             raise UsageError(f"{name}: {item.strip()!r} is no key=value; write another edit separately")
         if key not in keys:
             takes = f"it takes {', '.join(keys)}, as in {example}" if keys else "it takes none"
-            raise UsageError(f"{name}: no key {key!r}{nearest(key, keys)}; {takes}")
+            raise UsageError(f"{name}: no key {key!r}{suggest(key, keys)}; {takes}")
         if key in values:
             raise UsageError(f"{name}: {key} is given twice")
         if not equals or not value:
             raise UsageError(f"{name}: {key} needs a value, as in {example}")
         values[key] = value
     return values
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    """Return ` (did you mean …?)` with the word nearest to `word`; empty where none is near."""
-    names = list(words)
-    pairs = [name for name in names if len(name) == len(word) == 2]  # one letter is half of such a word
-    close = get_close_matches(word, names, n=1) or get_close_matches(word, pairs, n=1, cutoff=0.5)
-    return f" (did you mean {close[0]!r}?)" if close else ""

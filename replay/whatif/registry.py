@@ -26,12 +26,12 @@ from dpro.replay.whatif.grammar import (
     KnownChange,
     keys_of,
     make,
-    nearest,
     number,
     read_values,
     split_edit,
     values_of,
 )
+from dpro.words import suggest
 
 C = TypeVar("C")  # server or recovery that a change applies to
 
@@ -173,7 +173,7 @@ def no_change(name: str, there_are: Collection[str], what: str) -> UsageError:
     if name in examples:
         command, example = examples[name]
         return UsageError(f"{name!r} is predicted by another command: dpro {command} RUN --edit {example}")
-    meant = nearest(name, [*there_are, *examples, *EDITS])
+    meant = suggest(name, [*there_are, *examples, *EDITS])
     few = len(there_are) <= MAX_NAMED
     all_of_them = f"there are {', '.join(there_are)}" if few else LIST_HAS_ALL
     return UsageError(f"no {what} {name!r}{meant}; {all_of_them}")

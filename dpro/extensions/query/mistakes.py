@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 
 from dpro.errors import first_line
-from dpro.replay.whatif.grammar import nearest
 from dpro.schema import TABLES
+from dpro.words import suggest
 
 _KIND = re.compile(r"^[A-Z][\w ]* Error: ")
 _COLUMN = re.compile(r'(?i)(?:referenced column|does not have a column named|^column) "(.+?)"')
@@ -37,9 +37,9 @@ def in_words(error: Exception, sql: str, there: Sequence[str]) -> str:
         columns = [column for name in tables for column in TABLES[name].columns]
         has = "; ".join(f"{name} has {', '.join(TABLES[name].columns)}" for name in tables)
         quoted = " (strings take single quotes)" if f'"{wrong[1]}"' in sql else ""
-        return f"no column {wrong[1]!r}{quoted or nearest(wrong[1], columns)}; {has or _tables(there)}"
+        return f"no column {wrong[1]!r}{quoted or suggest(wrong[1], columns)}; {has or _tables(there)}"
     if wrong := _TABLE.search(line):
-        return f"no table {wrong[1]!r}{nearest(wrong[1], there)}; {_tables(there)}"
+        return f"no table {wrong[1]!r}{suggest(wrong[1], there)}; {_tables(there)}"
     if wrong := _FUNCTION.search(line):
         meant = re.search(r'Did you mean "(.+?)"', str(error))
         return f"no function {wrong[1]!r}" + (f" (did you mean {meant[1]!r}?)" if meant else "")

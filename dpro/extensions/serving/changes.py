@@ -43,13 +43,13 @@ from dpro.replay.whatif.grammar import (
     Values,
     amount_key,
     count_key,
-    nearest,
     split_edit,
     values_of,
 )
 from dpro.replay.whatif.job import with_kept_tables
 from dpro.replay.whatif.predict import apply_all
 from dpro.replay.whatif.registry import apply_change
+from dpro.words import suggest
 
 MIN_ITERATIONS = 2  # of a kind
 
@@ -275,7 +275,7 @@ def _faster(server: Server, values: Values) -> Server:
 
 def _device(server: Server, values: Values) -> Server:
     if values["name"] not in GPUS:
-        raise UsageError(f"device: no data sheet of {values['name']!r}{nearest(values['name'], GPUS)}")
+        raise UsageError(f"device: no data sheet of {values['name']!r}{suggest(values['name'], GPUS)}")
     here = _served("device", server)
     return _moved_to_device(server, here, replace(here, gpu=values["name"]))
 

@@ -44,11 +44,12 @@ from dpro.extensions.serving.predict import (
 )
 from dpro.extensions.serving.sized import ServedModel
 from dpro.replay.cost.kernels.roofline import GPUS, common_model
-from dpro.replay.whatif.grammar import nearest, split_edit
+from dpro.replay.whatif.grammar import split_edit
 from dpro.replay.whatif.registry import EDITS, parse_edit
 from dpro.schema import ITERATIONS, REQUESTS
 from dpro.store import Run
 from dpro.units import NS_PER_S
+from dpro.words import suggest
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _served(run: Run, limits: Limits) -> ServedModel | None:
     if not gpu:
         raise Unanswerable("the run does not say which GPU it was recorded on: give --device")
     if gpu not in GPUS:
-        raise UsageError(f"--device: no data sheet of {gpu!r}{nearest(gpu, GPUS)}")
+        raise UsageError(f"--device: no data sheet of {gpu!r}{suggest(gpu, GPUS)}")
     return ServedModel(read_model(Path(limits.model)), gpu, limits.tp)
 
 

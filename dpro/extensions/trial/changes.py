@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from dpro.collectors.inside.environment import kept
 from dpro.errors import DproError, UsageError
 from dpro.extensions.tensors.plan_file import read_plan
-from dpro.replay.whatif.grammar import MAX_TIMES, Key, count_key, nearest, quoted, read_values, split_edit
+from dpro.replay.whatif.grammar import MAX_TIMES, Key, count_key, quoted, read_values, split_edit
+from dpro.words import suggest
 
 if TYPE_CHECKING:
     from dpro.replay.whatif.predict import Prediction
@@ -419,7 +420,7 @@ def _unknown(name: str) -> str:
         return (
             f"{name} can be predicted (dpro whatif), but not applied to a job; available: {', '.join(names)}"
         )
-    return f"no change {name!r}{nearest(name, names)}; there are {', '.join(names)}"
+    return f"no change {name!r}{suggest(name, names)}; there are {', '.join(names)}"
 
 
 # How `dpro whatif` suggests to try its predictions.

@@ -25,10 +25,11 @@ from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.kernels import COMPUTES
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.grammar import key, nearest
+from dpro.replay.whatif.grammar import key
 from dpro.replay.whatif.graph_ops.scope import products_of_kernels
 from dpro.schema import WORKERS
 from dpro.selection import parse_ranges
+from dpro.words import suggest
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Device(Edit):
         """Raise for unknown GPU models, and for invalid ranks."""
         super().__post_init__()
         if self._model() not in GPUS:
-            raise UsageError(f"device: no data sheet of {self.to!r}{nearest(self.to, GPUS)}")
+            raise UsageError(f"device: no data sheet of {self.to!r}{suggest(self.to, GPUS)}")
         if self.ranks:
             parse_ranges(self.ranks, "device: ranks")
 

@@ -29,10 +29,11 @@ from dpro.replay.timeline import changed_durations, replay
 from dpro.replay.whatif.edit import Edit
 from dpro.replay.whatif.edits.selected_work import scaled
 from dpro.replay.whatif.facts import RunFacts
-from dpro.replay.whatif.grammar import MAX_TIMES, key, nearest
+from dpro.replay.whatif.grammar import MAX_TIMES, key
 from dpro.replay.whatif.graph_ops.scope import DATA_LOADING, descendants_of
 from dpro.replay.whatif.graph_ops.selected import NodeSelection
 from dpro.replay.whatif.rankwise import CountedEdit, Counts, RankwiseEdit
+from dpro.words import suggest
 
 LAUNCHES = "calls that launch GPU work"
 MAX_WAITS = 2  # waiting calls with candidates of their own
@@ -254,7 +255,7 @@ class NoSync(RankwiseEdit):
             raise NothingToChange("the CPU works with the result of each of its waits for the GPU")
         if not dropped.any():
             calls = {graph.names[name] for name in graph.nodes.name[graph.edges.target[waits]]}
-            near = nearest(self.within, sorted(calls))
+            near = suggest(self.within, sorted(calls))
             raise NothingToChange(f"the CPU waits for the GPU nowhere in {self.within!r}{near}")
         return dropped
 

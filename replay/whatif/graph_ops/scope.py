@@ -24,10 +24,9 @@ from dpro.replay.construction.cpu_threads import merge_intervals
 from dpro.replay.cost.kernels.roofline import MATMULS, product_of
 from dpro.replay.graph import CPU_KINDS, EdgeKind, Graph, NodeKind, is_one_of, once
 from dpro.replay.kept import kept_as
-from dpro.replay.whatif.grammar import nearest
 from dpro.schema import COLLECTIVES, GPU_WORK_KINDS, SPANS
 from dpro.store import Run
-from dpro.words import first_few
+from dpro.words import first_few, suggest
 
 # Nesting of spans on their threads, their launches, and their nodes.
 
@@ -258,7 +257,7 @@ def _in_modules(graph: Graph, pattern: str) -> Bools:
     ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
     chosen = ranges.filter(_fits(ranges, pattern))
     if chosen.is_empty():
-        near = nearest(pattern, ranges["name"].unique().sort().to_list())
+        near = suggest(pattern, ranges["name"].unique().sort().to_list())
         raise NothingToChange(
             f"no module or range in the run fits {pattern!r}{near}: for modules, record with "
             f"{how_to_record(MODULES, graph.run)}"
@@ -316,7 +315,7 @@ def _modules(graph: Graph, nesting: Nesting, pattern: str) -> pl.DataFrame:
     ranges = ranges.with_columns(pl.col("name").str.strip_prefix(MODULE))
     fits = ranges.filter(_fits(ranges, pattern))
     if fits.is_empty():
-        near = nearest(pattern, ranges["name"].unique().sort().to_list())
+        near = suggest(pattern, ranges["name"].unique().sort().to_list())
         how = how_to_record(MODULES, graph.run)
         raise Unanswerable(f"no module in the run fits {pattern!r}{near}: for modules, record with {how}")
     return fits

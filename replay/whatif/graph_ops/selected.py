@@ -17,10 +17,10 @@ from dpro.errors import NothingToChange, Unanswerable
 from dpro.members import members_of
 from dpro.replay.graph import Graph, NodeKind, once
 from dpro.replay.mesh import AXES, BY, axes_of_messages
-from dpro.replay.whatif.grammar import check, key, nearest, text_of
+from dpro.replay.whatif.grammar import check, key, text_of
 from dpro.replay.whatif.graph_ops.scope import in_modules
 from dpro.schema import COLLECTIVES, WORKERS
-from dpro.words import first_few, short_name
+from dpro.words import first_few, short_name, suggest
 
 # Kinds of work in users' words, with their kinds of nodes.
 KINDS: dict[str, tuple[NodeKind, ...]] = {
@@ -135,7 +135,7 @@ class NodeSelection:
         mask = self.mask(graph)
         if not mask.any():
             fits_name = not self.name or fitting(graph.names, self.name).any()
-            near = "" if fits_name else nearest(self.name, graph.names)
+            near = "" if fits_name else suggest(self.name, graph.names)
             raise NothingToChange(f"nothing in the run fits {self}{near}")
         return mask
 

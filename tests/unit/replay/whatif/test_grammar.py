@@ -13,9 +13,9 @@ from dpro.replay.whatif.edits.heal import Heal, RanksAt
 from dpro.replay.whatif.edits.host import NoLaunch
 from dpro.replay.whatif.edits.selected_work import Drop, Remove, Replace, Scale, Slow
 from dpro.replay.whatif.edits.training_loop import HideInput
-from dpro.replay.whatif.grammar import nearest
 from dpro.replay.whatif.graph_ops.selected import KINDS, NodeSelection
 from dpro.replay.whatif.registry import EDITS, kind_named, parse_edit
+from dpro.words import suggest
 
 patterns = st.text("abcz:*_#() ", max_size=12).map(str.strip)
 numbers = st.none() | st.integers(0, 5000)
@@ -144,7 +144,8 @@ def test_a_key_given_twice_is_refused():
         ("fb16", ["fp16", "bf16"], "fp16"),
         ("x", ["k"], ""),
         ("nope", ["drop", "heal"], ""),
+        ("toooy", ["topology", "toy"], "toy"),
     ],
 )
 def test_a_name_is_suggested_for_a_word_that_may_be_a_slip_of_it(word, names, meant):
-    assert nearest(word, names) == (f" (did you mean {meant!r}?)" if meant else "")
+    assert suggest(word, names) == (f" (did you mean {meant!r}?)" if meant else "")
