@@ -74,6 +74,8 @@ def attach(
         raise UsageError("--native requires --stacks")
     if sum(map(bool, (steps, switch, stacks))) > 1 or not (steps or switch or stacks or copy):
         raise UsageError("give one of --steps, --stacks, --off, --on and -o")
+    if run is not None and pid is None and str(run).isdecimal() and not run.exists():
+        run, pid = None, int(str(run))  # as py-spy and gdb take it
     if (run is None) == (pid is None):
         raise UsageError("name the job by RUN or by --pid")
     if pid is not None and steps and copy:

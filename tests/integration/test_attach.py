@@ -243,6 +243,7 @@ def test_stacks_of_dataloader_workers_and_calls_of_c_come_from_py_spy(tmp_path):
         (["run", "--steps", "1"], 1, b"run: no such run"),
         ([str(Path(__file__).parent), "--steps", "1"], 1, b"is not being recorded"),
         (["--pid", str(os.getpid()), "--stacks"], 1, b"not started by `dpro record`"),
+        ([str(os.getpid()), "--stacks"], 1, b"not started by `dpro record`"),
         (["--pid", str(MAX_PID), "--stacks"], 1, b"none on this host"),
         (["--pid", str(MAX_PID + 1), "--stacks"], 2, b"is not in the range"),
         (["run"], 2, b"give one of --steps"),
