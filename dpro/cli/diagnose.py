@@ -124,7 +124,8 @@ def print_diagnosis(diagnosis: Diagnosis, limits: str = "") -> None:
     from dpro.detect.words import describe_all
 
     out, of_hangs = console(), diagnosis.basis in (LOGS, CALLS)
-    if not diagnosis.findings and (said := _nothing_found(diagnosis, limits)):
+    said = "" if diagnosis.findings else _nothing_found(diagnosis, limits)
+    if said:
         out.print(said)
     for described in describe_all(diagnosis.findings, diagnosis.workers):
         out.print(described.headline)
@@ -135,7 +136,8 @@ def print_diagnosis(diagnosis: Diagnosis, limits: str = "") -> None:
     if diagnosis.findings and not diagnosis.answerable and not of_hangs:
         out.print("  not known: what deep windows show, since their replay does not fit the trace")
     for reason in diagnosis.unknown:
-        out.print(f"  not known: {reason}")
+        if reason not in said:
+            out.print(f"  not known: {reason}")
     if diagnosis.slowdown is not None and not of_hangs:
         _print_slowdown(diagnosis.slowdown)
 

@@ -37,6 +37,7 @@ from dpro.errors import DproError, Unanswerable
 from dpro.replay.construction.recording_cost import SIMILAR
 from dpro.replay.cost.kernels.roofline import common_model
 from dpro.replay.fidelity.accuracy import (
+    UNMATCHED,
     cut_in_words,
     deep_and_usual,
     taken_out_in_words,
@@ -252,7 +253,8 @@ def _by_replay(facts: JobFacts) -> Explanation:
     blind = analysis.run.manifest.num_cut > 0 or facts.lacks_device_work
     divided = analysis.trust.answerable and not (blind or untold)
     hosts = "".join(map(_waiting_for_hosts, (one for one in facts.findings if one not in faults)))
-    fits = hosts if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
+    apart = NOT_DIAGNOSED if UNMATCHED in analysis.trust.reasons else ""
+    fits = (hosts or apart) if analysis.trust.answerable else f"{NOT_DIAGNOSED}: {NO_FIT}"
     why_not = NOT_DIAGNOSED if blind else fits or _doubtful_fault(facts.doubtful_findings)
     fault = _after_end(analysis, fault_in_words(faults, why_not, analysis.trust.answerable))
     account = _account(facts, entries if divided else (), limit, fault, advice)
@@ -688,6 +690,7 @@ def _unsure(facts: JobFacts, usual: int) -> list[str]:
         f"the replay does not fit, so do not rely on these figures: {why}": not (
             trust.answerable or cut or facts.lacks_device_work
         ),
+        UNMATCHED: UNMATCHED in trust.reasons and trust.answerable,
         f"ranks missing: {missing} of {manifest.world_size}": missing > 0,
         f"no steps are known for {ranks_in_words(stepless)}": len(stepless) > 0,
         **dict.fromkeys(without_spans(facts.job.graph, manifest), True),

@@ -58,6 +58,7 @@ RUN_TO_RUN = 0.6
 SURE = 0.95  # confidence in the lower bound of a share of a small number
 GOOD, FAIR = 0.75, 0.25  # lowest scores of these grades
 COPIED = "start times surely copied from the trace"
+UNMATCHED = "no collective was matched across ranks: which rank waits for which is unknown"
 COLD_STEPS, WARM_UP = "first calls of a process in steps", "steps that warm up against the others"
 NOTABLE = 1.05  # factor from which a slowdown by recording is reported
 MIN_USUAL_STEPS = 5  # steps outside deep windows: fewer do not show the usual one
@@ -661,7 +662,7 @@ def _not_known(built: Built, manifest: Manifest) -> list[str]:
     if not built.steps_known:
         reasons.append("no steps are recorded: each window counts as one step; mark steps in the profiler")
     if len(manifest.ranks) > 1 and not built.of_operations and not (built.matching.rows["members"] > 1).any():
-        reasons.append("no collective was matched across ranks: which rank waits for which is unknown")
+        reasons.append(UNMATCHED)
     reasons += [
         f"collectives not matched ({line}): their waiting counts as communication"
         for line in built.matching.refused

@@ -391,6 +391,10 @@ def test_a_run_that_lost_its_steps_or_collectives_is_not_called_healthy(recorded
         found = one_object(dpro("diagnose", run, "--json"))
         assert found["healthy"] is False
         assert any(said in reason for reason in found["reasons"])
+    explained = one_object(dpro("explain", run, "--json"))
+    assert said in explained["unsure"][0]
+    assert explained["fault"] == "not diagnosed."
+    assert dpro("diagnose", run).stdout.count(said) == 1
 
 
 def test_a_rank_whose_spans_are_gone_is_named(recorded, tmp_path):
