@@ -79,6 +79,17 @@ class TypicalChange(DocumentPart, frozen=True, kw_only=True):
         return self.between[0] > 0 or self.between[1] < 0
 
 
+class PauseChange(DocumentPart, frozen=True):
+    """What pauses add to the mean step of two runs, outside deep windows and first steps.
+
+    Attributes:
+        a_ms, b_ms: of each run.
+    """
+
+    a_ms: float
+    b_ms: float
+
+
 class DifferenceDocument(AccountedDocument, frozen=True, kw_only=True):
     """Two runs compared.
 
@@ -92,6 +103,7 @@ class DifferenceDocument(AccountedDocument, frozen=True, kw_only=True):
         doubts: limits on how far to trust the comparison.
         measured: the change as steps outside deep windows show it; null where a run has too few of them, or
             steps or ranks are selected.
+        pauses: what pauses add to the measured steps; null where they do not differ clearly.
         commands: how the commands of the two runs differ, in words; empty where they do not, or are unknown.
         selection: the compared steps, and the ranks whose work is compared; absent where all are.
         account_b: account of B; `account` is that of A.
@@ -107,13 +119,20 @@ class DifferenceDocument(AccountedDocument, frozen=True, kw_only=True):
     by_rank: dict[int, float]
     doubts: list[str]
     measured: TypicalChange | None = None
+    pauses: PauseChange | None = None
     commands: str = ""
     selection: SelectionDocument | UnsetType = UNSET
     account_b: Account | None = None
 
     @property
     def known_change(self) -> tuple[float, float, float]:
-        """The steps of A and B, in ms, and the relative change; from deep windows without `measured`."""
+        """The steps of A and B, in ms, and the relative change; from deep windows without `measured`.
+
+        Typical steps, or, where pauses differ, mean steps with them.
+        """
+        if self.measured is not None and self.pauses is not None:
+            a_ms, b_ms = self.measured.a_ms + self.pauses.a_ms, self.measured.b_ms + self.pauses.b_ms
+            return a_ms, b_ms, b_ms / a_ms - 1
         if self.measured is not None:
             return self.measured.a_ms, self.measured.b_ms, self.measured.change
         return self.a_ms, self.b_ms, self.delta_ms / self.a_ms

@@ -109,7 +109,7 @@ def _summary(loaded: Loaded, link: Link) -> Any:
         ("A", f"{format_ms(a_ms)} per step: {other.run.label}"),
         ("B", f"{format_ms(b_ms)} per step: {loaded.run.label}"),
         ("difference", f"{signed_ms(b_ms - a_ms)} ({change:+.1%})"),
-        *zip(("measured", "replayed"), how_known(difference)),
+        *zip(("pauses", "measured", "replayed")[difference.pauses is None :], how_known(difference)),
         *([("commands", difference.commands)] if difference.commands else []),
     ]
     return [

@@ -14,12 +14,13 @@ from msgspec.structs import replace
 from dpro.analysis.analysis import Analysis
 from dpro.analysis.jobs import difference_in_words
 from dpro.analysis.selected import replayed_steps
-from dpro.analysis.step_time import median_change
-from dpro.replay.difference import DifferenceDocument, TypicalChange, explain
+from dpro.analysis.step_time import MIN_CHANGE, SIGMAS, median_change
+from dpro.detect import pauses
+from dpro.replay.difference import DifferenceDocument, PauseChange, TypicalChange, explain
 from dpro.replay.fidelity.accuracy import MIN_USUAL_STEPS
 from dpro.replay.steps import series_outside, step_series
 from dpro.selection import ALL, Selection
-from dpro.units import ms, signed_ms
+from dpro.units import NS_PER_MS, format_duration, ms, signed_ms
 from dpro.words import counted
 
 WITHIN = "the change is within the variation of steps"
@@ -52,11 +53,13 @@ def difference_of(a: Analysis, b: Analysis, selection: Selection = ALL) -> Diffe
         )
     if not (selection or measured) and is_within_variation(a.steps, b.steps):
         first_doubts.append(WITHIN)
-    if abs(document.unexplained_ms) > abs(document.delta_ms):
+    has_rows = measured is None or measured.is_clear
+    if has_rows and abs(document.unexplained_ms) > abs(document.delta_ms):
         first_doubts.append("the unexplained part exceeds the whole change: the rows say little about it")
     return replace(
         document,
         measured=measured,
+        pauses=pause_change(a.steps, b.steps) if measured else None,
         commands=difference_in_words(*(shlex.join(run.run.manifest.command) for run in (a, b))),
         doubts=[*first_doubts, *doubts],
     )
@@ -87,7 +90,7 @@ def is_clear(document: DifferenceDocument) -> bool:
 def how_known(document: DifferenceDocument) -> list[str]:
     """Return the steps that the measured change rests on, and the change of the usual step, in words.
 
-    Empty where no steps outside deep windows were compared.
+    Pauses come first where they differ. Empty where no steps outside deep windows were compared.
     """
     measured = document.measured
     if measured is None:
@@ -95,7 +98,13 @@ def how_known(document: DifferenceDocument) -> list[str]:
     low, high = measured.between
     counts = f"{measured.a_steps} and {measured.b_steps} steps outside deep windows"
     clear = "" if measured.is_clear else ", within the variation of steps"
+    paused = []
+    if document.pauses is not None:
+        added_ms = document.pauses.a_ms, document.pauses.b_ms
+        a, b = (format_duration(added * NS_PER_MS) if added else "nothing" for added in added_ms)
+        paused = [f"of the mean step, pauses take {a} in A and {b} in B (dpro diagnose)"]
     return [
+        *paused,
         f"typical step of {counts} ({low:+.1%} to {high:+.1%}{clear})",
         f"the usual step, as the job runs, changed by {signed_ms(document.delta_ms)}",
     ]
@@ -116,6 +125,24 @@ def typical_change(a: pl.DataFrame, b: pl.DataFrame) -> TypicalChange | None:
         a_ms=ms(before.typical_ns), b_ms=ms(after.typical_ns), change=round(change, 4),
         between=(round(low, 4), round(high, 4)), a_steps=usual_a.size, b_steps=usual_b.size,
     )  # fmt: skip
+
+
+def pause_change(a: pl.DataFrame, b: pl.DataFrame) -> PauseChange | None:
+    """Return what pauses add to the mean step of two runs; None where that does not differ clearly.
+
+    First steps, which start the job, do not count.
+
+    Args:
+        a, b: tables from `Analysis.steps`.
+    """
+    runs = [series_outside(steps, MIN_USUAL_STEPS) for steps in (a, b)]
+    lost_ns = [run.lost[run.steps > pauses.WARM_UP] for run in runs if run is not None]
+    if len(lost_ns) < len(runs) or min(of_run.size for of_run in lost_ns) < 2:
+        return None
+    added_ns = [float(of_run.mean()) for of_run in lost_ns]
+    error_ns = math.sqrt(sum(of_run.var(ddof=1) / of_run.size for of_run in lost_ns))
+    least_ns = max(SIGMAS * error_ns, MIN_CHANGE * min(run.typical_ns for run in runs if run is not None))
+    return PauseChange(*map(ms, added_ns)) if abs(added_ns[1] - added_ns[0]) > least_ns else None
 
 
 def _kind_in_words(analysis: Analysis) -> str:

@@ -107,7 +107,8 @@ def _is_too_long(document: DifferenceDocument, fail_on: float | None) -> bool:
     if fail_on is None:
         return False
     if document.measured is not None:
-        return document.measured.is_clear and document.measured.change > fail_on
+        is_clear = document.measured.is_clear or document.pauses is not None
+        return is_clear and document.known_change[2] > fail_on
     return document.b_ms > (1 + fail_on) * document.a_ms
 
 
@@ -118,7 +119,7 @@ def _summary_lines(document: DifferenceDocument) -> list[str]:
     unlike = [doubt for doubt in document.doubts if doubt.startswith(UNLIKE)]
     said, rows = how_known(document), _rows_of(document)
     if not is_clear(document):
-        said = said[:1]  # the cause of what may be no change is not worth a word
+        said = said[:-1]  # the cause of what may be no change is not worth a word
     elif rows:
         if said:
             said[-1] += ", of which"

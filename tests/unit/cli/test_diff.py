@@ -11,8 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.comparison import WITHIN, difference_of, is_within_variation, typical_change
-from dpro.cli.diff import _rows_of, _summary_lines, diff
+from dpro.analysis.comparison import (
+    WITHIN,
+    difference_of,
+    is_within_variation,
+    pause_change,
+    typical_change,
+)
+from dpro.cli.diff import _is_too_long, _rows_of, _summary_lines, diff
 from dpro.errors import UsageError
 from dpro.replay.difference import Contributor, DifferenceDocument, TypicalChange
 from dpro.schema import STEPS, conform
@@ -143,6 +149,23 @@ def test_a_change_is_that_of_all_steps_and_within_noise_no_change():
     assert slower.is_clear
     assert not noisy.is_clear
     assert typical_change(series(10.0), series(*[12.0] * 20)) is None
+
+
+def test_pauses_count_in_the_change_of_the_mean_step_where_they_differ():
+    steady, paused = [10.0, 10.1] * 40, [10.0, 10.1, 10.0, 40.1] * 20
+    added = pause_change(series(*steady), series(*paused))
+    assert added is not None
+    assert (added.a_ms, added.b_ms) == (0.0, pytest.approx(30 / 4, rel=0.03))
+    assert pause_change(series(*paused), series(*paused)) is None
+    assert pause_change(series(*steady), series(*steady[:-1], 300.0)) is None  # one may be chance
+    change = typical_change(series(*steady), series(*paused))
+    document = difference(measured=change, pauses=added)
+    a_ms, b_ms, share = document.known_change
+    assert (a_ms, b_ms) == (pytest.approx(10.05, abs=0.1), pytest.approx(17.5, rel=0.03))
+    assert share == pytest.approx(0.75, abs=0.03)
+    assert _is_too_long(document, 0.5)
+    assert not _is_too_long(document, 0.9)
+    assert any("pauses take nothing in A and 7.5" in line for line in _summary_lines(document))
 
 
 def deep(took_ms: list[float]) -> pl.DataFrame:
