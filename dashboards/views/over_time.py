@@ -21,8 +21,9 @@ from dash import Input, dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.analysis import Analysis
+from dpro.analysis.comparison import mean_pause
 from dpro.analysis.jobs import Job, job_names
-from dpro.analysis.step_time import MIN_CHANGE, median_between
+from dpro.analysis.step_time import MIN_CHANGE, SIGMAS, median_between
 from dpro.dashboards.links import Link
 from dpro.dashboards.loaded import Loaded
 from dpro.dashboards.page import Panel, choices, csv_link, graph, in_browser, message, table, view
@@ -62,14 +63,15 @@ class Timed(NamedTuple):
         began_ns: start of its command, or else of its first step; without a date, when it was written.
         command: as it was typed; empty if unknown.
         steps: number of recorded steps, as in the other views.
-        typical_ns, low_ns, high_ns: the typical step, and the interval of that median; 0 without steps.
+        step_ns, low_ns, high_ns: the typical step, with what pauses add to the mean one, and its interval; 0
+            without steps.
     """
 
     began_ns: int
     command: str
     ranks: int
     steps: int = 0
-    typical_ns: float = 0.0
+    step_ns: float = 0.0
     low_ns: float = 0.0
     high_ns: float = 0.0
 
@@ -145,10 +147,12 @@ def timed_run(path: Path) -> Timed:
     steps = step_series(recorded)
     if steps is None:
         return timed
-    usual = steps.times[~steps.paused]
+    low_ns, high_ns = median_between(steps.times[~steps.paused], steps.cycle)
+    added_ns, error_ns = mean_pause(steps)
     return Timed(
-        *timed[:3], recorded["step"].n_unique(), steps.typical_ns, *median_between(usual, steps.cycle)
-    )
+        *timed[:3], recorded["step"].n_unique(), steps.typical_ns + added_ns,
+        low_ns + max(added_ns - SIGMAS * error_ns, 0.0), high_ns + added_ns + SIGMAS * error_ns,
+    )  # fmt: skip
 
 
 def judged_run(path: Path) -> Judgement:
@@ -201,7 +205,7 @@ def runs_info(offers: Sequence[OfferedRun]) -> pl.DataFrame:
 
     Returns:
         `run` (its name), `began`, `command`, `ranks`, `state` (empty for a complete run that was read),
-        `steps`, `step_ms` (typical) with its interval, `before` (name of the previous run of the job) and
+        `steps`, `step_ms` (with pauses) with its interval, `before` (name of the previous run of the job) and
         `change` (by which share the step became longer; 0 where the intervals overlap), `goodput`, `limit`,
         `fault`; null where unknown, or not known yet.
     """
@@ -230,7 +234,7 @@ def _row(offer: OfferedRun, timed: Timed | str | None, judged: Judgement | str |
             "command": timed.command, "ranks": timed.ranks, "steps": timed.steps,
         }  # fmt: skip
         if timed.steps:
-            times = (timed.typical_ns, timed.low_ns, timed.high_ns)
+            times = (timed.step_ns, timed.low_ns, timed.high_ns)
             row |= zip(("step_ms", "step_low_ms", "step_high_ms"), (ns / NS_PER_MS for ns in times))
     if isinstance(judged, Judgement):
         row |= {"limit": judged.limit, "fault": judged.fault, "goodput": judged.goodput}
@@ -250,7 +254,7 @@ def _state_of(offer: OfferedRun, timed: Timed | str | None) -> str:
 
 
 def runs_figure(runs: pl.DataFrame, axis: str, shown: str, theme: str) -> go.Figure:
-    """Draw the typical step of each run with its interval, one line per job.
+    """Draw the step of each run, pauses included, with its interval, one line per job.
 
     Args:
         runs: as from `runs_info`, with steps.
@@ -287,7 +291,7 @@ def runs_figure(runs: pl.DataFrame, axis: str, shown: str, theme: str) -> go.Fig
         figure.update_xaxes(
             tickvals=ordered["place"][::every], ticktext=names[::every], autotickangles=[0, 90]
         )
-    figure.update_yaxes(title_text=f"typical step, {unit}", rangemode="tozero")
+    figure.update_yaxes(title_text=f"step with pauses, {unit}", rangemode="tozero")
     return styled(figure, theme, height=340).update_layout(showlegend=False, clickmode="event")
 
 
@@ -330,14 +334,14 @@ def _picture(loaded: Loaded, link: Link) -> Any:
         *([choices(link, "jobs", JOBS, "all")] if of_job.height < timed.height else []),
         graph("runs-figure", figure),
         _legend(figure),
-        html.P("A click opens a run. Bars are the interval of the median step.", className="note"),
+        html.P("A click opens a run. Bars are intervals.", className="note"),
     ]
 
 
 def _table(loaded: Loaded, link: Link) -> Any:
     runs = runs_info(loaded.offers())
     shown = _shown(loaded, link)
-    header = ["run", "typical step", "since before", "goodput", "steps", "limit", "fault", "began", "job"]
+    header = ["run", "step with pauses", "since before", "goodput", "steps", "limit", "fault", "began", "job"]
     names = job_names(runs.drop_nulls("command").select("command", "ranks").iter_rows())
     rows = [_cells(row, row["run"] == shown, link, names) for row in runs.iter_rows(named=True)]
     note = (

@@ -18,7 +18,7 @@ from dpro.analysis.step_time import MIN_CHANGE, SIGMAS, median_change
 from dpro.detect import pauses
 from dpro.replay.difference import DifferenceDocument, PauseChange, TypicalChange, explain
 from dpro.replay.fidelity.accuracy import MIN_USUAL_STEPS
-from dpro.replay.steps import series_outside, step_series
+from dpro.replay.steps import StepSeries, series_outside, step_series
 from dpro.selection import ALL, Selection
 from dpro.units import NS_PER_MS, format_duration, ms, signed_ms
 from dpro.words import counted
@@ -135,14 +135,21 @@ def pause_change(a: pl.DataFrame, b: pl.DataFrame) -> PauseChange | None:
     Args:
         a, b: tables from `Analysis.steps`.
     """
-    runs = [series_outside(steps, MIN_USUAL_STEPS) for steps in (a, b)]
-    lost_ns = [run.lost[run.steps > pauses.WARM_UP] for run in runs if run is not None]
-    if len(lost_ns) < len(runs) or min(of_run.size for of_run in lost_ns) < 2:
+    before, after = series_outside(a, MIN_USUAL_STEPS), series_outside(b, MIN_USUAL_STEPS)
+    if before is None or after is None:
         return None
-    added_ns = [float(of_run.mean()) for of_run in lost_ns]
-    error_ns = math.sqrt(sum(of_run.var(ddof=1) / of_run.size for of_run in lost_ns))
-    least_ns = max(SIGMAS * error_ns, MIN_CHANGE * min(run.typical_ns for run in runs if run is not None))
-    return PauseChange(*map(ms, added_ns)) if abs(added_ns[1] - added_ns[0]) > least_ns else None
+    (before_ns, error_ns), (after_ns, after_error_ns) = mean_pause(before), mean_pause(after)
+    least_ns = SIGMAS * math.hypot(error_ns, after_error_ns)
+    least_ns = max(least_ns, MIN_CHANGE * min(before.typical_ns, after.typical_ns))
+    return PauseChange(ms(before_ns), ms(after_ns)) if abs(after_ns - before_ns) > least_ns else None
+
+
+def mean_pause(series: StepSeries) -> tuple[float, float]:
+    """Return what pauses add to the mean step after the first ones, and the standard error of that, in ns."""
+    lost_ns = series.lost[series.steps > pauses.WARM_UP]
+    if lost_ns.size < 2:
+        return 0.0, 0.0
+    return float(lost_ns.mean()), float(lost_ns.std(ddof=1) / math.sqrt(lost_ns.size))
 
 
 def _kind_in_words(analysis: Analysis) -> str:
