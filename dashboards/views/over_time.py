@@ -21,7 +21,6 @@ from dash import Input, dcc, html
 from dash.development.base_component import Component
 
 from dpro.analysis.analysis import Analysis
-from dpro.analysis.comparison import mean_pause
 from dpro.analysis.jobs import Job, job_names
 from dpro.analysis.step_time import MIN_CHANGE, SIGMAS, median_between
 from dpro.dashboards.links import Link
@@ -33,6 +32,7 @@ from dpro.dashboards.timeline.measured import MAX_UNASKED
 from dpro.dashboards.views import difference
 from dpro.detect.findings import Finding
 from dpro.detect.host_bound import THE_HOST
+from dpro.detect.pauses import mean_pause
 from dpro.errors import DproError
 from dpro.plugins import hooks_of
 from dpro.replay.steps import step_series, steps_of

@@ -15,10 +15,10 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.jobs import difference_in_words
 from dpro.analysis.selected import replayed_steps
 from dpro.analysis.step_time import MIN_CHANGE, SIGMAS, median_change
-from dpro.detect import pauses
+from dpro.detect.pauses import mean_pause
 from dpro.replay.difference import DifferenceDocument, PauseChange, TypicalChange, explain
 from dpro.replay.fidelity.accuracy import MIN_USUAL_STEPS
-from dpro.replay.steps import StepSeries, series_outside, step_series
+from dpro.replay.steps import series_outside, step_series
 from dpro.selection import ALL, Selection
 from dpro.units import NS_PER_MS, format_duration, ms, signed_ms
 from dpro.words import counted
@@ -142,14 +142,6 @@ def pause_change(a: pl.DataFrame, b: pl.DataFrame) -> PauseChange | None:
     least_ns = SIGMAS * math.hypot(error_ns, after_error_ns)
     least_ns = max(least_ns, MIN_CHANGE * min(before.typical_ns, after.typical_ns))
     return PauseChange(ms(before_ns), ms(after_ns)) if abs(after_ns - before_ns) > least_ns else None
-
-
-def mean_pause(series: StepSeries) -> tuple[float, float]:
-    """Return what pauses add to the mean step after the first ones, and the standard error of that, in ns."""
-    lost_ns = series.lost[series.steps > pauses.WARM_UP]
-    if lost_ns.size < 2:
-        return 0.0, 0.0
-    return float(lost_ns.mean()), float(lost_ns.std(ddof=1) / math.sqrt(lost_ns.size))
 
 
 def _kind_in_words(analysis: Analysis) -> str:

@@ -8,6 +8,7 @@ for good has none, nor has one in which single steps are a little longer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -440,6 +441,19 @@ def find_pauses(
             for rank in group.ranks
         },
     )
+
+
+def mean_pause(series: StepSeries) -> tuple[float, float]:
+    """Return by how much the mean step exceeds the typical one, and the standard error of that mean, in ns.
+
+    First steps do not count; without pauses, nothing does.
+    """
+    is_later = series.steps > WARM_UP
+    times = series.times[is_later]
+    if times.size < 2 or not series.paused[is_later].any():
+        return 0.0, 0.0
+    added_ns = max(float(times.mean()) - series.typical_ns, 0.0)
+    return added_ns, float(times.std(ddof=1) / math.sqrt(times.size))
 
 
 def _is_wanted(group: PauseGroup, num_ranks: int) -> bool:

@@ -63,7 +63,7 @@ EFFORT = {"new code": 2.0, "other hardware": 2.0}  # relative to a line or a set
 
 
 def advise(facts: JobFacts, limit: str) -> list[Advice]:
-    """Return everything worth doing: first what treats the limit, then what gains most for the least effort.
+    """Return everything worth doing: first what treats the limit or a fault, then what gains most.
 
     If the replay does not fit, no gains follow from it. That leaves the remedies of findings, and what treats
     a limit that spans show: devices may then be idle for another reason than their hosts. If it fits, but
@@ -76,12 +76,12 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
         wanted = [advice for source in _sources(facts) for advice in source(facts, limit)]
     else:
         wanted = [*remedies_of(facts.findings)]
-        treating = FIRST[limit] if limit in OBSERVED else ()
+        observed = FIRST[limit] if limit in OBSERVED else ()
         if limit == SYNCHRONISATION:  # after a wait, devices idle until the host has launched again
-            treating = (*treating, "launch")
+            observed = (*observed, "launch")
         for source in _sources(facts):
             with suppress(DproError):
-                wanted += [_without_gain(one) for one in source(facts, limit) if one.kind in treating]
+                wanted += [_without_gain(one) for one in source(facts, limit) if one.kind in observed]
     if facts.first_call:
         wanted = [advice for advice in wanted if advice.kind not in _DONE_ONCE]
     if facts.analysis.shared_hosts:
@@ -89,7 +89,8 @@ def advise(facts: JobFacts, limit: str) -> list[Advice]:
     first, worth = FIRST.get(limit, ()), _worth_doing(wanted)
     if not worth:  # as where hosts are recorded in part, and seem to work while they wait
         worth = [_without_gain(advice) for advice in wanted if advice.kind in first]
-    best = sorted(worth, key=lambda advice: (_may_lose(advice), advice.kind not in first, -_merit(advice)))
+    treating = {*first, *OF_FAULTS}
+    best = sorted(worth, key=lambda advice: (_may_lose(advice), advice.kind not in treating, -_merit(advice)))
     cores = [advice for advice in best if advice.kind == "cores"]
     return [advice for advice in best if advice not in cores[1:]]  # all of it asks for the same
 

@@ -23,13 +23,13 @@ from dpro.analysis.analysis import Analysis
 from dpro.analysis.cached import cached
 from dpro.analysis.mean_step import PARTS, inputs_of_step, mfu_of
 from dpro.analysis.predictions import OTHER_LOAD, predict_edits
-from dpro.analysis.step_time import step_time_document
+from dpro.analysis.step_time import SIGMAS, step_time_document
 from dpro.classify import OTHER
 from dpro.detect.findings import START, Finding
 from dpro.detect.hang.evidence import advice_in_words, verdicts_in_words
 from dpro.detect.host_bound import THE_HOST
 from dpro.detect.machine.oversubscribed import CAUSE as CROWDED
-from dpro.detect.pauses import done_in_windows
+from dpro.detect.pauses import done_in_windows, mean_pause
 from dpro.detect.regression import LONGER_SINCE
 from dpro.detect.words import cost_verb, join_hangs, name_part
 from dpro.documents import Document, DocumentPart, finite
@@ -484,6 +484,9 @@ def steps_in_words(
     if others is None or deep in (0, total):
         return f"{took} ({counted(total, 'step')})"
     if is_scaled or abs(others.typical_ns / step_ns - 1) <= SIMILAR:
+        added_ns, error_ns = mean_pause(others)
+        if added_ns > max(SIMILAR * step_ns, SIGMAS * error_ns):
+            took += f", mean with pauses {format_duration(others.mean_ns)}"
         return f"{took} ({total:,} steps, {deep} in depth)"
     outside, in_depth = counted(total - deep, "step"), f"{deep} in depth: {format_duration(step_ns)}"
     kind = "step:" if _is_skewed(others) else "typical step"

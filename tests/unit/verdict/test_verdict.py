@@ -20,10 +20,12 @@ from dpro.detect.observations import observe
 from dpro.detect.regression import LONGER_SINCE
 from dpro.errors import DproError
 from dpro.replay.graph import NodeKind
+from dpro.replay.steps import StepSeries, step_series
 from dpro.replay.whatif.edits.host import gpu_waits
 from dpro.replay.whatif.job import ReplayedJob
 from dpro.replay.whatif.predict import predict
 from dpro.replay.whatif.registry import EDITS, parse_edit
+from dpro.schema import STEPS, conform
 from dpro.store import CUT, open_run
 from dpro.verdict.advice import Advice, partly
 from dpro.verdict.facts import JobFacts, place_of
@@ -1556,6 +1558,15 @@ def test_one_step_shows_no_spread_and_is_rated_fair_at_most(tmp_path):
     assert one.grade == "fair"
 
 
+def series_of(lengths_ms: list[float]) -> StepSeries:
+    """Steps outside deep windows, of these lengths."""
+    rows = [(0, step, -1, step * 1_000_000_000, round(took * 1e6)) for step, took in enumerate(lengths_ms)]
+    table = pl.DataFrame(rows, ["rank", "step", "window", "start_ns", "duration_ns"], orient="row")
+    found = step_series(conform(STEPS, table))
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize(
     ("windows", "typical_ms", "words"),
     [
@@ -1570,14 +1581,25 @@ def test_the_headline_counts_all_steps_and_names_those_in_depth_apart(windows, t
     steps = pl.DataFrame(
         {"step": range(len(windows)), "window": windows}, schema_overrides={"window": pl.Int32}
     )
-    others = typical_ms and SimpleNamespace(typical_ns=typical_ms * 1e6, mean_ns=typical_ms * 1e6)
+    others = typical_ms and series_of([typical_ms] * 20)
     assert steps_in_words(steps, 10e6, others) == words
 
 
 def test_the_headline_has_one_step_where_steps_in_depth_are_scaled_to_the_others():
     steps = pl.DataFrame({"step": range(9), "window": [0, 0, *[-1] * 7]})
-    skewed = SimpleNamespace(typical_ns=6e6, mean_ns=11e6)
+    skewed = series_of([1.0] * 9 + [2.0] * 11)
     assert steps_in_words(steps, 10e6, skewed, is_scaled=True) == "usual step 10 ms (9 steps, 2 in depth)"
+
+
+def test_the_headline_has_the_mean_step_too_where_steps_pause_again_and_again():
+    steps, often = (
+        pl.DataFrame({"step": range(9), "window": [0, 0, *[-1] * 7]}),
+        [10.0, 10.0, 10.0, 50.0] * 20,
+    )
+    words = "usual step 10 ms, mean with pauses 20 ms (9 steps, 2 in depth)"
+    assert steps_in_words(steps, 10e6, series_of(often)) == words
+    once = [500.0, *[10.0] * 60, 90.0, *[10.0] * 19]  # at the start, and by chance
+    assert steps_in_words(steps, 10e6, series_of(once)) == "usual step 10 ms (9 steps, 2 in depth)"
 
 
 def test_steps_in_depth_that_took_longer_than_the_others_are_said_to_be_scaled(tmp_path):

@@ -152,6 +152,19 @@ def test_the_verdict_is_that_of_explain(tmp_path):
     assert open_run(tmp_path / "run").manifest.command == []
 
 
+def test_the_step_of_a_run_in_the_list_includes_its_pauses(tmp_path):
+    run, at = TinyRun(), 0.0
+    for step in range(80):
+        lasts = 5000.0 if step % 4 == 3 else 1000.0
+        run.op("aten::mm", at, at + lasts)
+        run.step(step, at, at + lasts)
+        at += lasts
+    run.write(tmp_path / "run")
+    timed = timed_run(tmp_path / "run")
+    assert timed.step_ns == pytest.approx(2_000_000, rel=0.05)
+    assert 1_000_000 < timed.low_ns < timed.step_ns < timed.high_ns
+
+
 @pytest.mark.parametrize(
     ("part", "confidence", "fault"),
     [("the input pipeline", 0.9, "at fault."), (THE_HOST, 0.9, ""), ("the input pipeline", 0.3, "")],
