@@ -30,6 +30,8 @@ NEARLY_ALL = 0.9  # of the possible gain
 MIN_GAIN = 0.01  # of the step: a part with less gain is not a limit
 MOSTLY = 0.5  # of the step: kernels that run for longer must be part of what limits it
 UNLIKELY = 0.1  # of the time of such kernels: the replay does not show what they cost if it saves less
+NOTHING_ELSE = 100.0  # gain of a host that takes no time from which it is all that the run shows of a step
+ALONE = "next to nothing else of the step was recorded"
 HOST_MAY_WAIT = "a host thread counts as busy all the time, but may wait"
 
 
@@ -75,6 +77,9 @@ def sensitivity(graph: Graph) -> list[Curve]:
         steps = [_mean_step(graph_then, baseline) for graph_then in changed]
         if part == "kernels" and computing >= MOSTLY and base - steps[-1] < UNLIKELY * computing * base:
             curves.append(Curve(part, ms(base), [], [], None, None, HOST_MAY_WAIT))
+            continue
+        if part == "host" and base > NOTHING_ELSE * steps[-1]:
+            curves.append(Curve(part, ms(base), [], [], None, None, ALONE))
             continue
         factor, then = break_even(base, FACTORS, steps), None
         if factor is not None and factor > FASTEST:

@@ -261,6 +261,17 @@ def test_kernels_that_fill_the_step_but_gain_nothing_are_not_known_to_be_no_limi
     )
 
 
+def test_a_host_of_which_nothing_is_left_has_no_curve(tmp_path):
+    run = TinyRun()
+    for step, begin in enumerate((0, 1000, 2000)):
+        run.op("aten::mm", begin, begin + 999)
+        run.step(step, begin, begin + 1000)
+    (curve,) = sensitivity(run.build(tmp_path / "r").graph)
+    assert curve_sentence(curve) == (
+        "the host's CPU: not known for this run: next to nothing else of the step was recorded"
+    )
+
+
 def test_run_without_a_whole_step_has_no_curves(tmp_path):
     run = TinyRun()
     run.op("work", 0, 100)
