@@ -87,7 +87,7 @@
     if (info.complete && !info.spans) { T.loads(false); T.say("The run holds no spans."); }
     if (!info.complete || info.replay.state === "working") T.polling = setTimeout(T.poll, info.complete ? 700 : 200);
     else if (T.wantsReplay && info.replay.state === "idle") T.polling = setTimeout(T.poll, 50);
-    else if (T.link.find && !T.link.span && !T.link.time && !T.jumped) { T.jumped = true; T.search("next"); }
+    else if (T.link.find && !T.link.span && !T.link.time && !T.jumped) { T.jumped = true; T.search("first"); }
     T.status();
   };
 
@@ -376,17 +376,17 @@
   };
 
   // Bring a span into view: its row and its time.
-  T.show = (place, side = "m") => {
+  T.show = (place, side = "m", keepsZoom = false) => {
     T.reveal(side, place.rank, place.row);
     const row = T.rowOf(side, place.rank, place.row);
     if (row) T.scrollTo(row);
     const { begin, end } = T.view, length = end - begin, lasts = place.end - place.start;
     const width = lasts / length * T.width();
-    const wanted = width < 4 ? Math.max(lasts * 60, 1000) : lasts > length ? lasts * 1.2 : length;
+    const wanted = width < 4 && !keepsZoom ? Math.max(lasts * 60, 1000) : lasts > length ? lasts * 1.2 : length;
     const outside = place.start < begin || place.end > end;
     if (outside || wanted !== length) {
-      const middle = (place.start + place.end) / 2;
-      T.look(middle - wanted / 2, middle + wanted / 2);
+      const from = Math.max((place.start + place.end - wanted) / 2, 0);
+      T.look(from, from + wanted);
     }
   };
 

@@ -43,7 +43,7 @@
     const { rank, item, row } = from.place, next = item + by;
     const known = await T.get("span", { side: from.side, rank, item: next, brief: 1 }).catch(() => null);
     if (!known || known.error || known.row !== row || T.span?.key !== from.key) return;
-    if (await load(from.side, rank, { item: next })) T.show(T.span.place, T.span.side);
+    if (await load(from.side, rank, { item: next })) T.show(T.span.place, T.span.side, true);
   };
 
   // Go to a measured span: show it at once; its facts follow.

@@ -387,7 +387,8 @@ def found_info(
     Args:
         among: selected ranks; empty for all.
         rank: rank of the span to continue from; -1 to continue from `begin`, ns.
-        direction: `next`, `previous`, or empty to count only.
+        direction: `next`, `previous`, `first` (the longest of the ranks that findings name, if any match), or
+            empty to count only.
 
     Raises:
         UsageError: the pattern is not a regular expression.
@@ -400,9 +401,12 @@ def found_info(
         lanes = ranks.get(rank)
         is_there = lanes is not None and 0 <= item < lanes.name.size
         start = int(lanes.all.start[item]) if is_there and lanes is not None else begin
-        place, number = measured.search.next(
-            pattern, ranks, FoundSpan(start, rank, item), direction == "previous"
-        )
+        place, number = None, 0
+        if direction == "first":
+            place, number = measured.search.longest(pattern, ranks, _at_fault(loaded))
+        if place is None:
+            after = FoundSpan(start, rank, item)
+            place, number = measured.search.next(pattern, ranks, after, direction == "previous")
         answer |= {"number": number, "place": place and place_of(measured, place.rank, place.item)}
     return answer
 

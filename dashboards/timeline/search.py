@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from dpro.arrays import Bools
+from dpro.arrays import Bools, Ints
 from dpro.dashboards.timeline.detail import DetailLevel, levels, select_spans
 from dpro.dashboards.timeline.lanes import RankLanes, SpanNames
 from dpro.errors import UsageError
@@ -140,14 +140,7 @@ class Search:
         Raises:
             UsageError: the pattern is not a regular expression.
         """
-        matches = matching(pattern, self._names.texts)
-        columns = [np.empty((4, 0), np.int64)]
-        for rank, lanes in ranks.items():
-            item = np.flatnonzero(matches[lanes.name])
-            of = np.full(item.size, rank)
-            columns.append(np.stack([~lanes.on_gpu[item], lanes.all.start[item], of, item]).astype(np.int64))
-        keys = np.concatenate(columns, axis=1)
-        keys = keys[:, np.lexsort(keys[::-1])]
+        keys = self._in_order(pattern, ranks)
         if not keys.size:
             return None, 0
         is_read = after.rank in ranks and 0 <= after.item < ranks[after.rank].name.size
@@ -158,3 +151,34 @@ class Search:
             same &= key == value
         place = (int(before.sum()) - 1 if backwards else int((before | same).sum())) % keys.shape[1]
         return FoundSpan(*keys[1:, place].tolist()), place + 1
+
+    def longest(
+        self, pattern: str, ranks: Mapping[int, RankLanes], among: Collection[int]
+    ) -> tuple[FoundSpan | None, int]:
+        """Return the longest matching span of some of the ranks, and its number among all matches.
+
+        Raises:
+            UsageError: the pattern is not a regular expression.
+        """
+        keys = self._in_order(pattern, ranks)
+        lasts = np.zeros(keys.shape[1], np.int64)
+        for rank in among:
+            of_rank = np.flatnonzero(keys[2] == rank)
+            if of_rank.size:
+                item, spans = keys[3, of_rank], ranks[rank].all
+                lasts[of_rank] = 1 + spans.end[item] - spans.start[item]
+        if not lasts.any():
+            return None, 0
+        place = int(lasts.argmax())
+        return FoundSpan(*keys[1:, place].tolist()), place + 1
+
+    def _in_order(self, pattern: str, ranks: Mapping[int, RankLanes]) -> Ints:
+        """Return [4, N] lane kind, start, rank and item of the matching spans, in the order of a search."""
+        matches = matching(pattern, self._names.texts)
+        columns = [np.empty((4, 0), np.int64)]
+        for rank, lanes in ranks.items():
+            item = np.flatnonzero(matches[lanes.name])
+            of = np.full(item.size, rank)
+            columns.append(np.stack([~lanes.on_gpu[item], lanes.all.start[item], of, item]).astype(np.int64))
+        keys = np.concatenate(columns, axis=1)
+        return keys[:, np.lexsort(keys[::-1])]

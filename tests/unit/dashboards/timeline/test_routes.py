@@ -126,6 +126,17 @@ def test_matches_are_a_layer_of_their_own(client):
     assert second["number"] == 2
 
 
+def test_a_link_opens_at_the_longest_match_of_the_ranks_that_findings_name(loaded, client, monkeypatch):
+    monkeypatch.setattr("dpro.dashboards.timeline.routes._at_fault", lambda _: [1])
+    first = _ask(client, "find?find=.&go=first").json
+    spans = loaded.measured.ranks[1].all
+    place = first["place"]
+    assert place["rank"] == 1
+    assert place["end"] - place["start"] == int((spans.end - spans.start).max())
+    monkeypatch.setattr("dpro.dashboards.timeline.routes._at_fault", lambda _: [])
+    assert _ask(client, "find?find=.&go=first").json == _ask(client, "find?find=.&go=next").json
+
+
 def test_an_area_is_totalled_by_name_and_by_lane(client):
     info = _ask(client, "lanes").json
     area = _ask(client, f"area?begin=0&end={info['end']}&rows={_all_rows(info)};m77.0-3").json
