@@ -261,6 +261,7 @@ def _findings(loaded: Loaded, link: Link) -> Any:
     listed += [_finding(finding, loaded, link) for finding in findings]
     said_in_short = said_in_short or fault.startswith(NOT_DIAGNOSED.rstrip("."))
     listed += [] if said_in_short else [html.P(sentence, className=f"health {state}")]
+    listed += [html.P(note, className="note") for note in ([] if _hangs(loaded) else loaded.notes(findings))]
     listed += [html.Ul(open_questions, className="unknown")] if open_questions else []
     listed += [html.Ul([html.Li(["while it ran, ", line]) for line in earlier])] if earlier else []
     withdrawn = [html.Li(str(finding)) for finding in loaded.withdrawn()]

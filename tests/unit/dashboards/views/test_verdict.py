@@ -99,6 +99,11 @@ def test_a_finding_links_to_its_spans_in_the_timeline_or_not_at_all(repository):
     assert "view=timeline" not in shown["slow_input"]
 
 
+def test_the_notes_of_the_diagnosis_are_below_what_was_found(slow, monkeypatch):
+    monkeypatch.setattr(type(slow), "notes", lambda *_: ["each rank waits for rank 1"])
+    assert "each rank waits for rank 1" in str(VIEW.sections["verdict-findings"](slow, Link()))
+
+
 def test_a_card_gives_the_interval_of_its_gain_once_as_the_terminal_does(slow):
     (row, *_), cards = (
         advice_info(slow, explain(slow)).to_dicts(),
