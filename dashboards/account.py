@@ -51,7 +51,7 @@ from dpro.verdict.words import THEN, TRY, entry_in_words, paragraphs_of, shares_
 from dpro.words import capitalised
 
 STEP = "the step as it runs"
-BARS = "Each bar is what removing its cause saves once those above it are removed; the last is what remains."
+BARS = "Each bar is what removing its cause saves once those above it are gone; the last is what remains."
 PROOFS = {"proven": "proven on real jobs", "unproven": "unproven"}  # by the block of a prediction
 MIN_SPAN = 0.1  # least length of the scale above x1.0
 NEAR = 0.02  # share of a cost: a gain that differs by less counts as equal

@@ -54,7 +54,7 @@ SPAN_LOOKS: Mapping[str, tuple[str, str]] = {  # kind of a span or node -> name 
     "cpu": ("cpu", "operator"),
     "runtime": ("runtime", "GPU runtime call"),
     "host": ("host_bound", "range, Python"),
-    "gap": ("idle", "CPU time in no span"),
+    "gap": ("idle", "CPU time outside any span"),
     "delay": ("idle", "late launch"),
 }
 

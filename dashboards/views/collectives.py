@@ -31,8 +31,8 @@ _LINE_POINTS = 40
 S_PER_US = 1e-6
 _SI = {"exponentformat": "SI", "minexponent": 0}  # 10 ms, not 0.01 s
 ONCE = (
-    "Time in which a rank waits in several calls at once counts once; in Verdict's share of all waiting, and "
-    "by operation and size, it counts in each of them."
+    "A rank that waits in several calls at once is counted once here; in Verdict's share of all waiting, and "
+    "by operation and size, once for each call."
 )
 EACH_CALL = "Wait ends when the last rank arrives; transfer is the rest. Calls that wait at once count each."
 _NONE = "No collective of this selection was recorded in depth."

@@ -354,7 +354,7 @@ def _standing(loaded: Loaded, link: Link) -> Any:
     shown = standing if shown.is_empty() else shown
     groups, drawn = (frame.select("group", "ranks").n_unique() for frame in (standing, shown))
     left_out = groups - min(drawn, MAX_GROUPS)
-    more = f" {left_out} more groups are in the CSV." if left_out else ""
+    more = f" The CSV has {counted(left_out, 'more group')}." if left_out else ""
     behind = "how many calls a rank is behind the leading rank of the group"
     whole = shown["rank"].n_unique() <= WHOLE
     note = f"Numbers: {f'a rank’s last call, and {behind}' if whole else behind}.{more}"

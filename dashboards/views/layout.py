@@ -152,7 +152,7 @@ def _inks(places: NDArray[np.float64], scale: str) -> list[str]:
 def _metrics(loaded: Loaded) -> Mapping[str, str]:
     """Return the metrics with values in the run."""
     try:
-        has = not loaded.breakdown.is_empty()
+        has = not loaded.usual_breakdown.is_empty()
     except DproError:
         has = False
     return METRICS if has else {"finding": METRICS["finding"]}
@@ -162,7 +162,7 @@ def _values(loaded: Loaded, metric: str) -> pl.DataFrame:
     """Return the values of a metric in `_metrics`, as from `value_info`."""
     if metric == "finding":
         return value_info(None, loaded.verdict[0], metric)
-    return value_info(loaded.breakdown, (), metric)
+    return value_info(loaded.usual_breakdown, (), metric)
 
 
 def _chosen(loaded: Loaded, link: Link) -> str:
@@ -186,7 +186,7 @@ def _layout_of(loaded: Loaded, link: Link) -> Any:
         return [*said, message(str(error))]
     said_of_ranks = filter(None, [needs.missing_ranks(loaded), *mesh.ambiguity])
     open_questions = [html.P(line, className="note") for line in said_of_ranks]
-    note = "Times are per step, the mean of deep windows."
+    note = "Times are of the usual step, as in Breakdown."
     hangs = metric == "finding" and any(finding.of_hang for finding in loaded.verdict[0])
     if metric == "finding":
         note = "Ranks at fault." if hangs else "What the findings of a rank cost per step."

@@ -419,7 +419,7 @@ def _changes(loaded: Loaded, prediction: Prediction, link: Link) -> list[Compone
         return [message(str(error))]
     if not changes.height:
         return [message("Nothing changes on the critical path."), csv_link(NAME, "changes", link)]
-    title, end = "on the critical path, {} per step more than now", step_in_words(prediction)
+    title, end = "change on the critical path, {} per step", step_in_words(prediction)
     figure = waterfall_figure(changes, title, link.theme, f"in all: {end}")
     return [graph("changes-figure", figure), csv_link(NAME, "changes", link)]
 

@@ -31,6 +31,7 @@ from dpro.ingest.impossible import drop_impossible, impossible_in_words
 from dpro.ingest.reading.files import rank_of_name
 from dpro.ingest.trace import RankTrace, of_rank
 from dpro.schema import GPU_WORK_KINDS
+from dpro.words import counted
 
 SOURCE = "nsys"
 
@@ -108,8 +109,9 @@ def _unseen(path: Path, spans: pl.DataFrame) -> list[str]:
             "each: record with `--cuda-graph-trace=node` to see their kernels"
         )
     if (num_copies := kind.is_in(GPU_WORK_KINDS).sum()) and not (kind == "kernel").any():
+        some = counted(int(num_copies), "copy or fill", "copies and fills")
         said.append(
-            f"{path.name}: no kernel was recorded, only {num_copies} copies and fills: how busy GPUs were is "
+            f"{path.name}: no kernel was recorded, only {some}: how busy GPUs were is "
             "unknown; record with `nsys profile -t cuda-sw,nvtx`, as root, or with another version"
         )
     return said

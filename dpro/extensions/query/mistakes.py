@@ -45,7 +45,7 @@ def in_words(error: Exception, sql: str, there: Sequence[str]) -> str:
         return f"no function {wrong[1]!r}" + (f" (did you mean {meant[1]!r}?)" if meant else "")
     if wrong := _SYNTAX.search(line):
         quote = '; the column window is written "window"' * bool(re.search(r'(?i)(?<!")\bwindow\b(?!")', sql))
-        return f"no SQL at {wrong[1]!r}{quote}"
+        return f"not SQL: {wrong[1]!r}{quote}"
     return line
 
 

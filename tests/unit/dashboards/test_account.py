@@ -197,7 +197,7 @@ def test_the_picture_says_what_the_verdict_says_and_nothing_lies_outside(slow):
 def test_the_page_and_the_picture_say_what_bars_count_and_that_shares_of_a_rank_are_another_account(slow):
     explanation = explain(slow)
     said = bars_in_words(explanation)
-    assert said.startswith("Each bar is what removing its cause saves once those above it are removed")
+    assert said.startswith("Each bar is what removing its cause saves once those above it are gone")
     assert shares_of(explanation)
     assert said.endswith(f"on average: {', '.join(shares_of(explanation))}.")
     entries = entry_info(explanation.account)

@@ -12,7 +12,10 @@ from dpro.dashboards.links import Link, parse_link
 from dpro.dashboards.views.layout import VIEW, layout_figure, place_info, value_info
 from dpro.detect.findings import Finding
 from dpro.replay.mesh import Axis, Mesh
+from dpro.store import open_run
+from dpro.verdict.verdict import explain
 from tests.builders import cpu_job
+from tests.jobs import ROOT
 
 
 @pytest.fixture
@@ -99,3 +102,10 @@ def test_the_view_names_the_layout_and_says_where_none_is_known(tmp_path):
     table = VIEW.tables["ranks"](loaded, parse_link("?view=layout&metric=own"))
     assert table.columns == ["rank", "row_name", "column_name", "value_ms"]
     assert table["value_ms"].null_count() == 0
+
+
+def test_own_time_is_part_of_the_usual_step():
+    loaded = load(open_run(ROOT / "sample_traces" / "slow_rank"))
+    own = VIEW.tables["ranks"](loaded, Link())["value_ms"].to_list()
+    assert len(own) == 2
+    assert 0 < min(own) <= max(own) <= explain(loaded).account.step_ms * 1.001

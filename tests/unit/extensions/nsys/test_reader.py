@@ -102,7 +102,7 @@ def test_without_any_kernel_a_warning_says_that_busy_time_is_unknown(tmp_path):
     where = {"deviceId": 0, "streamId": 7, "correlationId": 1, "globalPid": thread(10, 0)}
     database.add("CUPTI_ACTIVITY_KIND_MEMSET", start=6, end=7, **where, bytes=64, memKind=2)
     (trace,) = read(database, tmp_path)
-    assert any("no kernel was recorded, only 1 copies and fills" in line for line in trace.warnings)
+    assert any("no kernel was recorded, only 1 copy or fill" in line for line in trace.warnings)
     database.kernel("gemm", 8, 9)
     (trace,) = read(database, tmp_path)
     assert not any("no kernel" in line for line in trace.warnings)

@@ -158,7 +158,7 @@ STEP_COLUMNS = f"; steps has {', '.join(STEPS.columns)}"
         ("SELECT x.rank FROM steps", "no table 'x'; the tables are spans, "),
         ("SELECT zzz", "no column 'zzz'; the tables are spans, "),
         ("SELECT maxx(rank) FROM steps", "no function 'maxx' (did you mean 'max'?)"),
-        ("SELEC 1", "no SQL at 'SELEC'"),
+        ("SELEC 1", "not SQL: 'SELEC'"),
         ("SELECT 'a'::int", "Could not convert string 'a' to INT32"),
     ],
 )
