@@ -182,7 +182,7 @@ def prepare_input_early(facts: JobFacts, limit: str) -> Iterator[Advice]:
     is_hidden = _hides_input(facts, gain)
     if loading is not None:
         or_prepare = "" if facts.computes_on_hosts else ", or prepare it on the GPU"
-        less = "; more find no free core, so prepare less per sample, too" if is_last_core else ""
+        less = "; more find no core: prepare less per sample, too" if is_last_core else ""
         do = f"have {loading.what()} (num_workers) load the input{or_prepare}{less}{longest}"
         advice = by_edit("input", do, loading)
         yield replace(advice, gain_low=1.0) if is_hidden else advice

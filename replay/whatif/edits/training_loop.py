@@ -78,8 +78,8 @@ class Workers(Edit):
     example = "workers:count=4"
     needs = "the loading time of a batch, which shows without workers, or with workers that cannot keep up"
     assumes = (
-        "each worker has its share of the data source and, where the load of cores was not sampled, its own "
-        "core; passing a batch on costs nothing"
+        "each worker has its share of the data source and, where cores were not sampled, a core; passing a "
+        "batch on costs nothing"
     )
     source = (
         "step = max(step without input wait, time per batch / workers, step x share of time in which the "
