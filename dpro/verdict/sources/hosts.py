@@ -165,9 +165,9 @@ def prepare_input_early(facts: JobFacts, limit: str) -> Iterator[Advice]:
     if re.search(_OF_MODULES, longest_name):
         return  # the model itself works before its first launch
     loading = None if crowded else best_of(facts, facts.candidates("workers"))
-    # With these workers, the cores of a host may work all the time.
+    # With these workers, the cores of a host may work all the time before the input is ready in time.
     faster = 1.0 if loading is None else loading.speedup
-    is_last_core = busy_share(facts.job.graph) * faster > ALL_BUSY
+    is_last_core = busy_share(facts.job.graph) * faster > ALL_BUSY > faster / gain
     if is_last_core and (loading is None or interval_of(loading)[0] < WORTH):
         crowded, loading = True, None
     or_on_gpu = "" if facts.computes_on_hosts else " or on the GPU"

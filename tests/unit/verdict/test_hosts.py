@@ -75,22 +75,27 @@ def test_fewer_windows_are_advised_only_where_there_were_several(windows, option
     assert option in _fewer_windows(steps_with_windows(windows))
 
 
-@pytest.mark.parametrize("idle_s", [1, 9])
-def test_input_that_more_workers_cannot_load_for_want_of_cores_is_to_be_made_cheaper(tmp_path, idle_s):
-    """Of 10 s on 8 cores, these idle for a tenth, or nine tenths; a step of 400 us loads for 300."""
+@pytest.mark.parametrize(
+    ("loads_us", "idle_s", "said"),
+    [(300, 1, True), (300, 9, False), (100, 2.5, False)],
+    ids=["no core is left", "cores are left", "one worker hides the input"],
+)
+def test_input_that_more_workers_cannot_load_for_want_of_cores_is_to_be_made_cheaper(
+    tmp_path, loads_us, idle_s, said
+):
+    """Of 10 s on 8 cores, these idle for some; a step of 400 us loads for a part of it."""
     run = TinyRun()
     run.worker(0, "")
     for step in range(6):
         at = 400 * step
-        run.mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, at + 300)
-        run.op("aten::mm", at + 300, at + 400)
+        run.mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, at + loads_us)
+        run.op("aten::mm", at + loads_us, at + 400)
         run.step(step, at, at + 400)
     run.counter("cpus", 0, 8)
     for state, seconds in (("cpu_user_s", 10 - idle_s), ("cpu_idle_s", idle_s)):
         run.counter(state, 0, 100, rank=-1)
         run.counter(state, 2_400, 100 + seconds, rank=-1)
-    first = verdict_on(run, tmp_path).advice[0]
-    assert first.kind == "input"
-    assert ("prepare less per sample" in first.do) == (idle_s == 1)
-    if idle_s == 9:
-        assert first.edit == "workers:count=3"
+    (advice,) = (one for one in verdict_on(run, tmp_path).advice if one.kind == "input")
+    assert ("prepare less per sample" in advice.do) == said
+    if not said:
+        assert advice.edit == f"workers:count={loads_us // 100}"
