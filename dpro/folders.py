@@ -22,6 +22,8 @@ from typing import IO, Any
 from dpro.errors import InputError
 from dpro.words import is_utf8
 
+MARKERS = ".recording"  # folder that a run has while it is recorded, and until it is finished
+
 
 def refuse_undecodable(folder: Path) -> None:
     """Raise if a path is not UTF-8, since the Parquet readers accept no other.

@@ -33,7 +33,7 @@ from dpro.folders import made_whole, opened, refuse_link
 from dpro.words import from_json
 
 INJECT, _INSIDE = (Path(__file__).resolve().parents[1] / name for name in ("inject", "inside"))
-MARKERS = ".recording"
+MARKERS = folders.MARKERS
 RAW = ".raw"
 _NAME = re.compile(r"\w[\w.-]*")  # name of a launch
 _SHARED = re.compile(r"\.?(control|wanted|windows-\w*)\.[\w.-]*")  # files shared by all launches

@@ -25,7 +25,7 @@ from dpro import stages
 from dpro.cache import folder_in_use
 from dpro.classify import table_version
 from dpro.errors import DproError, InputError, UsageError, first_line
-from dpro.folders import refuse_undecodable
+from dpro.folders import MARKERS, refuse_undecodable
 from dpro.ingest.assembly import LEFT_OUT, Spread, assemble
 from dpro.ingest.formats import PARQUET, registry, why_passed_over
 from dpro.ingest.reading.files import Source, goes_forward_only, heads, unpack
@@ -40,7 +40,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 STAGING_SUFFIX = ".importing"
 LINKS = "links to folders, which are not followed"
-MAX_RUNS_NAMED = 12  # runs of a folder listed in an error
+MAX_RUNS_NAMED = 12  # runs of a folder listed in an error or a warning
 _WORTH_PROCESSES_BYTES = 8 << 20  # reading less is faster than starting processes
 
 
@@ -178,7 +178,8 @@ def find_traces(sources: Sequence[Path]) -> Traces:
     unopened: list[DproError] = []
     runs: set[Path] = set()
     advised: dict[str, None] = {}
-    for path in sorted({file for source in sources for file in _files(source, traces.passed_over, unopened)}):
+    files = (file for source in sources for file in _files(source, traces.passed_over, runs, unopened))
+    for path in sorted(set(files)):
         # Parts of a run are Parquet files, and so may be traces of other tools.
         if path.suffix == ".parquet" and path.parent.name in TABLES and is_run(path.parent.parent):
             traces.passed_over["tables of dpro runs"] += 1
@@ -212,6 +213,12 @@ def find_traces(sources: Sequence[Path]) -> Traces:
             listed = first_few(sorted(map(str, runs)), MAX_RUNS_NAMED)
             raise InputError(f"{names}: {counted(len(runs), 'run')} here; choose one: {listed}")
         raise InputError(f"{names}: no trace found ({held or 'no files'}); {given}")
+    if runs:
+        # Without their folders, since the import is kept, and may be opened by another path.
+        listed = first_few(sorted(run.name for run in runs), MAX_RUNS_NAMED)
+        traces.warnings.append(
+            f"only traces are read, not {counted(len(runs), 'run')} in the same place: {listed}"
+        )
     traces.warnings.extend(f"{LEFT_OUT}{error}" for error in unopened)
     return traces
 
@@ -222,8 +229,10 @@ def _in_singular(reason: str) -> str:
     return noun.replace("that are not traces", "that is not a trace").replace("which are", "which is")
 
 
-def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -> Iterator[Path]:
-    """Yield the files of a source; record links to folders, and folders that cannot be read."""
+def _files(
+    source: Path, passed_over: Counter[str], runs: set[Path], unopened: list[DproError]
+) -> Iterator[Path]:
+    """Yield the files of a source; record links to folders, unfinished runs, and folders not readable."""
     try:
         kind = source.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
@@ -242,6 +251,10 @@ def _files(source: Path, passed_over: Counter[str], unopened: list[DproError]) -
 
     for name, folders, files in os.walk(source, onerror=unreadable):
         folder = Path(name)
+        if MARKERS in folders:  # its raw files are traces, too
+            runs.add(folder)
+            folders.clear()
+            continue
         # The staging folder of an import in progress may be among its own sources.
         folders[:] = [inner for inner in folders if not inner.endswith(STAGING_SUFFIX)]
         # The target of a link may be among the sources already, or contain the link.

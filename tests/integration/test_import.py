@@ -442,7 +442,7 @@ def test_a_run_among_the_sources_is_counted_and_passed_over(tmp_path):
     write_rank(tmp_path / "in", 0, world_size=1)
     import_sources([tmp_path / "in"], tmp_path / "in" / "earlier")
     manifest = import_sources([tmp_path / "in"], tmp_path / "run")
-    assert manifest.warnings == []
+    assert manifest.warnings == ["only traces are read, not 1 run in the same place: earlier"]
     assert manifest.skipped == {"JSON files that are not traces": 1, "tables of dpro runs": 3}
     line = refused(dpro("import", tmp_path / "run", "-o", tmp_path / "other"), 1)
     assert line.endswith(f"run: 1 run here; choose one: {tmp_path / 'run'}")

@@ -12,6 +12,7 @@ import pytest
 
 from dpro import plugins
 from dpro.analysis.analysis import Analysis
+from dpro.collectors.launch.recording import Launch
 from dpro.errors import InputError, Unanswerable
 from dpro.ingest.formats import registry
 from dpro.opening import open_path
@@ -57,7 +58,18 @@ def test_a_folder_of_runs_is_answered_with_their_names(tmp_path):
     (tmp_path / "train.py").write_text("import torch")
     assert _said(tmp_path) == f"{tmp_path}: 2 runs here; choose one: {tmp_path / 'a'}, {tmp_path / 'b'}"
     write_rank(tmp_path / "in", 0)
-    assert open_path(tmp_path).manifest.ranks == [0]
+    with_traces = open_path(tmp_path).manifest
+    assert with_traces.ranks == [0]
+    assert with_traces.warnings[0] == "only traces are read, not 2 runs in the same place: a, b"
+
+
+def test_a_folder_with_a_run_that_is_being_recorded_is_answered_with_its_name(tmp_path):
+    cpu_job().write(tmp_path / "b")
+    recording = Launch(tmp_path / "a", "host-1-abcdef")
+    recording.marker.parent.mkdir(parents=True)
+    recording.marker.touch()
+    write_rank(recording.raw / "host-1", 0)
+    assert _said(tmp_path) == f"{tmp_path}: 2 runs here; choose one: {tmp_path / 'a'}, {tmp_path / 'b'}"
 
 
 def test_a_run_of_calls_alone_says_what_it_is_enough_for(tmp_path):
